@@ -3,7 +3,8 @@
 Synthetic samples of one bucket, each with a small file of its own; a snapshot written by the package and the index of
 one shard that holds all entries, without payloads. Each part runs in a process of its own; memory is its peak above
 the interpreter with its libraries. Goals at ten million: a rank 2 s and 0.6 GB, a catalog 3 s and 0.6 GB, one new
-image 2 us per known sample beyond a bare listing and stat of the same files, and 2 GB.
+image 2 us per known sample beyond a bare listing and stat of the same files, and 2 GB. A scan with the headers of all
+files: 10,000 JPEGs per second and core.
 
     python tools/bench_scale.py [--rows 1000000] [--folder DIR] [--parts make,plan,...] [--json FILE]
 
@@ -30,10 +31,12 @@ from synthetic_caches import build_settings, stretched
 
 import latentcache.loader.loader  # noqa: F401 - torch is loaded before anything is measured
 from latentcache import build_cache, open_cache
+from latentcache.images.headers import fill_sizes
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.mixing import mixture
 from latentcache.plan.resume import Cursor, Leg, rest_of_epoch
 from latentcache.plan.samples import SampleIndex, plan_epoch
+from latentcache.sources.scan import scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
@@ -41,7 +44,18 @@ from latentcache.store.reader import EntryReader
 _NUM_BUCKETS = 24
 _MIB, _GIB = 1 << 20, 1 << 30
 #: MiB per million rows that a part holds at its peak; a part that needs more than there is does not start.
-_NEEDS = {"make": 700, "plan": 100, "mixture": 100, "rank": 100, "catalog": 150, "listing": 50, "new image": 400}
+_NEEDS = {
+    "make": 700,
+    "plan": 100,
+    "mixture": 100,
+    "rank": 100,
+    "catalog": 150,
+    "listing": 50,
+    "new image": 400,
+    "jpegs": 400,
+}
+#: Files behind all links of the part ``jpegs``.
+_JPEGS = 200
 
 Found = dict[str, float]
 
@@ -120,9 +134,28 @@ def new_image(rows: int, folder: Path) -> Found:
     return {"seconds": time.perf_counter() - started, "checked": float(checked)}
 
 
+def jpegs(rows: int, folder: Path) -> Found:
+    """Scan links to 200 JPEGs of 1024 x 768 and read their headers, on one core, from a warm page cache."""
+    place, noise = folder / "jpegs", np.random.default_rng(0)
+    place.mkdir(parents=True)
+    for number in range(rows):
+        if number < _JPEGS:
+            small = Image.fromarray(noise.integers(0, 256, (96, 128, 3), np.uint8))
+            small.resize((1024, 768)).save(place / f"{number}.jpg", quality=90)
+        else:
+            os.link(place / f"{number % _JPEGS}.jpg", place / f"{number}.jpg")
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for _ in range(2):
+        started = time.perf_counter()
+        found = scan(place)
+        sizes, _ = fill_sizes(place, found.samples, np.arange(rows))
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "checked": float((sizes["original_size"] == (768, 1024)).all())}
+
+
 PARTS: Mapping[str, Callable[[int, Path], Found]] = {
     "make": make, "plan": plan, "mixture": mixed, "rank": rank, "catalog": catalog, "listing": listing,
-    "new image": new_image,
+    "new image": new_image, "jpegs": jpegs,
 }  # fmt: skip
 
 

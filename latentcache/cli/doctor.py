@@ -8,7 +8,7 @@ import resource
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,10 @@ def doctor(
 
 def _checks(asked: _Asked) -> Iterator[Check]:
     yield _packages()
-    yield _device(asked)
+    device = _device(asked)
+    yield device
+    if device.state == "problem":  # the rest is looked at all the same
+        asked = replace(asked, device="auto")
     yield _limits()
     yield _place(asked)
     for name, settings in asked.requested.fields.items():

@@ -111,6 +111,12 @@ _SOURCE: Mapping[str, Any] = {
             "Use the first line of a caption, or each line as a caption. [default: as the layout]",
         ),
     ],
+    "repeats": Annotated[
+        bool | None,
+        _of_data(
+            "--repeats/--no-repeats", "Serve a sample as often per epoch as DATA says, or once. [default: repeats]"
+        ),
+    ],
     "split": Annotated[str | None, _of_data("--split NAME", "Split of a data set in archives. [default: train]")],
     "image_column": Annotated[
         str | None,
@@ -288,7 +294,7 @@ def _source(given: Mapping[str, Any]) -> Any:
     said: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in given.items()
-        if value not in (None, False, [])
+        if value not in (None, [])
     }
     if not said:
         return None
@@ -304,8 +310,8 @@ def source_words(source: Source) -> str:
     words, unsaid = list[str](), SourceOptions()
     for name, hint in _SOURCE.items():
         flag, value = hint.__metadata__[0].default, getattr(source or unsaid, name)
-        if value is True:
-            words.append(flag)
+        if isinstance(value, bool) and value != getattr(unsaid, name):
+            words.append(flag.split("/")[not value])
         elif value != getattr(unsaid, name):
             words += [word for one in (value if isinstance(value, tuple) else (value,)) for word in (flag, one)]
     return shlex.join(words)

@@ -48,7 +48,6 @@ def plan(
     max_repeat: list[str] | None = option(
         None, "--max-repeat N", "Limit of repetitions of a source in an epoch: one for all, or once for each path."
     ),
-    no_repeats: bool = option(False, "--no-repeats", "Serve each sample once per epoch, whatever its data set says."),
     seed: flags.Seed = 0,
     strict: flags.Strict = False,
     requested: flags.Requested,
@@ -70,7 +69,7 @@ def plan(
     try:
         with console.python_as_flags():
             sizes = (batch_size, world_size, remainder)
-            planned = _planned(paths, sizes, seed, layout, (requested, source), mixing, repeats=not no_repeats)
+            planned = _planned(paths, sizes, seed, layout, (requested, source), mixing)
         if strict:
             check_notes(planned.notes, paths[0])
     except StrictError as error:
@@ -121,8 +120,6 @@ def _planned(
     rows: Mapping[str, Any],
     asked: tuple[flags.Requested, flags.Source],
     mixing: Mapping[str, Any],
-    *,
-    repeats: bool,
 ) -> _Planned:
     """The plan of caches or of folders."""
     from latentcache.plan.batching import BatchPlan
@@ -131,6 +128,8 @@ def _planned(
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
     held = [_is_cache(path) for path in paths]
     if all(held):
+        source = asked[1]
+        repeats = source is None or source.repeats is not False
         return _of_caches(paths, batches, seed, rows, mixing, repeats)
     if len(paths) > 1 or mixing:
         raise UsageError(
@@ -139,7 +138,7 @@ def _planned(
             why="a folder that is not built is planned alone",
             fix=f"latentcache build {shlex.quote(str(paths[held.index(False)]))}",
         )
-    planned = _of_data(paths[0], batches, seed, asked, repeats)
+    planned = _of_data(paths[0], batches, seed, asked)
     if rows:
         raise _no_documents(paths[0], rows)
     return planned
@@ -235,9 +234,7 @@ def _require_samples(path: Path, cache: Any) -> None:
         )
 
 
-def _of_data(
-    path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Requested, flags.Source], repeats: bool
-) -> _Planned:
+def _of_data(path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Requested, flags.Source]) -> _Planned:
     """The plan that the cache of this folder would have; nothing is written."""
     import numpy as np
 
@@ -256,7 +253,7 @@ def _of_data(
     items, samples = planned.dry.works[field.name].plan, planned.dry.samples
     first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
-    served, column = np.unique(items.sample), samples.columns.get("repeats") if repeats else None
+    served, column = np.unique(items.sample), samples.columns.get("repeats")
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
     sample = items.sample[order]
@@ -340,7 +337,7 @@ def _show(payload: dict[str, Any]) -> None:
     rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
     for bucket in payload["buckets"]:
         size = [str(bucket[name]) for name in ("frames", "height", "width") if name in bucket]
-        label = "x".join(size) or bucket.get("length", bucket.get("label"))
+        label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
     _show_sources(payload["sources"])

@@ -68,7 +68,7 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
         several = cuda_count()
         wanted = [("cuda", number) for number in range(several)] if several > 1 else wanted
     on_cuda = [number for kind, number in wanted if kind == "cuda" and number is not None]
-    if on_cuda and needs_torch:
+    if on_cuda:
         _check_numbers(on_cuda)
     return [_device(kind, number, len(wanted)) for kind, number in wanted]
 

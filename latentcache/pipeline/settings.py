@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import UsageError, python_words
-from latentcache.pipeline.devices import parse_devices
+from latentcache.pipeline.devices import devices_for
 from latentcache.sources.part import Part
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class BuildSettings:
         for name in ("data", "out", "events"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        parse_devices(self.device)
+        devices_for(self.device, needs_torch=False)  # for the errors
         tolerated(self.allow_failed or "0", 0)
         names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every", "stream_batch")
         at_least(1, **{name: getattr(self, name) for name in names})

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import as_rejected, hint_for, rejected
+from latentcache.sources.causes import as_rejected, hint_for, rejected, unused_lines
 from latentcache.sources.known import Known, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, parse_json, shown
@@ -36,6 +37,7 @@ JSON_NAMES = ("caption", "text", "prompt")
 #: Longest caption file, in bytes.
 MAX_CAPTION_BYTES = 1 << 20
 _BLOCK = 1 << 14
+_LINE_END = 2
 _EMPTY = np.frombuffer(content_hash(b""), dtype=np.uint8)
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 
@@ -106,6 +108,19 @@ class CaptionFiles:
             return chosen
         self._known = self._known[good]
         return chosen.take(good)
+
+    def unused_lines(self, chosen: Chosen, texts: Strings) -> Iterator[Rejected]:
+        """One note on files of which only the first line is used; only files that are longer than it are read."""
+        asked = [number for number, rule in enumerate(self._rules) if rule.lines == "first"]
+        added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in self._rules] or [0])
+        longer = self._held.stat[chosen.caption, 0] > np.diff(texts.ends, prepend=0) - added[chosen.owner] + _LINE_END
+        found = list[tuple[str, int]]()
+        for number in np.flatnonzero(longer & (chosen.which >= 0) & np.isin(chosen.owner, asked)).tolist():
+            name = self._names[int(chosen.caption[number])]
+            with suppress(UnusableSampleError):  # it was read before
+                text = read_caption(self._root, name, outside=name in self._links_out)[0]
+                found += [(name, line)] if (line := self._rules[int(chosen.owner[number])].unused_line(text)) else []
+        yield from unused_lines(found)
 
     def conflicts(self, chosen: Chosen, more: Mapping[int, Sequence[int]]) -> Iterator[Rejected]:
         """Notes on further caption files (image -> files) that say something else."""

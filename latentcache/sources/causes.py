@@ -6,7 +6,8 @@ Every word that the package puts on a file or a record is in :data:`HINTS`. Word
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import Rejected
@@ -102,6 +103,7 @@ HINTS: Mapping[str, str] = {
     "cache-folder": "a cache inside the data folder is not read as data",
     "nested-link": "links inside a linked folder are not followed: the files are used under their own names",
     "caption-conflict": "remove one of the two caption files, or make them equal",
+    "caption-lines": "give --caption-lines all to use each line as a caption, or first to leave the others out",
     "caption-unused": "no image beside it has this name: rename it, or remove it",
     "archive-unused": "move it into one of the sets, or remove it",
     "split-unused": "read another split with --split NAME",
@@ -205,6 +207,15 @@ def rejected(name: str, cause: str, detail: str = "", *, stat: StatMemo | None =
 def counted(name: str, cause: str, count: int, what: str, *, first: str = "") -> Rejected:
     """A note on several files: ``what`` is said of ``count`` of them, and the first is ``first``, or ``name``."""
     return rejected(name, cause, f"{count} {what}, the first is {first or name}", count=count)
+
+
+def unused_lines(found: Sequence[tuple[str, int]]) -> Iterator[Rejected]:
+    """One note on captions (file, first line that is not used) of which only the first line is used."""
+    if found:
+        name, line = found[0]
+        words = f"caption{'s have' if len(found) > 1 else ' has'} lines that are not used"
+        note = counted(name, "caption-lines", len(found), words, first=f"{name}:{line}")
+        yield replace(note, line=line)
 
 
 def as_rejected(name: str, error: UnusableSampleError) -> Rejected:

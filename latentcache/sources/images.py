@@ -344,7 +344,11 @@ class ImageScan(Scan):
         found = files.found
         assert caption.text is not None
         found.count(rules, chosen, caption.text, names)
-        for item in (*found.notes(), *_wildcards(rules, chosen, caption.text, names)):
+        for item in (
+            *found.notes(),
+            *captions.unused_lines(chosen, caption.text),
+            *_wildcards(rules, chosen, caption.text, names),
+        ):
             walk.notes.add(item)
         return Scanned(
             unread=self._hash(walk.root, names, _used(chosen.image, further), held),

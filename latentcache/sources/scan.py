@@ -66,6 +66,8 @@ class SourceOptions:
     """Folders of control images below DATA, or ``none``; empty: as the layout has them."""
     caption_lines: str = ""
     """``first`` line of a caption, or ``all`` lines as a caption each; empty: as the layout has it."""
+    repeats: bool | None = None
+    """False: each sample is seen once per epoch, whatever DATA says; None: as it says."""
     split: str = ""
     """Split of a data set in archives; empty: ``train`` if there are several."""
     image_column: str = ""
@@ -85,7 +87,7 @@ class SourceOptions:
         said |= {"captions": None if self.captions else False, "part": str(self.part or "")}
         said |= {"form": self.form and self.form.as_json()}
         said |= {name: list(said[name]) for name in ("datasets", "controls")}
-        empty = {"captions": None, "default_caption": None}
+        empty = {"captions": None, "default_caption": None, "repeats": None}
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
 
     @property
@@ -101,6 +103,8 @@ class SourceOptions:
         """
         said = {name: getattr(self, name) for name in CAPTION_OPTIONS}
         sets = tuple(replace(one, captions=one.captions.with_options(**said)) for one in layout.sets)
+        if self.repeats is False:
+            sets = tuple(replace(one, repeats=1, balance="") for one in sets)
         return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})
 
     def below(self, layout: Layout, recorded: Collection[str] = ()) -> SourceOptions:
@@ -259,6 +263,9 @@ def _listing(
     layout: Layout | None = None,
 ) -> Listing:
     values = {one.name: getattr(found, one.name) for one in fields(found)}
+    if options.repeats is False:  # an image may be in two sets
+        columns = {name: column for name, column in found.samples.columns.items() if name != "repeats"}
+        values["samples"] = replace(found.samples, columns=columns)
     root, layout = root.absolute(), layout and replace(layout, listed=None)
     return Listing(root=root, data_kind=options.kind, options=options, layout=layout, _files=files, **values)
 

@@ -3,6 +3,7 @@ import pytest
 from latentcache.errors import DeviceError, UsageError
 from latentcache.pipeline import devices as devices_module
 from latentcache.pipeline.devices import cuda_count, devices_for, parse_devices
+from latentcache.pipeline.settings import BuildSettings
 
 
 @pytest.fixture
@@ -75,6 +76,8 @@ def test_a_missing_device_is_an_error_before_anything_starts(machine):
     with pytest.raises(DeviceError, match="cuda:2: there is no such device") as error:
         devices_for("cuda:0,cuda:2", needs_torch=True)
     assert "2 CUDA devices" in error.value.why
+    with pytest.raises(DeviceError, match=r"cuda:3'?: there is no such device"):  # an encoder that needs none
+        BuildSettings(data="images", device="cuda:3")
 
 
 def test_workers_on_the_processor_share_its_cores(machine, monkeypatch):

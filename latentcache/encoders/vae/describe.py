@@ -105,11 +105,13 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     description = _described(settings, before, cached, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
+    unused = not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu"))
     return Described(
         recipe=recipe,
         label=description.label,
         producer={"model": description.as_json(), "fold": context.fold},
         provenance=_provenance(description, context, clips=recipe.geometry.clips is not None),
+        notes=(f"--device={context.device} is not used: this encoder runs on the CPU",) if unused else (),
         needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.kind == "demo",
     )

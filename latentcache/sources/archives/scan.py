@@ -22,7 +22,7 @@ from latentcache.sources.archives.entries import Entries, Wanted, read_archive
 from latentcache.sources.archives.members import SPAN, places
 from latentcache.sources.archives.tars import EXTENSIONS, TAR, is_packed, kind_of_archive
 from latentcache.sources.captions import Chosen, hashes
-from latentcache.sources.causes import as_rejected, rejected
+from latentcache.sources.causes import as_rejected, rejected, unused_lines
 from latentcache.sources.images import CLOSED_RULE, MAX_REPEATS, NO_CAPTION, Found
 from latentcache.sources.known import (
     Known,
@@ -197,7 +197,11 @@ class ArchiveScan(Scan):
             bad += found.rejected
             for note in found.notes:
                 notes.add(note)
-            self._add(rows, number, name, found, self._rule(layout.sets[archives.owner[number]]))
+            rule = self._rule(layout.sets[archives.owner[number]])
+            texts = zip(found.line.tolist(), found.texts, strict=True)
+            for note in unused_lines([(name, line) for line, text in texts if rule.unused_line(text)]):
+                notes.add(note)
+            self._add(rows, number, name, found, rule)
         return rows
 
     def _add(self, rows: _Rows, number: int, name: str, found: Entries, rule: CaptionRule) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import counted, rejected
+from latentcache.sources.causes import counted, rejected, unused_lines
 from latentcache.sources.layouts.sets import ImageSet, Layout
 from latentcache.sources.table import Row, image_named, leads_out, plain, read_table
 
@@ -66,13 +66,15 @@ def listed_images(
 
 def _take(found: Listed, number: int, one: ImageSet, samples: Mapping[str, Row]) -> None:
     """Add the samples of one table; an image of several tables is seen for each of them."""
-    other = list[str]()
+    other, unused = list[str](), list[tuple[str, int]]()
     for name, row in samples.items():
+        unused += [(one.captions.table, row.line)] if one.captions.unused_line(row.caption) else []
         row = replace(row, caption=one.captions.made(row.caption))
         first, same, repeats = found.taken.get(name, (number, row, 0))
         found.taken[name] = first, same, repeats + one.repeats
         if same.caption != row.caption:
             other.append(name)
+    found.notes += unused_lines(unused)
     if other:
         words = "images have another caption in a deeper table, which counts"
         found.notes.append(counted(one.captions.table, "in-two-sets", len(other), words, first=other[0]))

@@ -53,6 +53,8 @@ class CaptionRule:
     """What ``text`` is: ``class words``, ``prompt``; empty: there is none."""
     lines: str = ""
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
+    lines_by_choice: bool = False
+    """True if the user, not the layout, says which lines are used."""
     has_wildcards: bool = False
     """True: the trainer draws one of the words in ``{a|b}``."""
     required: bool = False
@@ -87,7 +89,8 @@ class CaptionRule:
         if default_caption is not None and not rule.text and rule.from_name is None:
             rule = replace(rule, text=default_caption, text_source="--default-caption")
         prefix, suffix = caption_prefix + rule.prefix, rule.suffix + caption_suffix
-        return replace(rule, prefix=prefix, suffix=suffix, lines=caption_lines or rule.lines)
+        rule = replace(rule, prefix=prefix, suffix=suffix, lines=caption_lines or rule.lines)
+        return replace(rule, lines_by_choice=rule.lines_by_choice or bool(caption_lines))
 
     @property
     def is_empty_by_choice(self) -> bool:
@@ -108,6 +111,13 @@ class CaptionRule:
             several = [one.partition("\n")[0].strip() if self.lines == "first" else one.strip() for one in several]
             several = several[:1] if self.lines == "first" else several
         return BETWEEN.join(self._with_trigger(self.prefix + one + self.suffix) for one in several if one)
+
+    def unused_line(self, text: str) -> int:
+        """The first line behind the one that is used, from 2; 0: none is left out, or the user asked for that."""
+        if self.lines != "first" or self.lines_by_choice:
+            return 0
+        lines = text.replace(BETWEEN, "\n").split("\n")
+        return next((number for number, line in enumerate(lines[1:], 2) if line.strip()), 0)
 
     def _with_trigger(self, text: str) -> str:
         if self.trigger is None:

@@ -86,7 +86,7 @@ def test_kohya_dataset_toml(tmp_path):
     ]
     assert sets[0]["settings"] == {"shuffle_caption": "true"}
     assert {reason for _, reason in reasons(found)} == {
-        "config", "config-asks", "config-ignored", "in-two-sets", "no-caption", "outside-sets",
+        "caption-lines", "config", "config-asks", "config-ignored", "in-two-sets", "no-caption", "outside-sets",
     }  # fmt: skip
     assert partners(found, "control") == {"reg/d.jpg": "edges/d.png"}
     said = {note.reason: note.detail for note in reversed(found.notes)}

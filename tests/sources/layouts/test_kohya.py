@@ -41,6 +41,23 @@ def test_repeats_class_words_and_first_lines(tmp_path):
     assert (found.no_caption, found.images.set_samples) == (0, (2, 2))
     again = scan(tmp_path, known=scan(tmp_path, hash_all=True).samples)
     assert (rows(again), again.images.captions) == (rows(found), found.images.captions)
+    once = scan(tmp_path, SourceOptions(repeats=False))
+    assert once.samples.names == found.samples.names
+    assert "repeats" not in once.samples.columns
+    assert [one.repeats for one in once.layout.sets] == [1, 1]
+
+
+def test_lines_that_are_not_used_are_counted(tmp_path):
+    put(tmp_path, {f"10_dog/{name}.jpg": "x" for name in "abc"})
+    put(tmp_path, {"10_dog/a.txt": "one\n", "10_dog/b.txt": "two\n\nmore", "10_dog/c.txt": "three\nmore"})
+    found = scan(tmp_path, hash_all=True)
+    detail = "2 captions have lines that are not used, the first is 10_dog/b.txt:3"
+    said = [(one.name, one.reason, one.line, one.count, one.detail) for one in found.notes]
+    assert said == [("10_dog/b.txt", "caption-lines", 3, 2, detail)]
+    again = scan(tmp_path, known=found.samples)
+    assert again.notes == found.notes
+    for lines in ("first", "all"):
+        assert scan(tmp_path, SourceOptions(caption_lines=lines)).notes == ()
 
 
 def test_folders_of_images_and_of_regularization_images(tmp_path):
