@@ -240,7 +240,7 @@ def _as_json(found: Pipeline) -> dict[str, Any]:
     """What a worker needs to load the parts."""
     parts = [
         {"name": one.name, "folder": str(one.folder), "cls": one.cls, "tokenizer": str(one.tokenizer)}
-        | {"tokenizer_cls": one.tokenizer_cls}
+        | {"tokenizer_cls": one.tokenizer_cls, "weights": [str(path) for path in one.weights]}
         for one in found.parts
     ]
     return {"cls": found.cls, "folder": str(found.folder), "parts": parts}

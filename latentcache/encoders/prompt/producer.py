@@ -253,9 +253,7 @@ class _PipelineEncoder:
         dtype = getattr(self._torch, self._recipe.compute_dtype)
         given: dict[str, Any] = {}
         for part in about["parts"]:
-            model = getattr(transformers, part["cls"]).from_pretrained(
-                part["folder"], dtype=dtype, use_safetensors=True, local_files_only=True, device_map=str(self._device)
-            )
+            model = _loaded(getattr(transformers, part["cls"]), part, dtype=dtype, device_map=str(self._device))
             tokenizer = getattr(transformers, part["tokenizer_cls"]).from_pretrained(
                 part["tokenizer"], local_files_only=True
             )
@@ -284,6 +282,39 @@ class _PipelineEncoder:
 
         tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
         return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A tensor of a file that is not read yet; transformers asks for all of its values when it places them."""
+
+    file: Any
+    name: str
+
+    def __getitem__(self, values: Any) -> Any:
+        return self.file.get_tensor(self.name)
+
+
+def _loaded(cls: Any, part: Mapping[str, Any], **options: Any) -> Any:
+    """A text encoder whose weights are read one by one: pages of a mapped file would count as resident memory.
+
+    Raises:
+        ValueError: The files lack a tensor of the class, which would keep random values.
+    """
+    import transformers
+    from safetensors import safe_open
+
+    options["output_loading_info"] = True
+    if int(transformers.__version__.partition(".")[0]) < 5:  # takes whole tensors only, so it maps the file
+        model, found = cls.from_pretrained(part["folder"], use_safetensors=True, local_files_only=True, **options)
+    else:
+        config = cls.config_class.from_pretrained(part["folder"], local_files_only=True)
+        files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in part["weights"]]
+        tensors = {name: _Weight(file, name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
+        model, found = cls.from_pretrained(None, config=config, state_dict=tensors, **options)
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"{part['name']} lacks {len(missing)} tensors; the first is {missing[0]}")
+    return model
 
 
 def _parts(tokens: Sequence[int]) -> Iterator[slice]:

@@ -1,14 +1,18 @@
 """Embeddings in a cache are what the pipeline's own ``encode_prompt`` gives."""
 
 import inspect
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
 from latentcache.encoders.prompt.pipelines import PIPELINES, outputs
 from latentcache.encoders.prompt.producer import PromptProducer, _parts, call_default
+from latentcache.errors import EncoderError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext
@@ -113,3 +117,23 @@ def test_calls_are_limited_by_padded_tokens():
 def test_only_the_text_encoders_of_an_output_are_loaded(pipelines):
     found = described(pipelines("FluxPipeline")[1], "pooled_prompt_embeds")
     assert [part["name"] for part in found.producer["pipeline"]["parts"]] == ["text_encoder"]
+
+
+def test_weights_are_read_and_not_mapped(pipelines):
+    folder = pipelines("StableDiffusionPipeline")[1]
+    found = described(folder, "prompt_embeds")
+    producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
+    producer.open()
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
+def test_weights_that_lack_a_tensor_are_an_error(pipelines, tmp_path):
+    folder = shutil.copytree(pipelines("StableDiffusionPipeline")[1], tmp_path / "pipeline")
+    file = folder / "text_encoder" / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("final_layer_norm.weight"))
+    del tensors[name]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(EncoderError, match="text encoders") as error:
+        encoded(described(folder, "prompt_embeds"), ["a"])
+    assert "lacks 1 tensors" in error.value.why
