@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import Difference, FieldKind, FieldPlan, FieldRecipe, Group, WorkSize
 from latentcache.fields.table import Rejected, SampleTable
@@ -151,4 +152,6 @@ def mask_recipe(recipe: LatentsRecipe) -> LatentsRecipe:
         normalization=Normalization(kind="scale-shift", scale=1 / 255),
     )
     pixels = replace(recipe.pixels, resample="lanczos-pil", icc="ignore")
-    return LatentsRecipe(geometry=replace(recipe.geometry, clips=None), pixels=pixels, encoder=encoder)
+    # Beside clips a mask has an axis of one frame: (B, 1, h, w) would meet their channels.
+    clips = None if recipe.geometry.clips is None else ClipSettings(frames=(1,), step=1)
+    return LatentsRecipe(geometry=replace(recipe.geometry, clips=clips), pixels=pixels, encoder=encoder)

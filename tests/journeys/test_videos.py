@@ -180,7 +180,7 @@ def test_a_video_has_one_mask_for_all_frames_and_no_control_image(tmp_path):
     assert {name: tuple(batch["latents"].shape[2:]) for name, batch in found.items()} == {
         "a.mp4": (2, 8, 12), "b.png": (1, 8, 12), "c.mp4": (2, 8, 12)
     }  # fmt: skip
-    assert {tuple(batch["mask"].shape) for batch in found.values()} == {(1, 1, 8, 12)}
+    assert {tuple(batch["mask"].shape) for batch in found.values()} == {(1, 1, 1, 8, 12)}
     assert torch.equal(found["a.mp4"]["mask"], found["b.png"]["mask"]), "one mask image"
     assert bool((found["c.mp4"]["mask"] == 1).all())
     report = build(tmp_path / "data", *words, "latents,mask,control")

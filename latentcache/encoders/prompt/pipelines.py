@@ -25,7 +25,8 @@ class Output:
     parts: tuple[str, ...]
     """Text encoders that are loaded; each has its tokenizer."""
     run: Callable[[Any, list[str], Any, int, Mapping[str, Any]], Any]
-    """``(pipeline, texts, device, length, arguments)`` -> (B, ...) tensor, or a list of tensors without padding."""
+    """``(pipeline, texts, device, length, arguments)`` -> (B, ...) tensor, or a list of tensors without padding; with
+    :attr:`pools` a pair of it and the pooled vectors (B, width)."""
     width: Callable[[Configs], int]
     """Values of one vector."""
     length: int
@@ -33,6 +34,8 @@ class Output:
     fixed: bool = False
     """True: the length is a property of the model and no option."""
     masked: bool = False
+    pools: bool = False
+    """True: a run also gives the pooled vectors of the pipeline."""
     pads: bool = True
     """True: the tokenizer pads to the length; False: to the longest text of a call."""
     drop: int = 0
@@ -59,18 +62,20 @@ def _encode(pipe: Any, texts: list[str], device: Any, length: int, arguments: Ma
     return pipe.encode_prompt(texts, device=device, max_sequence_length=length, **arguments)[0]
 
 
-def _fixed(place: int) -> Callable[..., Any]:
-    """One result of ``encode_prompt`` for a class with one length."""
+def _fixed(*places: int) -> Callable[..., Any]:
+    """One or two results of ``encode_prompt`` for a class with one length."""
 
     def run(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
-        return pipe.encode_prompt(texts, device=device, num_images_per_prompt=1, **arguments)[place]
+        results = pipe.encode_prompt(texts, device=device, num_images_per_prompt=1, **arguments)
+        return results[places[0]] if len(places) == 1 else tuple(results[place] for place in places)
 
     return run
 
 
 def _stable_diffusion_3(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
     tokens = length - pipe.tokenizer_max_length
-    return pipe.encode_prompt(texts, None, None, device=device, max_sequence_length=tokens, **arguments)[0]
+    results = pipe.encode_prompt(texts, None, None, device=device, max_sequence_length=tokens, **arguments)
+    return results[0], results[2]
 
 
 def _pooled_3(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
@@ -137,7 +142,8 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "StableDiffusionXLPipeline": {
         "prompt_embeds": Output(
             parts=_TWO,
-            run=_fixed(0),
+            run=_fixed(0, 2),
+            pools=True,
             width=_sum(_hidden("text_encoder"), _hidden("text_encoder_2")),
             length=77,
             fixed=True,
@@ -158,6 +164,7 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
         "prompt_embeds": Output(
             parts=_THREE,
             run=_stable_diffusion_3,
+            pools=True,
             width=_hidden("text_encoder_3", "d_model"),
             length=77 + 256,
             arguments=_PLAIN,
