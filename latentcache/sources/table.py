@@ -88,6 +88,9 @@ def read_table(
     if rule.row_file is not None:
         rows = tuple(replace(row, name=rule.row_file(row.name)) for row in rows)
     rows = tuple(_placed(row, root, prefix, rule.table_ending) for row in rows[:: -1 if rule.last_row else 1])
+    if rule.tag_separator:  # kohya's scripts write names without extension
+        stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)}
+        rows = tuple(replace(row, name=stems.get(row.name, row.name)) for row in rows)
     return rows, content, memo, tuple(notes)
 
 

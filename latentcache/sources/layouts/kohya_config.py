@@ -95,8 +95,9 @@ def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **m
 
 
 # metadata for fine-tuning: an object of images with ``caption`` and ``tags``, as kohya's scripts merge them. Rule
-# (``library/train_util.py``, ``FineTuningDataset``): names are paths, relative to the folder of images or absolute; a
-# caption is ``caption``, the separator (``,``) and ``tags``, the first line of it.
+# (``library/train_util.py``, ``FineTuningDataset``): names are paths, relative to the folder of images or absolute; one
+# without extension, as those scripts write it, is the first image with that stem. A caption is ``caption``, the
+# separator (``,``) and ``tags``, the first line of it.
 
 _OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
 
@@ -110,7 +111,7 @@ def _fits_metadata(value: Any) -> bool:
 def _read_metadata(config: Config, base: Path | None) -> Layout:
     config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
     rule = CaptionRule(table=config.path.name, tag_separator=",", lines="first")
-    part = Layout(word="", why="", root=config.path.parent, sets=(ImageSet(folder="", captions=rule),))
+    part = Layout(word="", why="", root=config.path.absolute().parent, sets=(ImageSet(folder="", captions=rule),))
     why = f"{config.path.name} lists {len(config.value)} images of kohya"
     return joined(config, METADATA.WORD, why, [part], base)
 

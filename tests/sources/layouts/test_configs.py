@@ -139,15 +139,19 @@ def test_captions_that_kohya_draws(tmp_path):
     ]  # fmt: skip
 
 
-def test_kohya_metadata(tmp_path):
+def test_kohya_metadata(tmp_path, monkeypatch):
     put(tmp_path, {"img/a.jpg": "x", "img/b.jpg": "x", "img/c.jpg": "x"})
     meta = {"a.jpg": {"caption": "a cat", "tags": "1cat, sofa"}, str(tmp_path / "img/b.jpg"): {"tags": "dog"}}
-    put(tmp_path, {"img/meta_cap.json": meta, "img/meta_clean.json": meta | {"gone.jpg": {"caption": "x"}}})
+    put(tmp_path, {"img/d.v2.webp": "x", "img/d.v2.png": "x"})
+    stem = {"d.v2": {"caption": "stem"}}
+    put(tmp_path, {"img/meta_cap.json": meta | stem, "img/meta_clean.json": meta | stem | {"gone.jpg": {}}})
     found = scan(tmp_path / "img")
-    assert rows(found) == [("a.jpg", "a cat,1cat, sofa", 1), ("b.jpg", "dog", 1)]
+    assert rows(found) == [("a.jpg", "a cat,1cat, sofa", 1), ("b.jpg", "dog", 1), ("d.v2.png", "stem", 1)]
     assert [(item.name, item.reason) for item in found.rejected] == [("gone.jpg", "not-found")]
     assert ("c.jpg", "unlisted") in reasons(found)
     assert rows(scan(tmp_path / "img/meta_cap.json")) == rows(found)
+    monkeypatch.chdir(tmp_path)
+    assert rows(scan(Path("img"))) == rows(scan(Path("img/meta_cap.json"))) == rows(found)
     text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nmetadata_file = "lines.jsonl"\nnum_repeats = 3\n'
     put(tmp_path, {"dataset.toml": text, "lines.jsonl": '{"image_path": "a.jpg", "caption": "line"}\n'})
     assert rows(scan(tmp_path / "dataset.toml")) == [("img/a.jpg", "line", 3)]
