@@ -95,9 +95,9 @@ def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **m
 
 
 # metadata for fine-tuning: an object of images with ``caption`` and ``tags``, as kohya's scripts merge them. Rule
-# (``library/train_util.py``, ``FineTuningDataset``): names are paths, relative to the folder of images or absolute; one
-# without extension, as those scripts write it, is the first image with that stem. A caption is ``caption``, the
-# separator (``,``) and ``tags``, the first line of it.
+# (``library/train_util.py``, ``FineTuningDataset``): names are paths, relative to the folder of images or absolute; a
+# stem, as those scripts write it, is the first image with it. A caption is ``caption``, the separator (``,``) and
+# ``tags``, the first line of it.
 
 _OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
 
