@@ -114,7 +114,6 @@ HINTS: Mapping[str, str] = {
     "prompt-not-stored": "add --text-compute-dtype float32, or give another prompt",
     "unlisted": "add a row to the table to use it",
     "nested-table": "give --layout imagefolder to read it, or remove it",
-    "caption-required": "write a caption file for it to use it",
     "reg-unused": "raise the repeats of the training images to use more of them",
     "no-caption": "write a caption file for it, or give --default-caption TEXT",
     "mask-scaled": "nothing, if image and mask show the same; else save it in the size of its image",

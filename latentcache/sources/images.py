@@ -467,16 +467,12 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
             files.walk.notes.add(counted(files.names[int(images[0])], "in-two-sets", len(images), words))
     owner = _mapped(files.owner, folder_of)
     chosen = Chosen(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
-    required = np.array([one.captions.required for one in layout.sets] or [False], dtype=np.bool_)
-    lacking = (owner >= 0) & required[owner] & (files.which < 0)
-    for out, cause, words in (
-        ((owner >= 0) & (repeats == 0), "reg-unused", "regularization images are left out, as by the trainer"),
-        (lacking, "caption-required", "images without a caption file are left out, as by the trainer"),
-    ):
-        if out.any():
-            first = files.names[int(files.images[int(out.argmax())])]
-            files.walk.notes.add(counted(first, cause, int(out.sum()), words))
-    kept = (owner >= 0) & (repeats > 0) & ~lacking
+    out = (owner >= 0) & (repeats == 0)
+    if out.any():
+        first = files.names[int(files.images[int(out.argmax())])]
+        words = "regularization images are left out, as by the trainer"
+        files.walk.notes.add(counted(first, "reg-unused", int(out.sum()), words))
+    kept = (owner >= 0) & (repeats > 0)
     return chosen if kept.all() else chosen.take(kept)
 
 

@@ -85,9 +85,7 @@ def read_table(
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
-    if rule.row_file is not None:
-        rows = tuple(replace(row, name=rule.row_file(row.name)) for row in rows)
-    rows = tuple(_placed(row, root, prefix, rule.table_ending) for row in rows[:: -1 if rule.last_row else 1])
+    rows = tuple(_placed(row, root, prefix, rule.table_ending) for row in rows)
     if rule.tag_separator:  # kohya's scripts write names without extension
         stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)}
         rows = tuple(replace(row, name=stems.get(row.name, row.name)) for row in rows)

@@ -30,7 +30,6 @@ from latentcache.sources.reading import read_source
 Pair = tuple[str, str]
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
-YAML = (".yaml", ".yml")
 #: Setting that makes other entries -> what to give for it, where a recipe (or the options of the source) says it, and
 #: the value there; by default the setting's own.
 ASKS: Mapping[str, tuple[Any, ...]] = {
@@ -41,8 +40,6 @@ ASKS: Mapping[str, tuple[Any, ...]] = {
     "max_bucket_reso": ("--max-side {}", "latents.geometry.max_side"),
     "flip_aug": ("--flip", "latents.geometry.flip", True),
     "random_crop": ("--crop random", "latents.geometry.crop", "random"),
-    "flip_x": ("--flip", "latents.geometry.flip", True),
-    "num_frames": ("--frames {}", "latents.geometry.clips.frames"),
     "crop": ("--crop",),
     "crop_aspect": ("--crop",),
     "crop_style": ("--crop {}", "latents.geometry.crop"),
@@ -50,7 +47,7 @@ ASKS: Mapping[str, tuple[Any, ...]] = {
     "minimum_image_size": ("--min-pixels",),
     "maximum_image_size": ("--resolution",),
     **dict.fromkeys(
-        ("shuffle_caption", "enable_tag_shuffling", "caption_shuffle", "shuffle_tokens"),
+        ("shuffle_caption", "enable_tag_shuffling", "caption_shuffle"),
         ("--shuffle-tags", "prompt_embeds.captions.reorder", True),
     ),
     **dict.fromkeys(
@@ -66,7 +63,7 @@ ASKS: Mapping[str, tuple[Any, ...]] = {
         "--empty-prompt, and read(caption_dropout=1) in one of {} epochs", "prompt_embeds.empty_prompt", True
     ),
     **dict.fromkeys(
-        ("caption_tag_dropout_rate", "token_dropout_rate", "tag_dropout_enable"),
+        ("caption_tag_dropout_rate", "tag_dropout_enable"),
         ("tags are not dropped; write captions with fewer tags as further lines, and give --caption-lines all",
          "source.caption_lines", "all"),
     ),
@@ -107,23 +104,17 @@ class Config:
     """Settings that are not used, and in how many places each is given."""
     asks: dict[str, str] = field(default_factory=dict)
     """Settings that would make other entries -> their value."""
-    has_pairs: bool = True
-    """True if two numbers as ``resolution`` are width and height; False: they are two sizes."""
     notes: list[Rejected] = field(default_factory=list)
 
-    def take(
-        self, said: Mapping[str, Any], used: Iterable[str], kept: Iterable[str] = ()
-    ) -> tuple[tuple[str, str], ...]:
-        """Count the settings of one object that are not used; gives those that are kept, as text."""
+    def take(self, said: Mapping[str, Any], used: Iterable[str]) -> None:
+        """Count the settings of one object that are not used."""
         for name, value in said.items():
             if name in used or value in (None, "", False) or value == [] or value == {}:
                 continue
             if name in ASKS:
                 self.asks.setdefault(name, json.dumps(value))
-            elif name not in kept:
+            else:
                 self.ignored[name] += 1
-        values = {name: said[name] for name in kept if said.get(name)}
-        return tuple((name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items())
 
     def line_of(self, name: str) -> int:
         """The first line that gives a setting; 0 if it is not found."""
@@ -150,7 +141,7 @@ class Config:
     def _option(self, name: str, value: Any) -> str:
         """What to give for a setting."""
         several = value if isinstance(value, list) and value else [value]
-        if name == "resolution" and self.has_pairs and len(several) == 2:
+        if name == "resolution" and len(several) == 2:
             several = [round(math.sqrt(math.prod(several)))]
         return " ".join(ASKS[name][0].format(one) for one in (several if name == "resolution" else [value]))
 
@@ -189,7 +180,7 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """Parse a TOML, JSON or YAML file.
+    """Parse a TOML or JSON file.
 
     Raises:
         SourceError: It cannot be read or parsed; the line is named.
@@ -197,24 +188,12 @@ def read_config(path: Path) -> Config:
     try:
         data, _ = read_source(path, max_bytes=MAX_BYTES)
         text = decode(data)
-        if path.suffix in YAML:
-            value = _yaml(path, text)
-        else:
-            value = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
+        value = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
     except tomllib.TOMLDecodeError as error:
         raise _unreadable(path, str(error)) from error
     except UnusableSampleError as error:
         raise _unreadable(path, error.what) from error
     return Config(path, value, text)
-
-
-def _yaml(path: Path, text: str) -> Any:
-    import yaml  # 20 ms, and few data sets have such a file
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _unreadable(path, str(error)) from error
 
 
 def _unreadable(path: Path, why: str) -> SourceError:

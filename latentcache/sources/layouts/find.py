@@ -19,12 +19,11 @@ from latentcache.sources.layouts import (
     imagefolder,
     kohya,
     kohya_config,
-    musubi,
     onetrainer,
     own,
     simpletuner,
 )
-from latentcache.sources.layouts.config import MAX_BYTES, YAML, Config, read_config
+from latentcache.sources.layouts.config import MAX_BYTES, Config, read_config
 from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
@@ -41,19 +40,19 @@ def _plain(tree: Tree) -> Layout:
 FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
     kohya.WORD: kohya.recognize,
     imagefolder.WORD: imagefolder.recognize,
-    ai_toolkit.FOLDER_WORD: ai_toolkit.recognize,
+    ai_toolkit.WORD: ai_toolkit.recognize,
     **archives.FORMS,
     FOLDER: _plain,
 }
 #: Conventions of configuration files by their word. Our own one decides alone.
 CONFIGS: dict[str, Any] = {
-    one.WORD: one for one in (own, kohya_config, musubi, simpletuner, onetrainer, kohya_config.METADATA, ai_toolkit)
+    one.WORD: one for one in (own, kohya_config, simpletuner, onetrainer, kohya_config.METADATA)
 }
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 #: Any of these is in the first bytes of a JSON file that is a configuration.
 _MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"', b'"balancing"', b'"subsets"',
-          b'"tags"', b'"train_resolution"', b'"caption"', b'"folder_path"')  # fmt: skip
+          b'"tags"', b'"train_resolution"', b'"caption"')  # fmt: skip
 _HEAD = 1 << 16
 
 
@@ -98,7 +97,7 @@ def _of_folder(tree: Tree, word: str) -> Layout:
         return mine
     fitting = [one for name, ask in asked.items() if name != FOLDER and (one := ask(tree)) is not None]
     if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
-        fitting = [one for one in fitting if one.word not in (kohya.WORD, ai_toolkit.FOLDER_WORD)]
+        fitting = [one for one in fitting if one.word not in (kohya.WORD, ai_toolkit.WORD)]
     if not fitting:
         return _plain(tree)
     readings = [(one.word, one.why) for one in fitting]
@@ -111,7 +110,7 @@ def _of_folder(tree: Tree, word: str) -> Layout:
 
 def is_config(data: Path) -> bool:
     """True if a file is a configuration of image data sets, or kohya's metadata."""
-    if data.suffix in (".toml", *YAML):
+    if data.suffix == ".toml":
         return data.is_file()
     if data.suffix not in (".json", ".jsonl") or not data.is_file() or data.stat().st_size > MAX_BYTES:
         return False

@@ -26,7 +26,6 @@ NAMES = ("dataset.toml", "dataset_config.toml")
 _USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
          "conditioning_data_dir", "alpha_mask", "enable_wildcard",
          "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
-_KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "caption_dropout_rate")
 
 
 def fits(value: Any) -> bool:
@@ -45,12 +44,12 @@ def read(config: Config, base: Path | None) -> Layout:
         SourceError: A folder or table is missing, or nothing is left.
     """
     parts, general = list[Layout](), config.value.get("general", {})
-    config.take(general, _USED, _KEPT)
+    config.take(general, _USED)
     for number, dataset in enumerate(config.value["datasets"]):
-        config.take(dataset, _USED, _KEPT)
+        config.take(dataset, _USED)
         seen = set[str]()
         for subset in dataset.get("subsets", []):
-            kept = config.take({**general, **dataset, **subset, "subsets": None}, {*_USED, *general, *dataset}, _KEPT)
+            config.take(subset, {*_USED, *general, *dataset})
             said = {**general, **dataset, **subset}
             own = str(said.get("metadata_file") or said.get("image_dir"))
             repeats = int(said.get("num_repeats", 1))
@@ -63,7 +62,7 @@ def read(config: Config, base: Path | None) -> Layout:
             masks = [("alpha_mask", ALPHA)] if said.get("alpha_mask") else []
             further, paired = partners(config, {"controls": named, "masks": masks})
             parts += further
-            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept, paired=paired,
+            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, paired=paired,
                                balance=f"{number}:{config.path}"))  # fmt: skip
     subsets = sum(len(part.sets) for part in parts)
     return joined(config, WORD, f"{config.path.name} has {subsets} subsets of kohya", parts, base)

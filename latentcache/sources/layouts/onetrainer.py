@@ -23,7 +23,6 @@ WORD = "onetrainer"
 NAMES = ("concepts.json",)
 _USED = ("name", "path", "enabled", "include_subdirectories", "balancing", "balancing_strategy", "repeats", "type",
          "text", "image", "seed", "concept_stats", "__version", "validation_concept")  # fmt: skip
-_TEXT_KEPT = ("enable_tag_shuffling", "tag_delimiter", "keep_tags_count")
 _DEFAULTS = {"tag_delimiter": ",", "keep_tags_count": 1, "tag_dropout_mode": "FULL"}
 
 
@@ -53,9 +52,7 @@ def _part(config: Config, one: Mapping[str, Any]) -> Layout:
     text = one.get("text") or {}
     config.take(one, _USED)
     config.take({f"image.{name}": value for name, value in (one.get("image") or {}).items()}, _unless_enabled(one))
-    kept = config.take(
-        {k: v for k, v in text.items() if v != _DEFAULTS.get(k)}, ("prompt_source", "prompt_path"), _TEXT_KEPT
-    )
+    config.take({k: v for k, v in text.items() if v != _DEFAULTS.get(k)}, ("prompt_source", "prompt_path"))
     kind = str(one.get("type", "STANDARD"))
     return of_folder(
         config.place(one["path"], "path"),
@@ -65,7 +62,6 @@ def _part(config: Config, one: Mapping[str, Any]) -> Layout:
         repeats=_repeats(config, one),
         is_reg=kind == "PRIOR_PREDICTION",
         split="validation" if kind == "VALIDATION" or one.get("validation_concept") else "",
-        settings=kept,
     )
 
 

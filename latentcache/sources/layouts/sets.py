@@ -41,10 +41,6 @@ class CaptionRule:
     """Of a table: the column of file names, then those of captions, the first that has a text wins."""
     table_ending: str = ""
     """Of file names in a table that have no extension."""
-    row_file: Callable[[str], str] | None = None
-    """Makes a path of what a table has as a file name."""
-    last_row: bool = False
-    """True: of several rows for one image the last one counts."""
     from_name: Callable[[str], str] | None = None
     """Makes a caption of the stem of a file name."""
     text: str = ""
@@ -57,20 +53,13 @@ class CaptionRule:
     """True if the user, not the layout, says which lines are used."""
     has_wildcards: bool = False
     """True: the trainer draws one of the words in ``{a|b}``."""
-    required: bool = False
-    """True: images without a caption file are left out."""
     prefix: str = ""
     suffix: str = ""
-    trigger: str | None = None
-    """Word in place of ``[trigger]`` and ``[name]``; None: they stay."""
-    has_trigger: bool = False
-    """True: the word is put in front of a caption that lacks it."""
 
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
         said = [self.lines == "first", self.prefix, self.suffix, self.text, *[self.lines][: self.lines == "all"]]
-        said += [self.trigger, self.has_trigger] if self.trigger is not None else []
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
     def with_options(
@@ -110,7 +99,7 @@ class CaptionRule:
         if self.lines:
             several = [one.partition("\n")[0].strip() if self.lines == "first" else one.strip() for one in several]
             several = several[:1] if self.lines == "first" else several
-        return BETWEEN.join(self._with_trigger(self.prefix + one + self.suffix) for one in several if one)
+        return BETWEEN.join(self.prefix + one + self.suffix for one in several if one)
 
     def unused_line(self, text: str) -> int:
         """The first line behind the one that is used, from 2; 0: none is left out, or the user asked for that."""
@@ -118,12 +107,6 @@ class CaptionRule:
             return 0
         lines = text.replace(BETWEEN, "\n").split("\n")
         return next((number for number, line in enumerate(lines[1:], 2) if line.strip()), 0)
-
-    def _with_trigger(self, text: str) -> str:
-        if self.trigger is None:
-            return text
-        text = text.replace("[trigger]", self.trigger).replace("[name]", self.trigger)
-        return f"{self.trigger} {text}" if self.has_trigger and self.trigger not in text else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +136,6 @@ class ImageSet:
     paired: tuple[tuple[str, str], ...] = ()
     """(Input, folder below the root) of its masks and control images, which have the names of the images; the folder
     is absolute in a layout that is not joined yet, and empty if the transparency of the image itself is the mask."""
-    settings: tuple[tuple[str, str], ...] = ()
-    """(name, value) of settings for training time that are kept, not applied: tag shuffle, dropout."""
 
     @property
     def prefix(self) -> str:
@@ -176,7 +157,6 @@ class ImageSet:
             "is_reg": self.is_reg,
             "split": self.split,
             "paired": {name: folder or "alpha" for name, folder in self.paired},
-            "settings": dict(self.settings),
         }
         return {name: value for name, value in said.items() if value or name in ("name", "folder", "repeats")}
 

@@ -3,28 +3,20 @@
 Rule (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``, ``helpers/prompts.py``): ``repeats`` counts further
 passes, so 0 is once; folders are recursive; ``caption_strategy`` is ``textfile`` (``a.txt``, each line a caption of
 its own unless ``disable_multiline_split``), ``filename`` (the stem with blanks for underscores, the default),
-``instanceprompt``, or ``parquet``. A data set of the type ``huggingface`` is read if it is on this disk.
-``prepend_instance_prompt`` puts the prompt and a blank before captions. The type ``csv`` (``csv_url_list.py``): of
-equal addresses the last row counts, and an image is the file whose stem is the SHA-256 of the stem in the address, in
-``csv_cache_dir``; of a name on this disk it is the one beside that name, else, unlike there, the named file itself.
+``instanceprompt``, or ``parquet``. ``prepend_instance_prompt`` puts the prompt and a blank before captions.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from latentcache.errors import SourceError
 from latentcache.fields.captions import BETWEEN
-from latentcache.sources.layouts import archives
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table, relative
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
 from latentcache.sources.layouts.partners import INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, Layout
-from latentcache.sources.layouts.tree import Tree
 
 WORD = "simpletuner"
 NAMES = ("multidatabackend.json",)
@@ -32,7 +24,6 @@ _USED = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_
          "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
          "parquet", "metadata_backend", "conditioning_type", "conditioning_data",
          "is_regularisation_data")  # fmt: skip
-_KEPT = ("caption_shuffle", "probability")
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 
 
@@ -55,7 +46,7 @@ def read(config: Config, base: Path | None) -> Layout:
     for one in config.value:
         if one.get("dataset_type") == "conditioning" and _is_read(one):
             role = "mask" if one.get("conditioning_type") == "mask" else "control"
-            config.take(one, _USED, _KEPT)
+            config.take(one, _USED)
             further[str(one["id"])] = aside(config.place(one.get("instance_data_dir"), "instance_data_dir"), role)
     for one in config.value:
         kind = one.get("dataset_type", "image")
@@ -66,7 +57,7 @@ def read(config: Config, base: Path | None) -> Layout:
         elif kind != "image":
             config.note(f"data set {one['id']} ({kind}) is not read: it is not one of images")
         elif not _is_read(one):
-            parts.append(_elsewhere(config, one))
+            raise _elsewhere(config, one)
         else:
             parts.append(_part(config, one, further))
     sets = sum(len(part.sets) for part in parts)
@@ -87,7 +78,10 @@ def _paired(one: Mapping[str, Any], further: Mapping[str, Layout]) -> tuple[tupl
 
 
 def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout]) -> Layout:
-    more = {**_more(one), "settings": config.take(one, _USED, _KEPT), "paired": _paired(one, further)}
+    config.take(one, _USED)
+    repeats, is_reg = int(one.get("repeats") or 0) + 1, bool(one.get("is_regularisation_data"))
+    more: dict[str, Any] = {"name": str(one["id"]), "repeats": repeats, "is_reg": is_reg}
+    more["paired"] = _paired(one, further)
     folder = config.place(one.get("instance_data_dir"), "instance_data_dir")
     if one.get("caption_strategy") != "parquet":
         return of_folder(folder, _rule(config, one), **more)
@@ -95,63 +89,22 @@ def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout])
     return of_table(folder, table, _rule(config, one), **more)
 
 
-def _more(one: Mapping[str, Any]) -> dict[str, Any]:
-    repeats, is_reg = int(one.get("repeats") or 0) + 1, bool(one.get("is_regularisation_data"))
-    return {"name": str(one["id"]), "repeats": repeats, "is_reg": is_reg}
-
-
-def _elsewhere(config: Config, one: Mapping[str, Any]) -> Layout:
-    """A data set of another type than ``local``, if its images are on this disk."""
-    said, kind = str(one.get("dataset_name") or ""), one["type"]
-    if kind == "csv":
-        return _listed(config, one)
-    if kind == "huggingface" and config.has(said):
-        found = archives.recognize(Tree(config.place(said, "dataset_name")))
-        if found is not None:
-            config.take(one, (*_USED, "dataset_name", "split", "huggingface"))
-            found = archives.choose_split(found, str(one.get("split") or ""))
-            return replace(found, sets=tuple(replace(own, **_more(one)) for own in found.sets))
-    bucket, local = one.get("aws_bucket_name"), "name FOLDER as instance_data_dir with the type local"
+def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
+    """The error for a data set of another type than ``local``."""
+    said, kind, bucket = str(one.get("dataset_name") or ""), one["type"], one.get("aws_bucket_name")
+    local = "name FOLDER as instance_data_dir with the type local"
     where, fix = {
         "aws": (f"in the bucket {bucket}", f"`aws s3 sync s3://{bucket} FOLDER`, and {local}"),
         "huggingface": (
             f"{said} of the hub",
-            f"`hf download --repo-type dataset {said} --local-dir FOLDER`, and name FOLDER as dataset_name",
+            f"`hf download --repo-type dataset {said} --local-dir FOLDER`, and name FOLDER in a latentcache.toml",
         ),
     }.get(kind, (f"of the type {kind}", f"copy its images here, and {local}"))
-    raise config.error(
+    return config.error(
         f"data set {one['id']} is {where}",
         f'{fix}; "disabled": true leaves it out',
-        "only files on this disk are read",
+        "only folders of images on this disk are read",
     )
-
-
-def _listed(config: Config, one: Mapping[str, Any]) -> Layout:
-    """A CSV of addresses whose images were fetched, or of names on this disk."""
-    kept = config.take(one, (*_USED, "csv_file", "csv_cache_dir", "csv_url_column", "csv_caption_column"), _KEPT)
-    table, said = config.place(one.get("csv_file"), "csv_file"), str(one.get("csv_cache_dir") or "")
-    cache = config.place(said, "csv_cache_dir") if config.has(said) else table.parent
-    root = Path(os.path.commonpath([cache, table.parent]))
-    rule = CaptionRule(
-        table_columns=(str(one.get("csv_url_column") or "url"), str(one.get("csv_caption_column") or "caption")),
-        row_file=partial(_fetched, str(cache), str(table.parent)),
-        last_row=True,
-    )
-    found = of_table(root, table, rule, **_more(one), settings=kept)
-    return replace(found, folders=tuple(dict.fromkeys((relative(cache, root), relative(table.parent, root)))))
-
-
-def _fetched(cache: str, beside: str, said: str) -> str:
-    """The file of an address or of a name."""
-    if said.startswith("http"):
-        return _hashed(os.path.join(cache, said.rpartition("/")[2]))  # noqa: PTH118
-    named = next((path for path in (os.path.join(beside, said), os.path.abspath(said)) if os.path.exists(path)), said)  # noqa: PTH100, PTH110, PTH118
-    return hashed if os.path.exists(hashed := _hashed(named)) else named  # noqa: PTH110
-
-
-def _hashed(path: str) -> str:
-    name = Path(path)
-    return str(name.with_name(sha256(name.stem.encode()).hexdigest() + name.suffix))
 
 
 def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
