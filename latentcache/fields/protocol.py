@@ -567,7 +567,8 @@ class FieldKind:
             return np.zeros((0, KEY_BYTES), dtype=np.uint8)
         keys = table[group.astype(np.intp) * variants + variant]
         keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content
-        keys[~content.any(axis=1)] = 0
+        halves = np.ascontiguousarray(content).view(np.uint64)
+        keys[halves[:, 0] | halves[:, 1] == 0] = 0
         return keys
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:

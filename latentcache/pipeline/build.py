@@ -29,7 +29,7 @@ from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejecte
 from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
+from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_news
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -54,7 +54,7 @@ from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending
-from latentcache.store.publish import SnapshotDraft, publish_snapshot
+from latentcache.store.publish import SnapshotDraft
 from latentcache.store.salvage import mend_shards
 
 #: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
@@ -344,19 +344,19 @@ class _Build:
                 )
             samples, outcomes = self.encode(listing, samples, works, catalog)
             before, catalog = catalog.forgotten(), load_catalog(self.paths)
-            for outcome in outcomes:
+            for outcome in (one for one in outcomes if not one.work.unchanged):
                 outcome.place = find_items(outcome.work, samples, before, catalog)
         else:
             outcomes = [Outcome(work=work, place=work.place) for work in works]
         draft = draft_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)
         pairs = zip(outcomes, draft.fields, strict=True)
         fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
-        same = not self.existing.damage and says_the_same(draft, self.existing.snapshot)
-        snapshot = self.existing.snapshot
-        number = snapshot.number if same and snapshot is not None else publish_snapshot(self.paths, draft)
+        snapshot = None if self.existing.damage else self.existing.snapshot
+        number = publish_news(self.paths, draft, snapshot)
         remove_durably(self.paths.building)
         end_pending(self.paths)
-        return self.report(plan, fields, draft.rejected, draft.notes, snapshot=number, published=not same)
+        kept = snapshot.number if snapshot is not None else 0
+        return self.report(plan, fields, draft.rejected, draft.notes, snapshot=number or kept, published=number > 0)
 
     def encode(
         self, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog

@@ -57,6 +57,8 @@ class FieldWork:
     duplicates: int = 0
     assumed: int = 0
     """Items of unread inputs that an unfinished build has committed already."""
+    unchanged: bool = False
+    """True if the items are those of the snapshot: ``place`` then tells items apart, and is in no catalog."""
 
     @property
     def cost(self) -> int:
@@ -174,8 +176,16 @@ def field_work(
         usable = np.ones(len(samples), dtype=np.bool_)
         usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
         plan = select_items(plan, usable_items(plan, usable, described.recipe.spec.first_prompt))
-    known: NDArray[np.bool_] = np.asarray(plan.key.any(axis=1))
-    place = _find(catalog, plan.key)
+    unchanged = (
+        before is not None
+        and before.recipe_id == described.recipe.recipe_id
+        and set(before.shards) <= set(catalog.shards)  # the others are damaged or gone
+        and before.holds(plan)
+    )
+    if unchanged and before is not None:
+        known, place = np.ones(len(plan.key), dtype=np.bool_), _item_numbers(before)
+    else:
+        known, place = np.asarray(plan.key.any(axis=1)), _find(catalog, plan.key)
     missing = np.flatnonzero(known & (place < 0))
     repeated = missing[_repeats(plan.key[missing])]
     assumed = _assumed(plan, known, place, catalog, kind, described) if unfinished else 0
@@ -194,7 +204,18 @@ def field_work(
         rejected=refused,
         duplicates=duplicates,
         assumed=assumed,
+        unchanged=unchanged,
     )
+
+
+def _item_numbers(rows: FieldRows) -> NDArray[np.int64]:
+    """(R,) a number for each row that rows of one item share."""
+    item = np.asarray(rows.entry).astype(np.int64)
+    if rows.packing == "block":
+        item = item << 32 | np.asarray(rows.start)
+        rising = bool((item[1:] > item[:-1]).all())
+        item = np.arange(len(item)) if rising else np.unique(item, return_inverse=True)[1].reshape(-1)
+    return item
 
 
 def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:

@@ -27,7 +27,7 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
-from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
+from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_news
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -45,7 +45,7 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, publish_snapshot
+from latentcache.store.publish import SnapshotDraft
 from latentcache.store.salvage import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
 
@@ -316,7 +316,6 @@ def _publish(
         base, table, outcomes, catalog, root=names_root(Path(str(first.source["root"])), first.source)
     )
     before = current_or_none(paths.root)
-    same = says_the_same(draft, before)
     plan = BuildPlan(
         cache=paths.root,
         data=Path(str(first.source["root"])),
@@ -328,13 +327,14 @@ def _publish(
         free_bytes=free_bytes(paths.root),
     )
     observer.planned(plan)
+    number = publish_news(paths, draft, before)
     return BuildReport(
         plan=plan,
         fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, draft.fields, strict=True)},
         rejected=plan.rejected,
         notes=plan.notes,
-        snapshot=before.number if same and before is not None else publish_snapshot(paths, draft),
-        published=not same,
+        snapshot=number or (before.number if before is not None else 0),
+        published=number > 0,
         elapsed_s=time.monotonic() - started,
         allow_failed=draft.allow_failed,
     )

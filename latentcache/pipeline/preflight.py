@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -204,12 +205,17 @@ def check_notes(notes: Sequence[Rejected], data: Path) -> None:
     )
 
 
+@cache
+def _version() -> str:
+    return metadata.version("latentcache")  # reads files, 1 ms
+
+
 def provenance(described: Described) -> dict[str, Any]:
     """Provenance of a field for the manifest: what its describer says, and versions of this program and machine."""
     return {
         **described.provenance,
         "label": described.label,
-        "latentcache": metadata.version("latentcache"),
+        "latentcache": _version(),
         "python": platform.python_version(),
         "machine": platform.machine(),
     }

@@ -6,7 +6,8 @@ everything there publishes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,18 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
-from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.pipeline.diff import SLICE, FieldWork, usable_items
+from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.workers.crew import RunResult
 from latentcache.sources.archives.members import Place, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
-from latentcache.store.publish import SnapshotDraft, field_draft
-from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.snapshot import FieldDraft, Snapshot
 
 #: Manifest keys of a field's provenance that decide whether an input can be used.
 _DECODERS = "decoders"
@@ -137,12 +138,13 @@ def draft_snapshot(
     numbers = np.cumsum(used, dtype=np.int32) - 1
     fields = tuple(_field(outcome, chosen, numbers, catalog) for outcome, chosen in zip(outcomes, items, strict=True))
     rejected = [*base.rejected, *(one for outcome in outcomes for one in outcome.rejected.values())]
+    kept = samples if used.all() else select_samples(samples, np.flatnonzero(used))
     return replace(
         base,
-        samples=samples if used.all() else select_samples(samples, np.flatnonzero(used)),
+        samples=replace(kept, files=replace(kept.files, stat=_steady(kept.files.stat))),
         fields=fields,
         shards=catalog.shards,
-        rejected=sorted(rejected, key=_order),
+        rejected=sorted(map(_steady_rejection, rejected), key=_order),
         notes=[
             *(note for note in base.notes if not note.target),
             *(note for outcome in outcomes for note in outcome.work.plan.notes),
@@ -156,9 +158,19 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
     """Rows of one field, in the order of samples, then groups, then variants."""
     work, every = outcome.work, slice(None) if len(items) == len(outcome.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.before
-    groups, group = groups_in_use(plan, plan.group[every])
     same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
     noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
+    if work.unchanged and before is not None:
+        moved = len(numbers) and numbers[-1] != len(numbers) - 1
+        shard = np.array([catalog.shards.index(name) for name in before.shards], dtype=np.int32)
+        return replace(
+            before,
+            shard=shard[np.asarray(before.shard)],
+            sample=numbers[plan.sample] if moved else before.sample,
+            provenance=provenance(work.described),
+            noise=noise,
+        )
+    groups, group = groups_in_use(plan, plan.group[every])
     return field_draft(
         catalog,
         kind=work.kind,
@@ -234,91 +246,39 @@ def _select_input(one: Input, rows: NDArray[np.intp], number: NDArray[np.int32])
     )
 
 
-def says_the_same(draft: SnapshotDraft, snapshot: Snapshot | None) -> bool:
-    """True if publishing the draft would say nothing new. When a file was hashed is new only if it is trusted now."""
-    if snapshot is None or not snapshot.complete or snapshot.allow_failed != draft.allow_failed:
-        return False
-    mine, theirs = ({**source, "relative": ""} for source in (draft.source, snapshot.source))
-    if mine != theirs or list(snapshot.fields) != [one.name for one in draft.fields]:
-        return False
-    if _settled(snapshot.rejected) != _settled(draft.rejected) or _settled(snapshot.notes) != _settled(draft.notes):
-        return False
-    judged = {one.target for one in draft.rejected}
-    return _same_samples(draft.samples, snapshot.samples) and all(
-        _same_field(one, snapshot.fields[one.name], draft.shards, snapshot.shards, judged=one.name in judged)
-        for one in draft.fields
-    )
+def publish_news(paths: CachePaths, draft: SnapshotDraft, current: Snapshot | None) -> int:
+    """Publish a snapshot, unless it tells what the current one does; its number, or 0. Errors as publishing has."""
+
+    def told(manifest: Mapping[str, Any]) -> bool:
+        return current is not None and _essence(manifest) == _essence(current.manifest)
+
+    return publish_snapshot(paths, draft, told)
 
 
-def _same_field(
-    one: FieldDraft, other: FieldRows, shards: Sequence[str], there: Sequence[str], *, judged: bool
-) -> bool:
-    if other.recipe_json != one.recipe_json or tuple(other.groups) != tuple(one.groups):
-        return False
-    if judged and one.provenance.get(_DECODERS) != other.provenance.get(_DECODERS):
-        return False
-    if len(one.sample) != len(other.sample) or len(one.shard) != len(other.shard):
-        return False
-    positions = {name: number for number, name in enumerate(there)}
-    moved = np.array([positions.get(name, -1) for name in shards] or [-1], dtype=np.int32)
-    names = ("offset", "key", "sample", "entry", "group", "variant", "start", "length")
-    return (
-        _equal(moved[one.shard], other.shard)
-        and all(_equal(getattr(one, name), getattr(other, name)) for name in names)
-        and all(_equal(values, other.columns[name]) for name, values in one.columns.items())
-    )
-
-
-def _same_samples(one: SampleTable, other: SampleTable) -> bool:
-    """Whether two tables hold the same, but for the moment at which files were hashed."""
-    if len(one) != len(other) or set(one.inputs) != set(other.inputs) or set(one.columns) != set(other.columns):
-        return False
-    return (
-        _equal(one.names, other.names)
-        and _equal(one.files.names, other.files.names)
-        and _equal_stats(one.files.stat, other.files.stat)
-        and _equal(one.files.content, other.files.content)
-        and _equal(one.files.reading, other.files.reading)
-        and all(_equal(values, other.columns[name]) for name, values in one.columns.items())
-        and all(
-            _equal(getattr(mine, part), getattr(other.inputs[name], part))
-            for name, mine in one.inputs.items()
-            for part in ("content", "file", "line", "text")
-        )
-    )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Compare two columns in slices; lazy ones are never held whole."""
-    if one is None or other is None:
-        return one is None and other is None
-    if isinstance(one, Strings):
-        return _equal(one.ends, other.ends) and _equal(one.data, other.data)
-    return len(one) == len(other) and all(
-        np.array_equal(one[start : start + SLICE], other[start : start + SLICE])
-        for start in range(0, len(one), SLICE)
-    )
-
-
-def _equal_stats(one: Any, other: Any) -> bool:
-    """Compare stat memos; of the moment of hashing only whether it makes a memo trusted."""
-    return len(one) == len(other) and all(
-        np.array_equal(_trust(one[start : start + SLICE]), _trust(other[start : start + SLICE]))
-        for start in range(0, len(one), SLICE)
-    )
-
-
-def _trust(stat: Any) -> NDArray[np.uint64]:
-    """Stat memos with, in place of the moment of hashing, whether they can be trusted."""
-    memos = np.asarray(stat).astype(np.uint64).reshape(-1, STAT_WIDTH)
-    return np.column_stack([memos[:, :5], racy(memos).astype(np.uint64)])
-
-
-def _settled(rejected: Iterable[Rejected]) -> list[Rejected]:
-    return [
-        replace(one, stat=tuple(_trust(np.array([one.stat], dtype=np.uint64))[0].tolist())) if one.stat else one
-        for one in rejected
+def _essence(manifest: Mapping[str, Any]) -> Any:
+    """What makes a snapshot another one: not its time, and not on which machine entries were made."""
+    named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
+    fields = [
+        (name, {**one, "provenance": one["provenance"].get(_DECODERS), "noise": None})
+        for name, one in manifest["fields"].items()
     ]
+    found = {name: manifest[name] for name in named} | {"fields": fields}
+    return json.loads(json.dumps(found | {"source": {**manifest["source"], "relative": ""}}))
+
+
+def _steady(stat: Any) -> Any:
+    """Stat memos; in those that cannot be trusted yet the moment of hashing is 0, so that it makes no news."""
+    memos = np.ascontiguousarray(stat, dtype=np.uint64).reshape(-1, STAT_WIDTH)
+    young = racy(memos) & (memos[:, -1] != 0)
+    if not young.any():
+        return stat
+    memos = memos.copy()
+    memos[young, -1] = 0
+    return memos
+
+
+def _steady_rejection(one: Rejected) -> Rejected:
+    return replace(one, stat=tuple(np.asarray(_steady([one.stat]))[0].tolist())) if one.stat else one
 
 
 def _order(one: Rejected) -> tuple[bytes, int, str]:

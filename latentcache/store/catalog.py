@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class Catalog:
 
     Args:
         folders: Of the shards, by which :attr:`shards` are named.
-        columns: ``mixed``, ``tail``, ``frame``, ``row``, ``frames``, ``bases`` and, if it was built, ``same``.
+        columns: ``mixed``, ``tail``, ``frame``, ``row``, ``frames``, ``bases`` and, if it was built, ``same``; None
+            if they are to be made of the indexes when they are first needed.
         damaged: Shards that could not be opened.
         indexes: Indexes that are open already.
     """
@@ -72,16 +74,25 @@ class Catalog:
     def __init__(
         self,
         folders: Sequence[Path],
-        columns: dict[str, NDArray[Any]],
+        columns: dict[str, NDArray[Any]] | None,
         damaged: Sequence[str] = (),
-        indexes: Mapping[int, ShardIndex] | None = None,
+        indexes: Sequence[ShardIndex] = (),
     ) -> None:
-        self._folders, self._columns, self._indexes = tuple(folders), columns, dict(indexes or {})
+        self._folders, self._indexes = tuple(folders), dict(enumerate(indexes))
         self.shards = tuple(folder.name for folder in folders)
         self.damaged = tuple(damaged)
         """Shards that could not be opened; their items count as missing."""
-        self._frame_numbers = {frame.tobytes(): number for number, frame in enumerate(columns["frames"])}
         self._lengths: dict[int, tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]] = {}
+        if columns is not None:
+            self._columns = columns
+
+    @cached_property
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        return _sorted_columns(list(self._indexes.values()))
+
+    @cached_property
+    def _frame_numbers(self) -> dict[bytes, int]:
+        return {frame.tobytes(): number for number, frame in enumerate(self._columns["frames"])}
 
     def __len__(self) -> int:
         return len(self._columns["mixed"])
@@ -395,6 +406,10 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
 
 def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Catalog:
     """The items of these shards; of two items with one key the first counts."""
+    return Catalog([index.folder for index in indexes], None, damaged, indexes)
+
+
+def _sorted_columns(indexes: Sequence[ShardIndex]) -> dict[str, NDArray[Any]]:
     known = [np.asarray(index.columns["frames"]) for index in indexes]
     # With an index, which loads no numpy.ma.
     frames, _ = np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0, return_index=True)
@@ -416,8 +431,7 @@ def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Ca
     columns = {"mixed": mixed, "tail": tail, "frame": frame, "row": order}
     if len(twice):
         columns = {name: np.delete(column, twice) for name, column in columns.items()}
-    columns |= {"frames": frames, "bases": bases}
-    return Catalog([index.folder for index in indexes], columns, damaged, dict(enumerate(indexes)))
+    return columns | {"frames": frames, "bases": bases}
 
 
 def open_lookup(folder: Path) -> Catalog:

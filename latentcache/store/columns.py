@@ -67,20 +67,10 @@ class _Form:
     sums: bool = False
     """True if differences are stored."""
 
-    @property
-    def stored_rows(self) -> int:
-        """Rows of values in the file."""
-        return self.shape[0] if self.runs < 0 else self.runs
-
-    @property
-    def width(self) -> int:
-        """Bytes of one stored row."""
-        return self.stored.itemsize * math.prod(self.shape[1:])
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file, with the positions of runs before the values."""
-        return self.stored_rows * (self.width + (self.first.itemsize if self.runs >= 0 else 0))
+    width: int
+    """Bytes of one stored row."""
+    num_bytes: int
+    """In the file, with the positions of runs before the values."""
 
 
 class Column(np.lib.mixins.NDArrayOperatorsMixin):
@@ -281,18 +271,12 @@ class ColumnFile:
         if self.header_checksum != stored or expected not in (None, stored):
             raise self._damaged("header checksum")
         try:
-            header = json.loads(text)
-            metadata = header.pop("__metadata__")
-            forms = json.loads(metadata.pop("columns"))
-            self._forms = {}
-            for name, one in forms.items():
-                stored_as = one.get("alias", name)
-                self._forms[name] = _form(forms[stored_as], header, stored_as, 8 + length)
+            self._header = json.loads(text)
+            self.metadata: dict[str, str] = self._header.pop("__metadata__")
+            self._forms: dict[str, Any] = dict(json.loads(self.metadata.pop("columns")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
-        self.metadata: dict[str, str] = metadata
-        if any(form.start + form.num_bytes > self.num_bytes - 8 for form in self._forms.values()):
-            raise self._damaged("a column leaves the file")
+        self._data = 8 + length
 
     def __contains__(self, name: str) -> bool:
         return name in self._forms
@@ -304,11 +288,18 @@ class ColumnFile:
         """A column.
 
         Raises:
-            CacheDamagedError: The file lacks it.
+            CacheDamagedError: The file lacks it, or contradicts itself.
         """
         if name not in self._forms:
             raise self._damaged(f"column {name} is missing")
-        return Column(self, name, self._forms[name])
+        try:
+            stored_as = self._forms[name].get("alias", name)
+            form = _form(self._forms[stored_as], self._header, stored_as, self._data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from error
+        if form.start + form.num_bytes > self.num_bytes - 8:
+            raise self._damaged("a column leaves the file")
+        return Column(self, name, form)
 
     def get(self, name: str) -> Column | None:
         """A column, or None if the file lacks it."""
@@ -355,24 +346,21 @@ class ColumnFile:
 
 
 def write_columns(
-    path: Path,
-    columns: Mapping[str, Any],
-    metadata: Mapping[str, str] | None = None,
-    *,
-    sums: Collection[str] = (),
-) -> int:
-    """Write columns atomically and durably; return the xxh3-64 of the header.
+    path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, sums: Collection[str] = ()
+) -> None:
+    """Write columns atomically and durably. Arguments as :func:`encoded_columns`, errors as ``write_atomically``."""
+    write_atomically(path, encoded_columns(columns, metadata, sums=sums)[0])
+
+
+def encoded_columns(
+    columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, sums: Collection[str] = ()
+) -> tuple[list[bytes | memoryview], int]:
+    """The file that holds columns, in parts, and the xxh3-64 of its header, which tells of every column.
 
     Args:
-        path: The file.
         columns: Name -> array or column of any integer or float type, or ``Strings``.
         metadata: More names of the file's ``__metadata__``.
         sums: Names of rising columns that may be stored as differences.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
     """
     forms: dict[str, Any] = {}
     header: dict[str, Any] = {}
@@ -397,9 +385,7 @@ def write_columns(
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     signature = checksum(text)
-    front = [_LENGTH.pack(len(text)), text]
-    write_atomically(path, [*front, *map(_bytes, parts), _LENGTH.pack(signature)])
-    return signature
+    return [_LENGTH.pack(len(text)), text, *map(_bytes, parts), _LENGTH.pack(signature)], signature
 
 
 def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -480,6 +466,8 @@ def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: in
     stored, start = _TYPES[values["dtype"]], int(values["data_offsets"][0])
     first = header[f"{name}.first"] if in_runs else None
     runs = int(values["shape"][0]) if in_runs else -1
+    rows, width = shape[0] if runs < 0 else runs, stored.itemsize * math.prod(shape[1:])
+    positions = _TYPES[first["dtype"]] if first else np.dtype("<u4")
     form = _Form(
         dtype=dtype,
         shape=shape,
@@ -489,10 +477,12 @@ def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: in
         base=int(one.get("base", 0)),
         runs=runs,
         step=int(one.get("step", 0)),
-        first=_TYPES[first["dtype"]] if first else np.dtype("<u4"),
+        first=positions,
         sums=bool(one.get("sums", False)),
+        width=width,
+        num_bytes=rows * (width + (positions.itemsize if in_runs else 0)),
     )
-    expected = [form.stored_rows, *shape[1:]]
+    expected = [rows, *shape[1:]]
     if values["shape"] != expected or not shape or min(shape) < 0 or form.step not in (0, 1):
         raise ValueError(f"{name}: shape {values['shape']}, expected {expected}")
     if form.start < data or values["data_offsets"][1] != form.start - data + form.num_bytes:

@@ -25,6 +25,9 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, republish
 from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
 
+#: Bits of an offset in a file; a shard's number is above them.
+_OFFSET_BITS = 44
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUse:
@@ -63,26 +66,30 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
         CacheDamagedError: A column of a snapshot is damaged.
         StoreError: The system refuses to list the shards.
     """
-    found = []
-    for folder in paths.all_sealed():
-        name = folder.name
-        parts = [
-            np.stack([np.asarray(rows.offset)[held], (np.asarray(rows.head) + np.asarray(rows.bytes))[held]])
-            for snapshot in snapshots
-            if name in snapshot.shards
-            for rows in snapshot.fields.values()
-            for held in [np.asarray(rows.shard) == snapshot.shards.index(name)]
-        ]
-        needed = np.unique(np.concatenate([np.zeros((2, 0), np.uint64), *parts], axis=1), axis=1)
+    folders, found = paths.all_sealed(), []
+    number = {folder.name: position for position, folder in enumerate(folders)}
+    places, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for snapshot in snapshots:
+        own = np.array([number.get(name, -1) for name in snapshot.shards], dtype=np.int64)
+        for rows in snapshot.fields.values():
+            places.append(own[np.asarray(rows.shard)] << _OFFSET_BITS | np.asarray(rows.offset).astype(np.int64))
+            sizes.append(np.asarray(rows.head) + np.asarray(rows.bytes).astype(np.int64))
+    place, size = np.concatenate(places), np.concatenate(sizes)
+    if len(snapshots) > 1:
+        place, first = np.unique(place, return_index=True)
+        size = size[first]
+    shard = (place >> _OFFSET_BITS) + 1  # 0: a shard that is gone
+    entries, num_bytes = (np.bincount(shard, one, len(folders) + 1)[1:] for one in (None, size))
+    for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found.append(
                 ShardUse(
-                    name=name,
+                    name=folder.name,
                     entries=_entries(folder),
-                    needed=needed.shape[1],
+                    needed=needed,
                     bytes=(folder / "data.mdb").stat().st_size,
-                    needed_bytes=int(needed[1].sum()),
-                    tombstoned=_reason(paths, name),
+                    needed_bytes=int(needed_bytes),
+                    tombstoned=_reason(paths, folder.name),
                 )
             )
     return found

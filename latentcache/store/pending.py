@@ -66,7 +66,7 @@ def publish_pending(paths: CachePaths, draft: SnapshotDraft) -> None:
     make_folder(paths.pending)
     with writing(paths.pending):
         (paths.pending / FAILED).touch()
-    write_snapshot(paths.pending, replace(draft, shards=("pending",)), 0)
+    write_snapshot(paths.pending, replace(draft, shards=("pending",)))
     with writing(paths.pending):
         sync_folder(paths.pending.parent)
 

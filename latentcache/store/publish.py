@@ -7,7 +7,7 @@ says of its items (crops, loss spans) is taken from the last snapshot or from th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +21,9 @@ from latentcache.fields.protocol import FieldKind, FieldRecipe, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.identity.key import split_keys
-from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
+from latentcache.store.atomic_io import Buffer, json_bytes, make_folder, sync_folder, write_atomically, writing
 from latentcache.store.catalog import Catalog, CatalogRows
-from latentcache.store.columns import write_columns
+from latentcache.store.columns import encoded_columns
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
@@ -212,8 +212,18 @@ class _OwnColumns:
         return ends, values
 
 
-def publish_snapshot(paths: CachePaths, draft: SnapshotDraft) -> int:
-    """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock. Returns its number.
+def publish_snapshot(
+    paths: CachePaths, draft: SnapshotDraft, told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False
+) -> int:
+    """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
+
+    Args:
+        paths: The cache.
+        draft: The snapshot.
+        told: Is shown the manifest first; True if it tells nothing new.
+
+    Returns:
+        Its number; 0 if nothing was published.
 
     Raises:
         DiskFullError: No space; the old snapshot stays.
@@ -221,17 +231,30 @@ def publish_snapshot(paths: CachePaths, draft: SnapshotDraft) -> int:
         StoreError: The disk fails.
     """
     number = max(paths.snapshots(), default=0) + 1
-    folder = paths.snapshot(number)
-    make_folder(folder)
-    write_snapshot(folder, draft, number)
-    with writing(folder):
-        sync_folder(folder.parent)
+    manifest, files = _drawn_up(draft, number)
+    if told(manifest):
+        return 0
+    _write(paths.snapshot(number), manifest, files)
+    with writing(paths.snapshot(number)):
+        sync_folder(paths.snapshots_folder)
     write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
     return number
 
 
-def write_snapshot(folder: Path, draft: SnapshotDraft, number: int, **facts: Any) -> None:
-    """Write all files of a snapshot into its folder. Errors as :func:`publish_snapshot`."""
+def write_snapshot(folder: Path, draft: SnapshotDraft) -> None:
+    """Write all files of a snapshot without a number. Errors as :func:`publish_snapshot`."""
+    _write(folder, *_drawn_up(draft, 0))
+
+
+def _write(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Sequence[Buffer]]) -> None:
+    make_folder(folder)
+    for name, parts in files.items():
+        write_atomically(folder / name, parts)
+    write_atomically(folder / MANIFEST, json_bytes({**manifest, "checksum": own_checksum(manifest)}))
+
+
+def _drawn_up(draft: SnapshotDraft, number: int) -> tuple[dict[str, Any], dict[str, Sequence[Buffer]]]:
+    """The manifest, without its checksum, and the other files."""
     shards, drafts = _needed_shards(draft)
     columns = _sample_columns(draft.samples)
     sums: set[str] = set()
@@ -241,12 +264,11 @@ def write_snapshot(folder: Path, draft: SnapshotDraft, number: int, **facts: Any
         columns |= {f"fields/{one.name}/{name}": values for name, values in own.items()}
         sums |= {f"fields/{one.name}/{name}" for name in own if name.endswith(".ends") or name == "offset"}
         described[one.name] = _described(one)
-    signature = write_columns(folder / COLUMNS, columns, sums=sums)
+    parts, signature = encoded_columns(columns, sums=sums)
     lines = [rejected_line("rejected", one) for one in draft.rejected]
+    rejected = len(lines)
     lines += [rejected_line("note", one) for one in draft.notes]
     listed = b"".join(lines)
-    write_atomically(folder / REJECTED, listed)
-    rejected = sum(line.startswith(b'{"type": "rejected"') for line in lines)
     manifest = {
         "format": {"name": "latentcache", "version": FORMAT_VERSION},
         "snapshot": number,
@@ -267,9 +289,8 @@ def write_snapshot(folder: Path, draft: SnapshotDraft, number: int, **facts: Any
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
         "fields": described,
         **draft.facts,
-        **facts,
     }
-    write_atomically(folder / MANIFEST, json_bytes(manifest | {"checksum": own_checksum(manifest)}))
+    return manifest, {COLUMNS: parts, REJECTED: [listed]}
 
 
 def republish(

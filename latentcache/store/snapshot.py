@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError
-from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
+from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe, FieldSpec, Group
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.identity.content import canonical_json, checksum
-from latentcache.identity.key import Keys
+from latentcache.identity.content import HASH_BYTES, canonical_json, checksum
+from latentcache.identity.key import CONTENT_AT, Keys
 from latentcache.store.atomic_io import (
     read_file,
     read_json,
@@ -41,6 +41,8 @@ MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.
 #: Columns of the entries and of the rows of a field, with their types.
 ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
 ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "start": "u4", "length": "u4"}
+#: Rows that are compared at a time.
+_SLICE = 1 << 20
 #: Where an entry is: its key, the byte at which its payload begins, and the bytes of its head.
 PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])
 
@@ -107,13 +109,13 @@ class FieldRows(FieldDraft):
         """Number of entries."""
         return len(self.offset)
 
-    def row_keys(self, rows: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
+    def row_keys(self, rows: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) item keys of rows, of all rows if none are given.
 
         Raises:
             CacheFormatError: Items of a kind that is not installed have several inputs, so their keys are unknown.
         """
-        chosen: Any = slice(None) if rows is None else np.asarray(rows)
+        chosen: Any = rows
         if self.packing != "block":
             return np.array(self.key[self.entry[chosen]])
         content = self._content(np.asarray(self.sample[chosen]))
@@ -123,6 +125,24 @@ class FieldRows(FieldDraft):
             return keys
         group, variant = np.asarray(self.group[chosen]), np.asarray(self.variant[chosen])
         return self.kind.keys(content, group, variant, self.groups, self.recipe)
+
+    def holds(self, plan: FieldPlan) -> bool:
+        """True if these rows are exactly the items of a plan that was made by the same recipe."""
+        position = {group: number for number, group in enumerate(self.groups)}
+        group = np.array([position.get(one, -1) for one in plan.groups], dtype=np.int32)[plan.group]
+        columns = ((plan.sample, self.sample), (plan.variant, self.variant), (group, self.group))
+
+        def same(part: slice) -> bool:
+            keys = plan.key[part]
+            if not all(np.array_equal(mine[part], theirs[part]) for mine, theirs in columns):
+                return False
+            if self.packing != "block":
+                return np.array_equal(keys, self.key[self.entry[part]])
+            content = keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES]  # the rest is that of the group and the recipe
+            return np.array_equal(content, self._content(np.asarray(self.sample[part])))
+
+        parts = (slice(start, start + _SLICE) for start in range(0, len(self), _SLICE))
+        return len(plan.sample) == len(self) and all(map(same, parts))
 
     def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
         """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""
@@ -321,7 +341,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
         CacheFormatError: Written by a newer version.
         CacheDamagedError: It is not what was written.
     """
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_json(path := folder / MANIFEST)
     form = manifest.get("format")
     version = form.get("version") if isinstance(form, dict) else None
     if not isinstance(version, int):
@@ -333,14 +353,16 @@ def load_manifest(folder: Path) -> dict[str, Any]:
             why="it was written by a newer version",
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
         )
-    if manifest.get("checksum") != own_checksum({k: v for k, v in manifest.items() if k != "checksum"}):
-        raise CacheDamagedError("the manifest is damaged", where=str(folder / MANIFEST), why="checksum")
+    if manifest.get("checksum") != own_checksum(manifest):
+        raise CacheDamagedError("the manifest is damaged", where=str(path), why="checksum")
     return manifest
 
 
 def own_checksum(value: Mapping[str, Any]) -> str:
-    """xxh3-64 over an object's canonical JSON, with floats by their shortest spelling; 16 hex digits."""
-    return f"{checksum(canonical_json(_spelled(value))):016x}"
+    """xxh3-64 over an object's canonical JSON without its ``checksum``; floats are texts. 16 hex digits."""
+    spelled = json.loads(json.dumps(value), parse_float=str, parse_constant=lambda text: repr(float(text)))
+    spelled.pop("checksum", None)
+    return f"{checksum(canonical_json(spelled)):016x}"
 
 
 def _field_rows(
@@ -416,14 +438,6 @@ def following(entry: NDArray[np.integer], length: NDArray[np.integer]) -> NDArra
     counts = np.diff(np.append(first, len(entry)))
     starts: NDArray[np.int64] = begins - np.repeat(begins[first], counts)
     return starts.astype(np.uint32)
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {name: _spelled(child) for name, child in value.items()}
-    return [_spelled(child) for child in value] if isinstance(value, list | tuple) else value
 
 
 def _unfinished(paths: CachePaths) -> CacheNotFoundError:

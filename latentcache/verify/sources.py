@@ -164,10 +164,10 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
             )
             continue
         rejected = {int(row): item for row, item in plan.rejected}
-        keys, known = view.rows.row_keys(), plan.key.any(axis=1)
-        if np.array_equal(plan.sample, view.sample) and np.array_equal(plan.key, keys):
+        if view.rows.holds(plan):
             _check_absent(store, view, chosen, set(), rejected)
             continue
+        keys, known = view.rows.row_keys(), plan.key.any(axis=1)
         planned, stored = _marks(plan.sample[known], plan.key[known]), _marks(view.sample, keys)
         absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
         extra = np.unique(view.sample[~np.isin(stored, planned)])

@@ -11,9 +11,8 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +126,23 @@ class Check:
         root = find_data(self.cache, snapshot, data) if self.trusted or data is not None else None
         self.store = store = Store.of(snapshot)
         chosen = choose(snapshot, self.depth.selection)
-        with ThreadPoolExecutor(1) as pool:  # reading files and reading shards wait for different things
-            look = partial(check_sources, store, full=self.depth.reads, over=deadline.over, same_image=same_image)
-            reading = None
-            if root is not None:
-                reading = pool.submit(look, root, chosen=None if chosen.everything else chosen.samples)
+
+        def look() -> SourcesChecked:
+            if root is None:
+                return SourcesChecked(looked=np.ones(len(snapshot.samples), np.bool_))
+            some = None if chosen.everything else chosen.samples
+            more: dict[str, Any] = {"over": deadline.over, "same_image": same_image}
+            return check_sources(store, root, full=self.depth.reads, chosen=some, **more)
+
+        with ExitStack() as stack:
+            reading, scanned = look, None
+            if self.depth.reads:  # reading files and reading shards wait for different things
+                reading = stack.enter_context(ThreadPoolExecutor(1)).submit(look).result
             check_entries(store, chosen.entries)
             check_plans(store, chosen.samples)
-            scanned = scan_payloads(store, chosen.entries, deadline.over) if self.depth.reads else None
-            sources = reading.result() if reading else SourcesChecked(looked=np.ones(len(snapshot.samples), np.bool_))
+            if self.depth.reads:
+                scanned = scan_payloads(store, chosen.entries, deadline.over)
+            sources = reading()
         sources.apply()
         looked = _looked(store, chosen, scanned, sources)
         changes = check_recipes(store, asked.recipes, asked.provenances)
@@ -228,13 +235,19 @@ def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
 
 def unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
+
+    def unneeded(snapshots: list[Snapshot]) -> int:
+        return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, snapshots))
+
     snapshots = [snapshot]
     with suppress(LatentcacheError):
+        if not unneeded(snapshots):  # what other snapshots need is then no question
+            return 0
         for number in paths.snapshots():
             if number != snapshot.number:
                 with suppress(LatentcacheError):
                     snapshots.append(open_snapshot(paths.root, number))
-        return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, snapshots))
+        return unneeded(snapshots)
     return 0
 
 
