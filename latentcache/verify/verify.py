@@ -126,23 +126,7 @@ class Check:
         root = find_data(self.cache, snapshot, data) if self.trusted or data is not None else None
         self.store = store = Store.of(snapshot)
         chosen = choose(snapshot, self.depth.selection)
-
-        def look() -> SourcesChecked:
-            if root is None:
-                return SourcesChecked(looked=np.ones(len(snapshot.samples), np.bool_))
-            some = None if chosen.everything else chosen.samples
-            more: dict[str, Any] = {"over": deadline.over, "same_image": same_image}
-            return check_sources(store, root, full=self.depth.reads, chosen=some, **more)
-
-        with ExitStack() as stack:
-            reading, scanned = look, None
-            if self.depth.reads:  # reading files and reading shards wait for different things
-                reading = stack.enter_context(ThreadPoolExecutor(1)).submit(look).result
-            check_entries(store, chosen.entries)
-            check_plans(store, chosen.samples)
-            if self.depth.reads:
-                scanned = scan_payloads(store, chosen.entries, deadline.over)
-            sources = reading()
+        scanned, sources = self.look(root, chosen, deadline, same_image)
         sources.apply()
         looked = _looked(store, chosen, scanned, sources)
         changes = check_recipes(store, asked.recipes, asked.provenances)
@@ -188,6 +172,29 @@ class Check:
             complete=snapshot.complete,
             elapsed_s=time.monotonic() - started,
         )
+
+    def look(
+        self, root: Path | None, chosen: Chosen, deadline: Deadline, same_image: SamePixels | None
+    ) -> tuple[Scanned | None, SourcesChecked]:
+        """Look at entries and sources; payloads are read only if ``depth`` says so."""
+        store = self.store
+
+        def look() -> SourcesChecked:
+            if root is None:
+                return SourcesChecked(looked=np.ones(len(store.findings.table), np.bool_))
+            some = None if chosen.everything else chosen.samples
+            more: dict[str, Any] = {"over": deadline.over, "same_image": same_image}
+            return check_sources(store, root, full=self.depth.reads, chosen=some, **more)
+
+        with ExitStack() as stack:
+            reading, scanned = look, None
+            if self.depth.reads:  # reading files and reading shards wait for different things
+                reading = stack.enter_context(ThreadPoolExecutor(1)).submit(look).result
+            check_entries(store, chosen.entries)
+            check_plans(store, chosen.samples)
+            if self.depth.reads:
+                scanned = scan_payloads(store, chosen.entries, deadline.over)
+            return scanned, reading()
 
 
 def open_checked(cache: Path) -> Snapshot:
