@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from unittest.mock import patch
 
 import torch
 from gpu_models import MODELS, Model, Scene, encoder_half, images, latents_of
-from gpu_timing import Row, chunked, peak_mib, seconds_per_call
+from gpu_timing import Row, peak_mib, seconds_per_call
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,7 +25,6 @@ class Variant:
     tf32: bool = False
     last: bool = True
     fold: bool = False
-    chunks: bool = False
     benchmark: bool = False
     """Whether cuDNN tries its algorithms first."""
 
@@ -42,8 +40,6 @@ def variants(model: Model) -> list[Variant]:
         PLAIN,
         replace(PLAIN, name="bf16, channels last, cuDNN benchmark", benchmark=True),
     ]
-    if model.attends:
-        found.append(replace(PLAIN, name="bf16, channels last, chunked attention", chunks=True))
     if model.folds:
         found.append(replace(PLAIN, name="bf16, folded", fold=True))
     return found
@@ -77,8 +73,7 @@ def attention(scene: Scene) -> list[Row]:
         for name, backend in backends.items():
             with sdpa_kernel(backend):
                 rows.append(_attended(scene, name, nn.functional.scaled_dot_product_attention, (q, k, v), exact))
-        rows.append(_attended(scene, "in chunks, as builds do", chunked, (q, k, v), exact))
-        for row in rows[-len(backends) - 1 :]:
+        for row in rows[-len(backends) :]:
             row["tokens"] = tokens
     return rows
 
@@ -99,7 +94,6 @@ def precision(scene: Scene) -> list[Row]:
         Variant(name="fp16, channels last", dtype=torch.float16),
         PLAIN,
         Variant(name="bf16, contiguous", last=False),
-        replace(PLAIN, name="bf16, channels last, chunked attention", chunks=True),
     ):
         with torch.inference_mode(), _settings(variant):
             module = encoder_half(model, scene, variant.dtype, last=variant.last)
@@ -192,10 +186,8 @@ def _settings(variant: Variant) -> Iterator[None]:
     before = matmul.allow_tf32, conv.allow_tf32
     matmul.allow_tf32 = conv.allow_tf32 = variant.tf32
     torch.backends.cudnn.benchmark = variant.benchmark
-    attend = patch.object(nn.functional, "scaled_dot_product_attention", chunked)
     try:
-        with attend if variant.chunks else contextlib.nullcontext():
-            yield
+        yield
     finally:
         matmul.allow_tf32, conv.allow_tf32 = before
         torch.backends.cudnn.benchmark = tries

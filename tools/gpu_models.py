@@ -7,7 +7,7 @@ Configurations are those published with the models named beside them; ``tiny`` o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import diffusers
@@ -38,8 +38,6 @@ class Model:
     """Takes (B, 3, T, H, W)."""
     folds: bool = False
     """Its causal 3D convolutions can be rewritten as 2D ones."""
-    attends: bool = field(default=False)
-    """Has the middle block whose heads are as wide as its channels."""
 
 
 MODELS = (
@@ -48,14 +46,12 @@ MODELS = (
         class_name="AutoencoderKL",
         config=_KL | {"latent_channels": 4, "sample_size": 1024, "scaling_factor": 0.13025},
         tiny=_TINY_KL | {"latent_channels": 4},
-        attends=True,
     ),
     Model(
         name="Flux 16ch",
         class_name="AutoencoderKL",
         config=_KL | {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False},
         tiny=_TINY_KL | {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False},
-        attends=True,
     ),
     Model(
         name="DC-AE f32c32",

@@ -12,9 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from gpu_models import Scene
-from torch import Tensor
-
-from latentcache.encoders.vae.attention import in_chunks
 
 _CALLS = 3
 Row = dict[str, Any]
@@ -103,10 +100,3 @@ def calibrate(scene: Scene) -> list[Row]:
 def ceiling(rows: list[Row]) -> float:
     """FLOP/s of the matrix product; 0 where it was not measured."""
     return next((row["found"] * 1e12 for row in rows if row["what"] == "bf16 matrix product"), 0.0)
-
-
-def chunked(
-    query: Tensor, key: Tensor, value: Tensor, *_: object, scale: float | None = None, **__: object
-) -> Tensor:
-    """Attention (B, heads, N, d) as the package does it where no fused kernel exists."""
-    return in_chunks(query, key, value, scale)

@@ -373,7 +373,6 @@ class DescribeContext:
     """True with ``check``: describe the recorded encoder as it is now, or raise."""
     followed: Described | None = None
     """What the field of ``FieldKind.follows`` is in the same build; None: that field is not built."""
-    warn: Callable[[str], None] = lambda message: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

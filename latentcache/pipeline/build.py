@@ -184,7 +184,6 @@ class _Build:
             device=self.settings.device,
             ask=self.warm.ask,
             fold=self.settings.fold,
-            warn=self.observer.warned,
             followed=followed,
         )
         settings = self.settings.fields.get(kind.name) or kind.settings()

@@ -10,10 +10,9 @@ import torch
 from diffusers import AutoencoderKL
 
 from latentcache.encoders.protocol import Pixels
-from latentcache.encoders.vae.attention import _fused, chunks_are_better, in_chunks
+from latentcache.encoders.vae.copies import _host
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder
-from latentcache.encoders.vae.probe import find_precision
 from latentcache.errors import DeviceMemoryError
 
 pytestmark = [
@@ -79,7 +78,7 @@ def test_submit_does_not_wait_for_the_device(model: Path, batches: list[Pixels])
 
 def test_host_memory_is_locked_and_reused(model: Path, batches: list[Pixels]) -> None:
     encoder = opened(model)
-    slab = encoder._copies._host((4, 4), torch.uint8)
+    slab = _host((4, 4), torch.uint8, CUDA)
     assert slab.is_pinned()
     for batch in batches * 3:
         encoder.encode(batch)
@@ -87,17 +86,6 @@ def test_host_memory_is_locked_and_reused(model: Path, batches: list[Pixels]) ->
     for batch in batches * 3:
         encoder.encode(batch)
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == used
-
-
-def test_a_buffer_waits_for_the_copy_out_of_it(model: Path) -> None:
-    encoder = opened(model)
-    images = [np.full((64, 64, 3), value, np.uint8) for value in (0, 50, 100, 150, 200, 250)]
-    expected = [encoder.encode(one[None]).latents for one in images]
-    with torch.cuda.stream(encoder._copies._up):
-        torch.cuda._sleep(LATE)
-    pending = [encoder.submit([one]) for one in images]
-    for want, one in zip(expected, pending, strict=True):
-        np.testing.assert_allclose(one.result().latents, want, atol=1e-3)
 
 
 def test_out_of_memory_leaves_nothing_and_the_next_batch_is_fine(model: Path, batches: list[Pixels]) -> None:
@@ -112,26 +100,3 @@ def test_out_of_memory_leaves_nothing_and_the_next_batch_is_fine(model: Path, ba
     hook.remove()
     assert torch.cuda.memory_allocated() <= before + (1 << 20)
     assert encoder.encode(batches[0]).finite.all()
-
-
-def test_precision_is_float16_for_a_tame_model(model: Path) -> None:
-    assert find_precision(describe_model(str(model)).as_json(), "cuda")["compute_dtype"] == "float16"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_attention_of_512_channels(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(2, 1, 2048, 512, device="cuda").to(dtype) for _ in range(3))
-    exact = torch.softmax(query.double() @ key.double().transpose(-2, -1) * 512**-0.5, -1) @ value.double()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    found = in_chunks(query, key, value, None, 4 << 20)
-    assert torch.cuda.max_memory_allocated() - before < 64 << 20
-    tolerance = {torch.float32: 2e-3, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    assert (found - exact).abs().max() < tolerance
-    assert chunks_are_better(query, key, value) in (True, False)
-    try:
-        fused = _fused(query, key, value)
-    except RuntimeError:
-        return
-    assert (fused - exact).abs().max() < tolerance

@@ -6,7 +6,6 @@ import pytest
 import torch
 from bench_gpu import BUDGETS, main, run_part
 from gpu_models import MODELS, Scene, encoder_half, images, latents_of
-from gpu_timing import chunked
 
 TINY = Scene(device="cpu", tiny=True)
 
@@ -59,11 +58,6 @@ def test_a_part_that_does_not_end_is_stopped():
             pass
 
     assert run_part(hangs, 0.05)["error"].startswith("PartTimeoutError")
-
-
-def test_chunked_attention_is_attention():
-    q, k, v = torch.randn(3, 2, 1, 20, 8)
-    assert torch.allclose(chunked(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

@@ -93,7 +93,7 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     Raises:
         RecipeError: The settings leave no bucket.
         EncoderError: The model cannot be used.
-        DeviceError: The device failed while the precision was probed.
+        DeviceError: The device does not exist.
     """
     before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
     if context.check and before is not None and settings.model is None and not context.check_encoder:
@@ -233,11 +233,8 @@ def _described(
     compute = description.spec.compute_dtype
     if old is not None and (context.check or _same_weights(description.spec, old)):
         compute = old.compute_dtype
-    elif here and description.needs_torch and context.ask is not None:
-        found = context.ask(f"{_PROBE}:find_precision", model=description.as_json(), fold=context.fold)
-        compute = str(found["compute_dtype"])
-        if found["why"]:
-            context.warn(f"computing in {compute}: {found['why']}")
+    elif compute == "bfloat16" and context.ask is not None and not context.ask(f"{_PROBE}:has_bfloat16"):
+        compute = "float32"
     return replace(description, spec=replace(description.spec, compute_dtype=compute))
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from latentcache.encoders.faults import Guard, first_line
 from latentcache.encoders.protocol import EncodedBatch, Pixels
-from latentcache.encoders.vae.attention import Attention
-from latentcache.encoders.vae.copies import Copies, Download
+from latentcache.encoders.vae.copies import Download, down, up
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
@@ -76,10 +75,8 @@ class VaeEncoder:
         self._storage: torch.dtype = getattr(torch, encoded_dtype(description.spec))
         self._modules: dict[torch.dtype, nn.Module] = {}
         self._clips = bool(self._family.video)
-        self._attention = Attention()
         advice = f"use sides that are multiples of {description.spec.multiple}, or another model"
         self._guard = Guard(device=device, name=description.spec.family, label=description.label, fix=advice)
-        self._copies = self._guard.run(lambda: Copies(device), "the first copy")
         self._guard.run(lambda: self._module(self._dtype), "the weights")
 
     @property
@@ -133,18 +130,19 @@ class VaeEncoder:
     @torch.inference_mode()
     def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Submitted:
         module = self._module(dtype)
-        # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved.
-        slab, as_clip = self._copies.up(images).movedim(-1, 1), self._clips and images[0].ndim == 3
+        # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved. On the CPU such input
+        # costs digits: torch's group normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 so).
+        slab, as_clip = up(images, self._device).movedim(-1, 1), self._clips and images[0].ndim == 3
         values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype)
+        values = values if self._device.type == "cuda" else values.contiguous()
         values = values.unsqueeze(2) if as_clip else values
-        with self._attention.watching((*values.shape, values.dtype.itemsize)):
-            latents = self._latents(module, values)
+        latents = self._latents(module, values)
         latents = latents.squeeze(2) if as_clip and latents.ndim == 5 else latents
         self._check_shape(latents, (len(images), *images[0].shape))
         kept = latents.float().to(self._storage).contiguous()
         finite = torch.isfinite(kept).flatten(1).all(1)
         bits = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
-        return Submitted(self._guard, self._copies.down(bits, finite), subject)
+        return Submitted(self._guard, down(bits, finite), subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
@@ -197,6 +195,8 @@ class VaeEncoder:
                 fold_single_frames(module)
             if self.spec.tiling:
                 enable_tiling(module, self._description)
+            if self._device.type == "cuda" and all(one.ndim != 5 for one in module.parameters()):
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
 

@@ -171,7 +171,7 @@ def described(settings=None, cached=None, **context):
     def ask(target, **kwargs):
         asked.append(target.partition(":")[2])
         json.dumps(kwargs)
-        return True if target.endswith("can_resample") else {"compute_dtype": "bfloat16", "why": "narrow"}
+        return target.endswith("can_resample")
 
     context = DescribeContext(**{"device": "cpu", "ask": ask} | context)
     found = describe(LatentsSettings(**settings or {}), cached or Cached(), context)
@@ -192,12 +192,10 @@ def test_a_new_cache_gets_the_demo_and_its_defaults():
 
 
 def test_a_model_asks_a_worker_once_and_the_cache_keeps_the_answers(tiny, monkeypatch):
-    warnings = []
-    model = str(tiny("AutoencoderKL", force_upcast=False))
-    first, asked = described({"model": model}, device="cuda:0", warn=warnings.append)
-    assert asked == ["find_precision", "can_resample"]
-    assert warnings == ["computing in bfloat16: narrow"]
-    assert (first.recipe.encoder.compute_dtype, first.recipe.pixels.resample) == ("bfloat16", "lanczos-u8")
+    model = str(tiny("AutoencoderKL", force_upcast=True))
+    first, asked = described({"model": model}, device="cuda:0")
+    assert asked == ["has_bfloat16", "can_resample"]
+    assert (first.recipe.encoder.compute_dtype, first.recipe.pixels.resample) == ("float32", "lanczos-u8")
     assert first.needs_torch
     second, asked = described(cached=again(first), device="cpu")
     assert (asked, second.recipe) == ([], first.recipe)

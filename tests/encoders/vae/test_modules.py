@@ -38,11 +38,6 @@ def test_no_decoder_is_left_and_the_rest_is_frozen(name, tiny):
     assert not module.training
 
 
-def test_two_dimensional_weights_are_channels_last(tiny):
-    weight = loaded(tiny("AutoencoderKL")).encoder.down_blocks[0].resnets[0].conv1.weight
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_are_in_the_type_that_was_asked_for(tiny, copied, dtype):
     folder, lone = tiny("AutoencoderKL"), copied()
