@@ -174,8 +174,6 @@ class Job:
     """The sample's columns, such as ``original_size``."""
     outputs: tuple[Output, ...] = ()
     cost: int = 1
-    tie: int = 0
-    """Consecutive jobs with one non-zero tie go to one worker: files of equal size, which may be duplicates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class FieldWork:
         sample = self.plan.sample[self.todo]
         starts = np.flatnonzero(np.diff(sample, prepend=-1))
         rows, ends = sample[starts], np.append(starts[1:], len(sample))
-        content, tie = self.kind.content(samples), _ties(samples, self.kind)
+        content = self.kind.content(samples)
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
@@ -115,12 +115,11 @@ class FieldWork:
             read: NDArray[np.bool_] = np.asarray(contents.any(axis=1))
             packed = contents.tobytes()
             hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
-            ties = np.where(read, 0, tie[chosen] if tie is not None else 0).tolist()
             columns = [np.asarray(column[chosen]).tolist() for column in samples.columns.values()]
             facts: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(chosen))
             sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
             outputs = self._outputs(self.todo[own])
-            for row, name, known, known_hash, values, count, cost, one in zip(
+            for row, name, known, known_hash, values, count, cost in zip(
                 chosen.tolist(),
                 samples.names.take(chosen),
                 read.tolist(),
@@ -128,7 +127,6 @@ class FieldWork:
                 facts,
                 (ends - starts)[first : first + _JOBS].tolist(),
                 np.maximum(sums, 1).tolist(),
-                ties,
                 strict=True,
             ):
                 yield Job(
@@ -139,7 +137,6 @@ class FieldWork:
                     facts=dict(zip(samples.columns, values, strict=True)),
                     outputs=tuple(islice(outputs, count)),
                     cost=cost,
-                    tie=one,
                 )
 
     def _outputs(self, items: NDArray[np.intp]) -> Iterator[Output]:
@@ -191,7 +188,7 @@ def field_work(
     assumed = _assumed(plan, known, place, catalog, kind, described) if unfinished else 0
     wanted = place < 0
     wanted[repeated] = False
-    todo = _ordered(np.flatnonzero(wanted), plan, samples, kind, known)
+    todo = _ordered(np.flatnonzero(wanted), plan, samples, kind)
     duplicates = len(repeated) + int(np.count_nonzero(place >= 0)) - distinct(place)
     return FieldWork(
         kind=kind,
@@ -350,10 +347,8 @@ def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:
     return repeated
 
 
-def _ordered(
-    items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kind: FieldKind, known: NDArray[np.bool_]
-) -> NDArray[np.intp]:
-    """Items in the order of their jobs: by the sample's first group, files of equal size next to each other.
+def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kind: FieldKind) -> NDArray[np.intp]:
+    """Items in the order of their jobs: by the sample's first group.
 
     Records stay in the order of their files, which are read once from front to back.
     """
@@ -362,27 +357,9 @@ def _ordered(
     items, sample = items[order], sample[order]
     if samples.inputs[kind.inputs[0]].line is not None or not len(items):
         return items
-    starts = np.flatnonzero(np.diff(sample, prepend=-1))
-    job = np.cumsum(np.diff(sample, prepend=-1) != 0) - 1
-    group, first = plan.group[items[starts]].astype(np.int64), np.arange(len(starts))
-    ties = _ties(samples, kind)
-    if ties is not None:
-        unread = np.flatnonzero(~known[items[starts]])
-        pairs = np.stack([group[unread], ties[sample[starts[unread]]].astype(np.int64)], axis=1)
-        _, where, number = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-        first[unread] = unread[where][number.reshape(-1)]
-    rank = np.empty(len(starts), dtype=np.intp)
-    rank[np.lexsort((np.arange(len(starts)), first, group))] = np.arange(len(starts))
-    return items[np.argsort(rank[job], kind="stable")]
-
-
-def _ties(samples: SampleTable, kind: FieldKind) -> NDArray[np.uint64] | None:
-    """(S,) size of the file of each sample's first input; None if inputs are no whole files."""
-    own = samples.inputs[kind.inputs[0]]
-    if own.line is not None or own.text is not None:
-        return None
-    sizes: NDArray[np.uint64] = np.asarray(samples.files.stat[:, 0])[np.asarray(own.file)]
-    return sizes
+    new = np.diff(sample, prepend=-1) != 0
+    group = plan.group[items[new]][np.cumsum(new) - 1]
+    return items[np.argsort(group, kind="stable")]
 
 
 def _assumed(

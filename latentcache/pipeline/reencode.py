@@ -6,14 +6,14 @@ difference comes from decoding or encoding. Nothing is written. Cost: the encode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latentcache.errors import ModelNotFoundError, SourceError
+from latentcache.errors import DeviceMemoryError, ModelNotFoundError, SourceError
 from latentcache.fields.protocol import (
     Cached,
     DescribeContext,
@@ -23,20 +23,18 @@ from latentcache.fields.protocol import (
     Job,
     Made,
     Output,
+    Prepared,
     Producer,
+    ProducerContext,
 )
 from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
-from latentcache.pipeline.run import make_again
 from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.pipeline.workers.worker import Task
+from latentcache.pipeline.workers.batching import prepare, reason
 from latentcache.sources.scan import Listing, SourceOptions, listing_of, names_root
 from latentcache.store.entry import EntryHeader
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
-
-#: Items per encoder call: half of what a build takes, because this may run beside a training.
-BATCH = 4
 
 
 class Reencode:
@@ -45,22 +43,12 @@ class Reencode:
     Args:
         settings: Field name -> settings of its kind, if the encoder is not at the recorded place.
         device: ``auto``, ``cpu`` or a torch device.
-        batch_size: Items per encoder call, at most.
-        max_pixels: Larger images are not decoded.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: Mapping[str, Any] | None = None,
-        device: str = "auto",
-        batch_size: int = BATCH,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
+    def __init__(self, *, settings: Mapping[str, Any] | None = None, device: str = "auto") -> None:
         self.device = ""
         """Where the last encoder runs; empty until one is open."""
         self._settings, self._asked = dict(settings or {}), device
-        self._batch_size, self._max_pixels = batch_size, max_pixels
         self._described: dict[str, Described] = {}
 
     def described(self, snapshot: Snapshot, field: str) -> Described:
@@ -91,28 +79,21 @@ class Reencode:
         root = names_root(root, snapshot.source)
         unread: list[tuple[int, Failure]] = []
         jobs = self._jobs(snapshot, root, field, rows, unread)
-        for one in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):
-            for output in one.job.outputs if one.output is None else (one.output,):
-                yield output.item, one.made
+        yield from make_again(kind_of(field), jobs, lambda: self._opened(snapshot, root, field))
         yield from unread
 
-    def _opened(self, producer: Producer) -> None:
-        self.device = producer.device
-
-    def _task(self, snapshot: Snapshot, root: Path, field: str) -> Task:
+    def _opened(self, snapshot: Snapshot, root: Path, field: str) -> Producer:
         described, held = self.described(snapshot, field), snapshot.fields[field]
-        return Task(
-            field=field,
-            recipe=described.recipe.as_json(),
-            producer=described.producer,
-            groups=held.groups,
+        context = ProducerContext(
             root=str(root),
-            cache=str(snapshot.paths.root),
-            needs_torch=described.needs_torch,
             device=self._asked,
-            batch_size=self._batch_size,
-            options={"max_pixels": self._max_pixels, "fold": held.provenance.get("fold", True)},
+            groups=held.groups,
+            options={"max_pixels": MAX_PIXELS, "fold": held.provenance.get("fold", True)},
         )
+        producer: Producer = load(kind_of(field).producer)(described.producer, described.recipe, context)
+        producer.open()
+        self.device = producer.device
+        return producer
 
     def _jobs(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], unread: list[tuple[int, Failure]]
@@ -138,6 +119,40 @@ class Reencode:
                 facts={name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()},
                 outputs=tuple(_output(held, row, reader.header(field, row)) for row in items),
             )
+
+
+def make_again(
+    kind: FieldKind, jobs: Iterable[Job], opened: Callable[[], Producer]
+) -> Iterator[tuple[int, Made | Failure]]:
+    """Encode the items of jobs in this process, one by one, and store nothing.
+
+    Args:
+        kind: Of the field.
+        jobs: With the content hash of their inputs; if a job has another one, its items fail: ``source-changed``.
+        opened: Gives the open producer; called at the first job.
+    """
+    producer: Producer | None = None
+    try:
+        for job in jobs:
+            producer = producer or opened()
+            read = prepare(producer, kind, job)
+            if not isinstance(read, Failure) and read.content != job.content:
+                detail = "its inputs are not those that the cache was made from"
+                read = Failure(reason="source-changed", detail=detail)
+            if isinstance(read, Failure):
+                yield from ((output.item, read) for output in job.outputs)
+            else:
+                yield from ((one.output.item, _made(producer, kind, one)) for one in read.items)
+    finally:
+        if producer is not None:
+            producer.close()
+
+
+def _made(producer: Producer, kind: FieldKind, prepared: Prepared) -> Made | Failure:
+    try:
+        return producer.encode([prepared]).result()[0]
+    except DeviceMemoryError as error:
+        return Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
 
 
 def _describe(held: FieldRows, settings: Any, context: DescribeContext) -> Described:

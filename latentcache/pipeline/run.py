@@ -1,19 +1,14 @@
-"""Make the items of one field, by workers or, to compare, in this process.
+"""Make the items of one field by workers.
 
 A build that was asked to end returns with everything committed that its workers had in hand.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from latentcache.fields.protocol import Failure, FieldKind, Job, Made, Output, Producer, ProducerContext
-from latentcache.fields.registry import field_kinds, load
+from latentcache.fields.protocol import Failure, Job
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare
 from latentcache.pipeline.workers.crew import Crew, Progress, RunResult
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.process import WarmWorker
@@ -84,87 +79,3 @@ def run_jobs(
         stop.orderly = before
         crew.progress.restarts = scheduler.restarts
     return crew.result(interrupted=stop.requested)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remade:
-    """One item, made again."""
-
-    job: Job
-    output: Output | None
-    """None if the job as a whole failed."""
-    same: bytes
-    """Hash of the encoder's input, if the kind has one."""
-    columns: Mapping[str, Any]
-    made: Made | Failure
-
-
-def make_again(
-    task: Task,
-    jobs: Iterable[Job],
-    *,
-    warn: Callable[[str], None] = lambda message: None,
-    opened: Callable[[Producer], None] = lambda producer: None,
-) -> Iterator[Remade]:
-    """Encode jobs in this process and store nothing. A batch that does not fit is halved, as in a build.
-
-    Args:
-        task: How they are made.
-        jobs: If a job gives the content hash of its inputs and they have another one, it fails: ``source-changed``.
-        warn: Told of batches that were halved.
-        opened: Called with the open producer, before the first job.
-
-    Raises:
-        EncoderError: The model cannot be used.
-        DeviceError: The device failed.
-    """
-    kind = field_kinds()[task.field]
-    recipe = kind.recipe_from_json(task.recipe)
-    context = ProducerContext(root=task.root, device=task.device, groups=task.groups, options=task.options, warn=warn)
-    producer: Producer | None = None
-    sizes = BatchSizes(kind.work, task.groups, task.batch_size)
-    waiting: dict[int, list[Candidate]] = {}
-    costs: Counter[int] = Counter()
-    try:
-        for job in jobs:
-            if producer is None:
-                producer = load(kind.producer)(task.producer, recipe, context)
-                producer.open()
-                opened(producer)
-                batches = BatchEncoder(
-                    producer=producer, kind=kind, spec=recipe.spec, groups=task.groups, sizes=sizes, warn=warn
-                )
-            prepared = _prepared(producer, kind, job)
-            if isinstance(prepared, Failure):
-                yield Remade(job=job, output=None, same=b"", columns={}, made=prepared)
-                continue
-            for candidate in prepared:
-                group = candidate.group
-                waiting.setdefault(group, []).append(candidate)
-                costs[group] += sizes.cost(candidate)
-                if sizes.full(group, len(waiting[group]), costs[group]):
-                    del costs[group]
-                    yield from map(_remade, batches.submit(waiting.pop(group)))
-        if producer is not None:
-            for rest in waiting.values():
-                yield from map(_remade, batches.submit(rest))
-            yield from map(_remade, batches.collect(wait=True))
-    finally:
-        if producer is not None:
-            producer.close()
-
-
-def _prepared(producer: Producer, kind: FieldKind, job: Job) -> list[Candidate] | Failure:
-    read = prepare(producer, kind, job)
-    if isinstance(read, Failure):
-        return read
-    if job.content and read.content != job.content:
-        return Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
-    return [Candidate(index=0, job=job, prepared=one) for one in read.items]
-
-
-def _remade(result: Result) -> Remade:
-    candidate, made = result
-    prepared = candidate.prepared
-    columns = {**(made.columns if isinstance(made, Made) else {}), **prepared.columns}
-    return Remade(job=candidate.job, output=prepared.output, same=prepared.same, columns=columns, made=made)

@@ -85,12 +85,6 @@ def test_variants_and_groups_of_one_input_are_one_job():
     assert (len(work.todo), work.inputs, work.cost) == (4, 2, 4 * 64 * 64)
 
 
-def test_unread_inputs_of_equal_size_are_next_to_each_other():
-    samples = table([0, 0, 0, 0, 0], bytes_=[10, 20, 10, 30, 20])
-    work = field_work(KIND, described(), None, samples, FakeCatalog(), {})
-    assert work.plan.sample[work.todo].tolist() == [0, 2, 1, 4, 3]
-
-
 @pytest.mark.parametrize(("unfinished", "assumed"), [(False, 0), (True, 2)])
 def test_items_of_an_unfinished_build_count_for_unread_inputs(unfinished, assumed):
     one = described()

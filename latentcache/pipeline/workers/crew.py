@@ -33,7 +33,7 @@ from latentcache.pipeline.workers.memory import (
     host_memory,
 )
 from latentcache.pipeline.workers.process import Launched, WarmWorker, WorkerProcess, WorkerThread
-from latentcache.pipeline.workers.transport import Message, from_json, to_json
+from latentcache.pipeline.workers.transport import Message, failure_of
 from latentcache.pipeline.workers.worker import Opening, Task
 from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
@@ -42,8 +42,6 @@ from latentcache.store.shard import recover_shard
 
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
-#: Times a unit may outgrow its size to keep jobs with one tie together.
-_TIED = 4
 #: Keys of a dead worker's last reports that are told to the one that gets its jobs.
 _RECENT_KEYS = 4096
 #: One core for each of several CPU workers.
@@ -240,7 +238,7 @@ class Crew:
             cost=self._cost,
         )
         self._reported[shard] = []
-        head = {"opening": to_json(opening)}
+        head = {"opening": opening}
         if not self.workers and not again:
             return WorkerThread(), head, shard
         warm = self._warm.take(device) if self._warm is not None and not again else None
@@ -306,7 +304,7 @@ class Crew:
         progress.cost_done += sum(job.cost for job in done)
         for number, failure in message["failed"]:
             if number in settled:
-                self.failed(number, settled[number], from_json(Failure, failure))
+                self.failed(number, settled[number], failure_of(failure))
 
     def failed(self, number: int, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
@@ -393,17 +391,16 @@ def _distinct(keys: bytes) -> NDArray[np.uint8]:
 def cut(
     jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int, most_cost: int | None = None
 ) -> Iterator[dict[int, Job]]:
-    """Jobs in units, in order, of limited number and cost: one tie together, one beyond ``most_cost`` alone."""
+    """Jobs in units, in order, of limited number and cost; one beyond ``most_cost`` alone."""
     unit: dict[int, Job] = {}
-    cost, tie, alone = 0, 0, False
+    cost, alone = 0, False
     for number, job in jobs:
         full = len(unit) >= most or cost + job.cost > work.unit_cost
-        tied = bool(job.tie) and job.tie == tie and len(unit) < _TIED * most
         before, alone = alone, most_cost is not None and job.cost > most_cost
-        if unit and ((full and not tied) or before or alone):
+        if unit and (full or before or alone):
             yield unit
             unit, cost = {}, 0
         unit[number] = job
-        cost, tie = cost + job.cost, job.tie
+        cost += job.cost
     if unit:
         yield unit

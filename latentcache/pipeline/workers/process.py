@@ -25,7 +25,7 @@ from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
 from latentcache.pipeline.workers.serve import serve
-from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, jobs_form, to_json
+from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, jobs_form
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
 from latentcache.pipeline.workers.worker import WorkerLoop
 
@@ -210,7 +210,7 @@ class WarmWorker:
             device = devices_for(self._text, needs_torch=self._needs_torch)[0]
             self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
         device, process = self._waiting[0]
-        process.line.send("ask", target=target, device=device.name, arguments=to_json(arguments))
+        process.line.send("ask", target=target, device=device.name, arguments=arguments)
         while True:
             select.select([process.line], [], [])
             for message in process.line.arrived():

@@ -487,6 +487,7 @@ class Scheduler:
             worker.launched.kill()
             late = self._last_words(slot, worker) or late
             self._part(slot, worker)
+            self._crew.recovered(worker.shard)
         return late
 
     def _last_words(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:

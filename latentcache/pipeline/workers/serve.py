@@ -26,7 +26,7 @@ from latentcache.failpoint import VARIABLE, arm
 from latentcache.fields.protocol import Job
 from latentcache.fields.registry import load
 from latentcache.pipeline.workers.memory import few_collections
-from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, jobs_of, to_json
+from latentcache.pipeline.workers.transport import Channel, Message, error_form, jobs_of
 from latentcache.pipeline.workers.watchdog import ActivityBoard
 from latentcache.pipeline.workers.worker import Opening, WorkerLoop
 
@@ -61,7 +61,7 @@ def serve(
             if message.kind == "ask":
                 channel.send("answer", **_answer(message))
                 continue
-            opening = from_json(Opening, message["opening"])
+            opening = Opening.from_json(message["opening"])
             loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
             at_work[:] = [loop]
             opened(loop)
@@ -85,7 +85,7 @@ def _answer(message: Message) -> dict[str, Any]:
         function, arguments = load(message["target"]), message["arguments"]
         if "device" in inspect.signature(function).parameters:
             arguments = {"device": message["device"], **arguments}
-        return {"value": to_json(function(**arguments))}
+        return {"value": function(**arguments)}
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
         return {"error": error_form(error)}
 

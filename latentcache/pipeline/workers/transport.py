@@ -13,27 +13,20 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial
-from pathlib import PurePath
-from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from latentcache import errors
 from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError
-from latentcache.fields.protocol import Job, Output
+from latentcache.fields.protocol import Failure, Job, Output
 
 _LENGTHS = struct.Struct("<II")
 _CHUNK_BYTES = 1 << 18
 _PARTS = ("what", "where", "why", "fix", "slug")
-_PLAIN, _LISTS = frozenset({str, int, float, bool, type(None)}), frozenset({list, tuple, set, frozenset})
-#: Values of a job that are JSON as they are.
-_PLAIN_PARTS = ("sample", "name", "inputs", "facts", "cost", "tie")
 Form = dict[str, Any]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +42,7 @@ class Message:
 
 
 def _frame(kind: str, head: Form, body: bytes) -> bytes:
-    packed = json.dumps({"kind": kind, **head}, separators=(",", ":")).encode("ascii")
+    packed = json.dumps({"kind": kind, **head}, separators=(",", ":"), default=_plain).encode("ascii")
     return _LENGTHS.pack(len(packed), len(body)) + packed + body
 
 
@@ -165,81 +158,52 @@ def channel_pair() -> tuple[Line, socket.socket]:
     return Line(mine), theirs
 
 
-def to_json(value: Any) -> Any:
-    """A value as JSON: a dataclass is a list of its values, bytes are hex, arrays and tuples lists, paths text."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind in _LISTS:
-        return [to_json(one) for one in value]
-    if isinstance(value, Mapping):
-        return {str(name): to_json(one) for name, one in value.items()}
-    if is_dataclass(kind):
-        return [getattr(value, name) if plain else to_json(getattr(value, name)) for name, plain, _ in _fields(kind)]
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
+def _plain(value: Any) -> Any:
+    """A value as JSON: a dataclass by the names of its fields, bytes as hex, arrays and sets as lists."""
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, PurePath):
-        return str(value)
-    raise TypeError(f"{kind.__name__} has no JSON form")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def from_json(kind: type[_T], data: Sequence[Any]) -> _T:
-    """Inverse of :func:`to_json` for a dataclass; values typed ``Any`` stay as JSON has them.
-
-    Raises:
-        TypeError, ValueError: The data is not of this class.
-    """
-    pairs = zip(_fields(kind), data, strict=True)  # type: ignore[arg-type]
-    return kind(**{name: one if read is None else read(one) for (name, _, read), one in pairs})
-
-
-@cache
-def _fields(kind: type) -> tuple[tuple[str, bool, Callable[[Any], Any] | None], ...]:
-    """Name of each field, whether its value is JSON already, and how it is read (None: as it is)."""
-    hints = get_type_hints(kind)
-    return tuple((field.name, hints[field.name] is str, _reader(hints[field.name])) for field in fields(kind))
+def jobs_form(jobs: Mapping[int, Job]) -> list[list[Any]]:
+    """Jobs by number as JSON. What outputs are compared with stays here: builds have no such outputs."""
+    return [
+        [
+            *(number, job.sample, job.name, job.inputs, job.content.hex(), job.facts, job.cost),
+            [(output.item, output.group, output.variant) for output in job.outputs],
+        ]
+        for number, job in jobs.items()
+    ]
 
 
-def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is bytes:
-        return bytes.fromhex
-    if origin is tuple:
-        each = _reader(inner[0])  # tuples of one type, of any length
-        return tuple if each is None else lambda value: tuple(map(each, value))
-    if origin in (Union, UnionType):
-        some = _reader(next(one for one in inner if one is not type(None)))
-        return None if some is None else lambda value: None if value is None else some(value)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return partial(from_json, hint)
-    return hint if isinstance(hint, type) and issubclass(hint, PurePath) else None
-
-
-def jobs_form(jobs: Mapping[int, Job]) -> Form:
-    """Jobs by number as JSON, in columns. What outputs are compared with stays here: builds have no such outputs."""
-    listed = list(jobs.values())
-    return {
-        "number": list(jobs),
-        "content": [job.content.hex() for job in listed],
-        "outputs": [[(output.item, output.group, output.variant) for output in job.outputs] for job in listed],
-        **{name: [getattr(job, name) for job in listed] for name in _PLAIN_PARTS},
-    }
-
-
-def jobs_of(form: Form) -> dict[int, Job]:
+def jobs_of(form: Sequence[Sequence[Any]]) -> dict[int, Job]:
     """Inverse of :func:`jobs_form`."""
-    content = map(bytes.fromhex, form["content"])
-    outputs = (
-        tuple(Output(item=item, group=group, variant=variant) for item, group, variant in some)
-        for some in form["outputs"]
-    )
-    plain = zip(*(form[name] for name in _PLAIN_PARTS), strict=True)
     return {
-        number: Job(content=one, outputs=some, **dict(zip(_PLAIN_PARTS, parts, strict=True)))
-        for number, one, some, parts in zip(form["number"], content, outputs, plain, strict=True)
+        number: Job(
+            sample=sample,
+            name=name,
+            inputs=inputs,
+            content=bytes.fromhex(content),
+            facts=facts,
+            cost=cost,
+            outputs=tuple(Output(item=item, group=group, variant=variant) for item, group, variant in outputs),
+        )
+        for number, sample, name, inputs, content, facts, cost, outputs in form
     }
+
+
+def failure_of(form: Form) -> Failure:
+    """A failure from its JSON form."""
+    hashes = {name: bytes.fromhex(form[name]) for name in ("content", "contents")}
+    return Failure(**{**form, **hashes, "stat": tuple(form["stat"])})
 
 
 def error_form(error: BaseException) -> Form:

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from latentcache.fields.registry import field_kinds, load
 from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
-from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit, Whole
-from latentcache.pipeline.workers.transport import Channel, Message, to_json
+from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
+from latentcache.pipeline.workers.transport import Channel, Message
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
@@ -39,18 +39,13 @@ from latentcache.store.paths import CachePaths
 #: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
 _TICK_S, _TELL_S = 0.05, 0.5
 _TELL_JOBS = 256
-#: Portions in which the jobs of a unit are prepared on the CPU.
-_CHUNKS = 64
 #: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
 _JOIN_S = 3.0
 #: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
 #: encoder of one thread: 0.89 of the encoder's own rate instead of 0.79 (medians of five rounds, better in four).
 _NICER = 10
-#: Bytes of encoded items that are kept for jobs of this run with an equal ``same`` hash.
-_KEEP_BYTES = 64 << 20
 
-
-Outcome = tuple[Tracked, Read | Failure | BaseException]
+Outcome = Read | Failure | BaseException
 """What preparing a job came to."""
 
 
@@ -98,6 +93,12 @@ class Opening:
     """True if the memory of the process is limited: a job that does not fit ends it and is tried with more."""
     cost: int
 
+    @classmethod
+    def from_json(cls, form: Mapping[str, Any]) -> Opening:
+        """From the JSON form of its message."""
+        groups = tuple(map(Group.from_json, form["task"]["groups"]))
+        return cls(**{**form, "task": Task(**{**form["task"], "groups": groups})})
+
 
 class WorkerLoop:
     """A worker at work: a loop that encodes, preparing threads, a writer thread.
@@ -126,15 +127,12 @@ class WorkerLoop:
         self.suspects: list[int] = []
         """Jobs that an error may be due to."""
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._to_prepare: queue.SimpleQueue[list[Tracked] | None] = queue.SimpleQueue()
+        self._to_prepare: queue.SimpleQueue[Tracked | None] = queue.SimpleQueue()
         self._preparing: dict[int, Tracked] = {}
         self._remaining = 0
         self._waiting: dict[int, list[Candidate]] = {}
         self._costs = Counter[int]()
         self._units: dict[int, Unit] = {}
-        self._same: OrderedDict[tuple[int, bytes], Made] = OrderedDict()
-        self._kept_bytes = 0
-        self._followers: dict[tuple[int, bytes], list[Candidate]] = {}
         self._told = time.monotonic()
         self._finished = self._durable = self._said = 0  # items: encoded, committed, last told to wait for
         self._flushed = self._opened = False
@@ -178,21 +176,19 @@ class WorkerLoop:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
         self.jobs.add_committed(_rows(message.body))
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
-        keys = self.jobs.make_whole(jobs) if self.kind.makes_jobs and not unit.probe else None
-        self._inbox.put(unit)
-        if keys is None:
-            self._prepare_jobs(unit, jobs)
-            return
-        rows = list(zip(jobs.items(), keys, strict=True))
-        for part in self.sizes.parts([job.cost for job in jobs.values()], self._most_cost):
-            self._inbox.put(Whole(unit, dict(row for row, _ in rows[part]), [key for _, key in rows[part]]))
-
-    def _prepare_jobs(self, unit: Unit, jobs: Mapping[int, Job]) -> None:
         tracked = [Tracked(index, job, unit) for index, job in jobs.items()]
+        self._inbox.put(unit)
         known = [one for one in tracked if one.job.content]
         self.jobs.look_up(known, [one.job.content for one in known])
-        for chunk in self._chunks(tracked):
-            self._to_prepare.put(chunk)
+        if not self.kind.makes_jobs or unit.probe or any(len(one.keys) != 1 for one in tracked):
+            self._prepare_jobs(tracked)
+            return
+        for part in self.sizes.parts([one.job.cost for one in tracked], self._most_cost):
+            self._inbox.put(tracked[part])
+
+    def _prepare_jobs(self, jobs: Sequence[Tracked]) -> None:
+        for one in jobs:
+            self._to_prepare.put(one)
 
     def fail(self, error: BaseException) -> None:
         """Have the loop raise an error of another thread."""
@@ -202,20 +198,6 @@ class WorkerLoop:
         """End the loop at once; called by another thread."""
         self.stopping.set()
         self._inbox.put(None)
-
-    def _chunks(self, jobs: Sequence[Tracked]) -> Iterator[list[Tracked]]:
-        """Jobs as they are prepared one after the other: several of a cheap kind, to save turns of threads."""
-        most = self.kind.work.unit_cost // _CHUNKS if self.kind.device == "cpu" else 0
-        chunk: list[Tracked] = []
-        cost = 0
-        for one in jobs:
-            chunk.append(one)
-            cost += one.job.cost
-            if cost >= most:
-                yield chunk
-                chunk, cost = [], 0
-        if chunk:
-            yield chunk
 
     def abandon(self) -> None:
         """Commit what is finished and write nothing more; for a worker in a thread that hangs."""
@@ -231,7 +213,7 @@ class WorkerLoop:
             with self.board.doing(ENCODER, OPENING):
                 self.batches.producer.open()
             self._opened = True
-            self.channel.send("opened", noise=to_json(self.batches.producer.noise))
+            self.channel.send("opened", noise=self.batches.producer.noise)
 
     def _open(self) -> Producer:
         opening, task = self.opening, self.opening.task
@@ -255,12 +237,11 @@ class WorkerLoop:
                 self._remaining += found.unmade
             elif isinstance(found, BaseException):
                 raise found
-            elif isinstance(found, Whole):
+            elif isinstance(found, list):
                 self._make(found)
             elif found is not None:
-                self._remaining -= len(found)
-                for tracked, outcome in found:
-                    self._take(tracked, outcome)
+                self._remaining -= 1
+                self._take(*found)
             elif self._hurry():
                 self._encode(max(self._waiting, key=lambda group: _held(self._waiting[group])))
             self._fetch(wait=not self._remaining and not self._waiting)
@@ -297,7 +278,7 @@ class WorkerLoop:
             return bool(self._waiting)
         return self.budget.starving(sum(map(_held, self._waiting.values())) + _held(self.batches.in_flight))
 
-    def _take(self, tracked: Tracked, outcome: Read | Failure | BaseException) -> None:
+    def _take(self, tracked: Tracked, outcome: Outcome) -> None:
         """Queue the items of a prepared job."""
         if isinstance(outcome, BaseException):
             self.suspects = [tracked.index]
@@ -308,9 +289,8 @@ class WorkerLoop:
             self.jobs.fail(tracked, outcome)
             self._made(tracked)
             return
-        if tracked.missing is None:
-            tracked.missing = self.jobs.missing(tracked, outcome.content)
-        missing = {output.item for output in tracked.missing}
+        wanted = self.jobs.missing(tracked, outcome.content) if tracked.missing is None else tracked.missing
+        missing = {output.item for output in wanted}
         items = [one for one in outcome.items if one.output.item in missing]
         if len(items) < len(outcome.items):
             self.budget.release(sum(one.num_bytes for one in outcome.items) - sum(one.num_bytes for one in items))
@@ -324,20 +304,14 @@ class WorkerLoop:
             self._made(tracked)
 
     def _queue(self, tracked: Tracked, prepared: Prepared) -> None:
-        """Copy an item with an equal ``same`` hash, wait for one that is being encoded, or wait for a batch."""
+        """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
         key = tracked.keys[prepared.output.item]
         item = Candidate(index=tracked.index, job=tracked.job, prepared=prepared, owner=tracked, key=key)
-        mark = _mark(item)
-        if mark is not None:
-            made = self._same.get(mark) or self._stored(item)
-            if made is not None:
-                self.jobs.copied(key)
-                self._store([(item, made)])
-                return
-            if mark in self._followers:
-                self._followers[mark].append(item)
-                return
-            self._followers[mark] = []
+        made = self._stored(item) if prepared.same and not tracked.unit.probe else None
+        if made is not None:
+            self.jobs.copied(key)
+            self._store([(item, made)])
+            return
         self._open_encoder()
         waiting = self._waiting.setdefault(item.group, [])
         waiting.append(item)
@@ -346,7 +320,6 @@ class WorkerLoop:
             self._encode(item.group)
 
     def _stored(self, item: Candidate) -> Made | None:
-        """A committed item that was made from exactly the same encoder input."""
         if self.lookup is None:
             return None
         same = np.frombuffer(item.prepared.same, dtype=np.uint8)[None]
@@ -354,33 +327,40 @@ class WorkerLoop:
         found = self.lookup.item(place) if place >= 0 else None
         return None if found is None else Made(array=found.array, columns={**found.columns, **found.ragged_columns})
 
-    def _make(self, whole: Whole) -> None:
+    def _make(self, every: Sequence[Tracked]) -> None:
         """Make the only items of jobs in one call."""
-        unit, jobs = whole.unit, list(whole.jobs.values())
-        self._open_encoder()
+        for one in every:
+            one.whole = True
+        wanted = [one for one in every if self.jobs.missing(one, one.job.content)]
+        made: Sequence[Made | Failure] = ()
+        if wanted:
+            self._open_encoder()
         try:
-            with self._encoding(list(whole.jobs)):
-                for job in jobs:
-                    failpoint("decoding", job.name)
-                    failpoint("encoding", job.name)
-                made = self.batches.make(jobs)
+            with self._encoding([one.index for one in wanted]):
+                for one in wanted:
+                    failpoint("decoding", one.job.name)
+                    failpoint("encoding", one.job.name)
+                made = self.batches.make([one.job for one in wanted]) if wanted else ()
         except (MemoryError, UnusableSampleError) as error:
             if self.opening.bounded and isinstance(error, MemoryError):
                 raise
             self.suspects = []
-            self.jobs.give_up_whole(whole.keys)
-            self._prepare_jobs(unit, whole.jobs)
-            return
-        self._remaining -= len(jobs)
-        for job, key, one in zip(jobs, whole.keys, made, strict=True):
-            if isinstance(one, Failure):
-                self.jobs.fail_whole(key, job, one)
-            else:
-                unit.items.append((job.outputs[0].item, self._item(key, one)))
-                self._finished += 1
-        unit.unmade -= len(jobs)
-        if not unit.unmade:
-            self._unit_made(unit)
+            for one in wanted:
+                one.whole = False
+            self._prepare_jobs(wanted)
+        else:
+            for one, item in zip(wanted, made, strict=True):
+                if isinstance(item, Failure):
+                    self.jobs.fail(one, item)
+                else:
+                    self._finished += 1
+                    ((number, key),) = one.keys.items()
+                    one.unit.items.append((number, self._item(key, item)))
+        for one in every:
+            if one.whole:
+                self._remaining -= 1
+                self.jobs.settle_if_done(one)
+                self._made(one)
 
     def _encode(self, group: int) -> None:
         items = self._waiting.pop(group)
@@ -412,7 +392,7 @@ class WorkerLoop:
     def _store(self, results: Sequence[Result]) -> None:
         """Hand encoded items to the writer; small ones when their unit is complete."""
         entries: list[NewEntry] = []
-        for item, made in self._with_followers(results):
+        for item, made in results:
             tracked: Tracked = item.owner
             self.budget.release(item.prepared.num_bytes)
             if isinstance(made, Failure):
@@ -425,29 +405,6 @@ class WorkerLoop:
                 self._made(tracked)
         if entries:
             self._write(entries)
-
-    def _with_followers(self, results: Sequence[Result]) -> Iterator[Result]:
-        """Results, each with the items that waited for it because their encoder input is equal."""
-        for item, made in results:
-            yield item, made
-            mark = _mark(item)
-            if mark is None:
-                continue
-            if isinstance(made, Made):
-                self._keep(mark, made)
-            for follower in self._followers.pop(mark, ()):
-                if isinstance(made, Made):
-                    self.jobs.copied(follower.key)
-                yield follower, made
-
-    def _keep(self, mark: tuple[int, bytes], made: Made) -> None:
-        """Keep an array for later items of this run with the same encoder input."""
-        if mark in self._same:
-            return
-        self._same[mark] = made
-        self._kept_bytes += made.array.nbytes
-        while self._kept_bytes > _KEEP_BYTES:
-            self._kept_bytes -= self._same.popitem(last=False)[1].array.nbytes
 
     def _packed(self, tracked: Tracked, item: Candidate, made: Made) -> list[NewEntry]:
         stored = self._item(item.key, made, item.prepared)
@@ -498,9 +455,9 @@ class WorkerLoop:
 
     def _committed(self, entries: Sequence[NewEntry]) -> None:
         """Report a durable commit; called by the writer thread."""
-        self.jobs.was_committed(keys := [key for entry in entries for key in entry.item_keys])
+        keys = [key for entry in entries for key in entry.item_keys]
         self._durable += len(keys)
-        self._tell(keys, sum(len(entry.value) for entry in entries))
+        self._tell(self.jobs.was_committed(keys), sum(len(entry.value) for entry in entries))
 
     def _tell(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
         """Report keys that are durable, and jobs that are settled."""
@@ -520,8 +477,7 @@ class WorkerLoop:
         tracked = self._preparing.get(threading.get_ident())
         if tracked is None or tracked.job is not job:
             return job.outputs
-        tracked.missing = self.jobs.missing(tracked, content)
-        return tracked.missing
+        return tuple(self.jobs.missing(tracked, content))
 
     def _prepare_all(self, producer: Producer, row: int) -> None:
         """One preparing thread."""
@@ -530,34 +486,28 @@ class WorkerLoop:
             from latentcache.images.resize import thread_setup
 
             thread_setup()
-        while (chunk := self._to_prepare.get()) is not None and not self.stopping.is_set():
-            outcomes = self._within_budget(producer, chunk, row)
-            if outcomes is None:
+        while (tracked := self._to_prepare.get()) is not None and not self.stopping.is_set():
+            outcome = self._within_budget(producer, tracked, row)
+            if outcome is None:
                 return
-            self._inbox.put(outcomes)
+            self._inbox.put((tracked, outcome))
 
-    def _within_budget(self, producer: Producer, chunk: Sequence[Tracked], row: int) -> list[Outcome] | None:
-        """Prepare jobs while holding the bytes they need; None if the worker is ending."""
-        cost_bytes = self.kind.work.cost_bytes
+    def _within_budget(self, producer: Producer, tracked: Tracked, row: int) -> Outcome | None:
+        """Prepare a job while holding the bytes it needs; None if the worker is ending."""
         try:
-            needed = sum(producer.host_bytes(one.job) or cost_bytes * one.job.cost for one in chunk)
+            needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-            return [(one, error) for one in chunk]
+            return error
         if not self.budget.acquire(needed):
             return None
-        outcomes: list[Outcome] = []
-        kept = 0
-        with self.board.doing(row, PREPARING, [one.index for one in chunk]):
-            for one in chunk:
-                self._preparing[threading.get_ident()] = one
-                outcome = self._prepare(producer, one.job)
-                outcomes.append((one, outcome))
-                if isinstance(outcome, Read):
-                    kept += sum(item.num_bytes for item in outcome.items)
+        with self.board.doing(row, PREPARING, [tracked.index]):
+            self._preparing[threading.get_ident()] = tracked
+            outcome = self._prepare(producer, tracked.job)
+        kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
         self.budget.release(needed - kept)
-        return outcomes
+        return outcome
 
-    def _prepare(self, producer: Producer, job: Job) -> Read | Failure | BaseException:
+    def _prepare(self, producer: Producer, job: Job) -> Outcome:
         try:
             failpoint("decoding", job.name)
             # In a process of limited memory the job ends the worker, and is tried alone with all memory there is.
@@ -575,18 +525,11 @@ class WorkerLoop:
         until = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(until - time.monotonic(), 0.0))
-        self._same.clear()
         try:
             self.writer.finish()
         finally:
             if producer is not None:
                 producer.close()
-
-
-def _mark(item: Candidate) -> tuple[int, bytes] | None:
-    """Under what equal encoder inputs are found; None if the kind has no such hash, or nothing is stored."""
-    same = item.prepared.same
-    return (item.group, same) if same and not item.owner.unit.probe else None
 
 
 def _held(items: Sequence[Candidate]) -> int:

@@ -54,10 +54,7 @@ class Toy:
                 (self.folder / "data" / inputs["path"]).write_text(text)
             content = b"" if self.name == "squares" else content_hash(text.encode())
             cost = (costs or {}).get(number, len(text))
-            tie = 0 if content else len(text)
-            made.append(
-                Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost, tie=tie)
-            )
+            made.append(Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost))
         return made
 
     def task(self, **changes: Any) -> Task:

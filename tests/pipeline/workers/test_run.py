@@ -17,14 +17,16 @@ import pytest
 
 from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
+from latentcache.fields.protocol import ProducerContext
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.run import make_again
+from latentcache.pipeline.reencode import make_again
 from latentcache.pipeline.workers.crew import cut, worker_count
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
 from latentcache.pipeline.workers.process import WorkerProcess
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
+from tests.pipeline.workers.toy_kinds import ToyProducer
 
 TEXTS = [f"word{number}" for number in range(40)]
 
@@ -80,33 +82,25 @@ def test_committed_items_are_skipped_by_key(squares, tmp_path):
 
 
 def test_equal_encoder_input_is_copied(squares, tmp_path):
-    """From a committed entry, from this run, and from an item that waits in the same batch."""
+    """From a committed entry."""
     squares.run(["red one", "blue"])
     lookup = tmp_path / "lookup"
     load_catalog(squares.paths).save_lookup(lookup)
-    result = squares.run(["red  two", "green", "green x", "green  y"], lookup=str(lookup))
-    assert (result.encoded, result.copied) == (2, 6)
+    result = squares.run(["red  two", "green"], lookup=str(lookup))
+    assert (result.encoded, result.copied) == (2, 2)
     assert squares.times("encode", "red") == 2
     stored = squares.stored()
-    assert len(stored) == 12
+    assert len(stored) == 8
     assert len(set(stored.values())) == 6
 
 
 @pytest.mark.parametrize("workers", ["cpu*1", "cpu*3"])
-def test_files_with_equal_bytes_are_encoded_once(squares, workers):
-    result = squares.run(["twin"] * 9 + ["other"], device=workers)
-    assert (settled(result), result.encoded) == (list(range(10)), 4)
-    assert squares.times("encode", "twin") == 2
-
-
-def test_the_second_of_two_equal_files_fails_as_the_first_one_does(squares):
-    result = squares.run(["bad fail-encode", "bad fail-encode", "good"])
-    content = content_hash(b"bad fail-encode")
-    assert sorted((sample, why.reason, why.content) for sample, why in result.failed) == [
-        (0, "bad-toy", content),
-        (1, "bad-toy", content),
-    ]
-    assert settled(result) == [0, 1, 2]
+def test_equal_bytes_that_no_plan_has_found_are_kept_once(toy, workers):
+    """The same key twice, in one batch, block or shard and in several: one item, counted once."""
+    result = toy.run(["twin", "one", "twin", *TEXTS[:20], "twin"], device=workers, workers=int(workers[-1]))
+    assert settled(result) == list(range(24))
+    variants = 2 if toy.name == "squares" else 1
+    assert result.encoded == len(toy.stored()) == len(result.keys) == 22 * variants
 
 
 def test_failures_are_told_with_what_was_read(toy):
@@ -348,10 +342,9 @@ def test_jobs_are_taken_as_there_is_room(words):
     assert run_jobs(task, jobs(), total=400, total_cost=4000, stop=words.stop, progress=progress).interrupted
 
 
-def test_units_keep_ties_together_and_the_order(squares):
-    jobs = list(enumerate(squares.jobs(["a"] * 5 + ["bb"] * 4 + ["ccc"] * 3)))
-    units = list(cut(jobs, squares.kind.work, 4))
-    assert [list(unit) for unit in units] == [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
+def test_units_keep_the_order(squares):
+    units = list(cut(enumerate(squares.jobs(["a"] * 10)), squares.kind.work, 4))
+    assert [list(unit) for unit in units] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_worker_counts(toy, monkeypatch):
@@ -363,14 +356,23 @@ def test_worker_counts(toy, monkeypatch):
     assert worker_count(toy.task(device="cpu", workers=0, needs_torch=True), toy.kind, 100) == 1
 
 
-def test_items_are_made_again_without_storing(toy):
-    texts = ["a", "b fail-prepare", "c large", "d fail-encode", *(f"w{number} large" for number in range(8))]
-    found = list(make_again(toy.task(), toy.jobs(texts)))
-    variants = 2 if toy.name == "squares" else 1
-    assert len(found) == variants * 11 + 1
-    failed = {one.job.sample for one in found if not hasattr(one.made, "array")}
-    assert failed == {1, 3}
-    assert not toy.stored()
+def test_items_are_made_again_without_storing(squares):
+    texts = ["a", "b fail-prepare", "c huge", "d fail-encode", "e", "f"]
+    jobs = squares.jobs(texts)
+    opened = []
+
+    def producer():
+        context = ProducerContext(root=squares.task().root)
+        opened.append(ToyProducer(squares.task().producer, squares.kind.recipe_from_json({}), context))
+        return opened[0]
+
+    known = [dataclasses.replace(job, content=content_hash(text.encode())) for job, text in zip(jobs, texts, strict=True)]
+    known[5].content = bytes(15) + b"\x01"
+    found = list(make_again(squares.kind, known, producer))
+    failed = {item // 2: made.reason for item, made in found if not hasattr(made, "array")}
+    assert (len(found), len(opened), squares.stored()) == (12, 1, {})
+    assert failed == {1: "bad-toy", 2: "out-of-memory", 3: "bad-toy", 5: "source-changed"}
+    assert not list(make_again(squares.kind, [], producer))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -378,15 +380,6 @@ def test_an_event_file_that_fails_ends_the_build_in_order(toy, workers):
     with EventLog(Path("/dev/full")) as events, pytest.raises(DiskFullError):
         toy.run(TEXTS, events=events, workers=workers, device="cpu*1" if workers else "cpu")
     assert not toy.paths.open_shards()
-
-
-def test_inputs_that_changed_are_not_made_again(words):
-    (job,) = words.jobs(["a"])
-    opened = []
-    (found,) = make_again(words.task(), [dataclasses.replace(job, content=bytes(15) + b"\x01")], opened=opened.append)
-    assert found.made.reason == "source-changed"
-    assert [producer.device for producer in opened] == ["cpu"]
-    assert not list(make_again(words.task(), [], opened=opened.append))
 
 
 def test_an_error_in_a_listening_thread_ends_the_build(words, monkeypatch):

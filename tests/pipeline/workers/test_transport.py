@@ -1,10 +1,7 @@
 import json
 import socket
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -20,9 +17,11 @@ from latentcache.pipeline.workers.transport import (
     as_error,
     channel_pair,
     error_form,
-    from_json,
-    to_json,
+    failure_of,
+    jobs_form,
+    jobs_of,
 )
+from latentcache.pipeline.workers.worker import Opening, Task
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -94,53 +93,32 @@ def test_half_a_message_is_none():
     channel.close()
 
 
-@dataclass(frozen=True)
-class Inner:
-    values: tuple[int, ...] = ()
+def sent(**head):
+    """A head as it arrives."""
+    line, theirs = channel_pair()
+    Channel(theirs).send("down", **head)
+    return heard(line, 1)[0].head
 
 
-@dataclass(frozen=True)
-class Outer:
-    name: str
-    data: bytes = b""
-    path: Path | None = None
-    inner: Inner | None = None
-    several: tuple[Inner, ...] = ()
-    free: Mapping[str, Any] = field(default_factory=dict)
-
-
-@given(
-    st.builds(
-        Outer,
-        name=st.text(),
-        data=st.binary(),
-        path=st.none() | st.just(Path("/a/b")),
-        inner=st.none() | st.builds(Inner, st.lists(st.integers()).map(tuple)),
-        several=st.lists(st.builds(Inner)).map(tuple),
-        free=st.dictionaries(st.text(), json_values),
-    )
-)
-def test_a_dataclass_comes_back_as_it_went(value):
-    assert from_json(Outer, json.loads(json.dumps(to_json(value)))) == value
-
-
-def test_jobs_groups_and_failures_come_back_as_they_went():
+def test_jobs_and_openings_and_failures_come_back_as_they_went():
     outputs = (Output(item=3, group=0, variant=1), Output(item=4, group=2))
     inputs = {"image": {"path": "a\udcff.png"}}
-    job = Job(sample=1, name="a\udcff.png", inputs=inputs, content=bytes(16), outputs=outputs, cost=7, tie=3)
+    job = Job(sample=1, name="a\udcff.png", inputs=inputs, content=bytes(16), outputs=outputs, cost=7)
     failure = Failure(reason="empty", content=b"\x01" * 16, stat=(1, 2, 3, 4, 5, 6))
-    for value in (job, failure, Group(label="8x8", shape=(4, -1), dims=(1, 8, 8))):
-        assert from_json(type(value), json.loads(json.dumps(to_json(value)))) == value
+    groups = (Group(label="8x8", shape=(4, -1), dims=(1, 8, 8)),)
+    task = Task(field="f", recipe={"a": 1}, producer={}, groups=groups, root="/data", cache="/cache")
+    opening = Opening(task=task, shard="s", device="cpu", threads=1, budget_bytes=1, bounded=False, cost=2)
+    found = sent(jobs=jobs_form({5: job}), failure=failure, opening=opening)
+    assert jobs_of(found["jobs"]) == {5: job}
+    assert failure_of(found["failure"]) == failure
+    assert Opening.from_json(found["opening"]) == opening
 
 
 def test_arrays_and_numbers_of_numpy_are_plain_in_json():
-    assert to_json({"a": np.arange(3), "b": np.uint32(4), "c": (np.float32(0.5), None)}) == {
-        "a": [0, 1, 2],
-        "b": 4,
-        "c": [0.5, None],
-    }
+    found = sent(a=np.arange(3), b=np.uint32(4), c=(np.float32(0.5), None), d=frozenset({1}), e=MappingProxyType({}))
+    assert found == {"a": [0, 1, 2], "b": 4, "c": [0.5, None], "d": [1], "e": {}}
     with pytest.raises(TypeError, match="has no JSON form"):
-        to_json(object())
+        sent(a=object())
 
 
 def subclasses(kind):
