@@ -193,7 +193,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "written_bytes": report.written_bytes,
         "snapshot": report.snapshot,
         "published": report.published,
-        "allow_failed": report.allow_failed,
+        "allow_failed": report.plan.allow_failed,
         "worker_restarts": report.restarts,
         "elapsed_s": round(report.elapsed_s, 3),
     }
@@ -201,24 +201,18 @@ def _payload(report: BuildReport) -> dict[str, Any]:
 
 def _field(name: str, report: BuildReport) -> dict[str, Any]:
     """One field of the JSON form."""
-    planned, done = report.plan.fields[name], report.fields.get(name)
-    counts = report.fields_json().get(name, {"encoded": 0, "cached": planned.cached, "bytes": 0})
-    facts = {
-        "encoder": planned.label,
-        "recipe_id": planned.recipe_id.hex(),
-        "recipe": planned.recipe.as_json(),
-    }
-    if done is None:
-        return {**counts, **facts}
-    waits = {stage: round(seconds, 3) for stage, seconds in done.waits.items()}
-    rates = {"encode_s": round(done.encode_s, 3)}
+    planned, done = report.plan.fields[name], report.fields[name]
     return {
-        **counts,
-        **facts,
+        "encoded": done.encoded,
+        "cached": done.cached,
+        "bytes": done.num_bytes,
+        "encoder": planned.label,
+        "recipe_id": planned.recipe.recipe_id.hex(),
+        "recipe": planned.recipe.as_json(),
         "numbers": dict(done.numbers),
         "elapsed_s": round(done.seconds, 3),
-        **rates,
-        "waits": waits,
+        "encode_s": round(done.encode_s, 3),
+        "waits": {stage: round(seconds, 3) for stage, seconds in done.waits.items()},
     }
 
 
@@ -226,7 +220,7 @@ def _show(report: BuildReport) -> None:
     """The summary as text."""
     show_rejected("quarantined", report.rejected)
     show_rejected("note", report.notes)
-    more = f" (more than --allow-failed {report.allow_failed}: exit status 1)" if report.too_many_failed else ""
+    more = f" (more than --allow-failed {report.plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
     quarantined = f"{report.quarantined} quarantined{more}"
     if report.dry_run:
         plan = report.plan

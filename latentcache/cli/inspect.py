@@ -46,7 +46,7 @@ def inspect(
     try:
         plan = plan_build(settings)
         assert plan.listing is not None  # of every build
-        listing, samples = plan.listing, plan.dry.samples if plan.dry else plan.listing.samples
+        listing, samples = plan.listing, plan.samples_table or plan.listing.samples
     except LatentcacheError as failure:
         error, listing = failure, _scanned(settings, failure)
         samples = listing.samples
@@ -98,7 +98,7 @@ def _show(payload: Mapping[str, Any], plan: BuildPlan | None) -> None:
     for field in plan.fields.values():
         groups = ", ".join(f"{label} ({count})" for label, count in field.groups[:SHOWN] if label)
         buckets = f", buckets {groups}" if groups else ""
-        out(f"{field.name:10} {field.label}, recipe {field.recipe_id.hex()[:8]}{buckets}")
+        out(f"{field.name:10} {field.label}, recipe {field.recipe.recipe_id.hex()[:8]}{buckets}")
     out(f"{'build':10} {planned_entries(plan)}")
 
 

@@ -249,8 +249,8 @@ def _of_data(path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Reque
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         raise _no_lengths(path, requested, source)
-    assert planned.dry is not None  # of a dry run
-    items, samples = planned.dry.works[field.name].plan, planned.dry.samples
+    items, samples = field.plan, planned.samples_table
+    assert samples is not None  # of every build
     first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
     served, column = np.unique(items.sample), samples.columns.get("repeats")
@@ -265,9 +265,7 @@ def _of_data(path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Reque
         rejected=len(planned.rejected),
         notes=planned.notes,
         repeats=times_counted(None if column is None else column[served], len(served)),
-        items={
-            name: _items(work.described.recipe.spec, work.plan.variant) for name, work in planned.dry.works.items()
-        },
+        items={name: _items(work.recipe.spec, work.plan.variant) for name, work in planned.fields.items()},
     )
 
 

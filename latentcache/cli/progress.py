@@ -15,7 +15,8 @@ from latentcache.cli.console import SHOWN, counted, human_bytes, say
 from latentcache.cli.contents import data_lines
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildPlan, FieldPlanned
+    from latentcache.pipeline.diff import FieldWork
+    from latentcache.pipeline.report import BuildPlan
     from latentcache.pipeline.workers.crew import Progress
 
 _LINE_S = 10.0
@@ -132,7 +133,7 @@ class BuildTalk(Talk):
         rate, settled = encoded / elapsed, progress.encoded + reused
         speed = progress.cost_done * progress.encoded / max(settled, 1) / elapsed  # cost of encoded work alone
         planned = self.plan.fields.get(progress.field) if self.plan else None
-        expected = max((planned.expected if planned else 0) - reused, 0)
+        expected = max((planned.assumed if planned else 0) - reused, 0)
         ahead = max(progress.total - progress.done, 1)
         cost = (progress.cost_total - progress.cost_done) * max(ahead - expected, 0) / ahead
         left = f"{clock(cost / speed) if speed else '-:--'} left"
@@ -142,7 +143,7 @@ class BuildTalk(Talk):
         return whole, f"{each}, {rejected}, {left}", f"{each}, {left}", left
 
 
-def _show_field(field: FieldPlanned) -> None:
+def _show_field(field: FieldWork) -> None:
     say(f"  {field.name:8} {field.label}, recipe {field.recipe.recipe_id.hex()[:8]}")
     groups = [f"{label} ({count})" for label, count in field.groups if label]
     more = len(groups) - SHOWN
@@ -150,7 +151,7 @@ def _show_field(field: FieldPlanned) -> None:
         say(f"  buckets  {', '.join(groups[:SHOWN])}{f' and {more} more' if more > 0 else ''}  (height x width)")
     if field.changed:
         say(f"  changed  {field.name}: {_changed(field)}")
-    for note in field.notes:
+    for note in field.described.notes:
         say(f"  note     {note}")
 
 
@@ -194,7 +195,7 @@ def shared_entries(duplicates: int) -> str:
     return f", {counted(duplicates, 'duplicate')} sharing an entry" if duplicates else ""
 
 
-def _changed(field: FieldPlanned) -> str:
+def _changed(field: FieldWork) -> str:
     """Settings that differ from the snapshot, and how many of its entries that makes useless."""
     model = any(name == "encoder" for name, _, _ in field.changed)
     shown = [one for one in field.changed if not (model and one[0].startswith("encoder."))]

@@ -33,12 +33,10 @@ from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_news
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
-    DryRun,
     FieldDone,
     Observer,
     Silent,
     field_done,
-    field_planned,
 )
 from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.settings import BuildSettings
@@ -216,8 +214,8 @@ class _Build:
             for column in dict.fromkeys(name for kind in kinds for name in kind.needs_header):
                 needing = [kind for kind in kinds if column in kind.needs_header]
                 samples = self.fill(column, needing, listing.root, samples, known)
-            samples = self.with_equal_files(kinds, listing.root, samples, known)
-        unfinished = bool(self.existing.state)
+            for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
+                samples = with_equal_files(samples, name, listing.root, stopping=lambda: self.stop.requested)
         works = [
             field_work(
                 kind,
@@ -226,7 +224,7 @@ class _Build:
                 samples,
                 catalog,
                 known[kind.name],
-                unfinished=unfinished,
+                unfinished=self.existing.unfinished,
             )
             for kind in kinds
         ]
@@ -237,19 +235,6 @@ class _Build:
                 if not one.content:
                     work.rejected[row] = with_bytes(one, listing.root, places(samples, [row], own)[0])
         return samples, works
-
-    def with_equal_files(
-        self, kinds: list[FieldKind], root: Path, samples: SampleTable, known: Mapping[str, dict[int, Rejected]]
-    ) -> SampleTable:
-        """The contents of files that seem to be equal to another one, so that the plan counts entries."""
-        skip = np.zeros(len(samples), dtype=np.bool_)
-        skip[list(set.intersection(*(set(known[kind.name]) for kind in kinds)))] = True
-        facts = dict.fromkeys(name for kind in kinds for name in kind.needs_header)
-        for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
-            samples = with_equal_files(
-                samples, name, root, facts=facts, skip=skip, stopping=lambda: self.stop.requested
-            )
-        return samples
 
     def fill(
         self,
@@ -287,12 +272,15 @@ class _Build:
     def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
         rejected = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
+        tasks = {work.name: self.task(work, listing.root) for work in works}
+        for work in works:
+            work.workers = worker_count(tasks[work.name], work.kind, work.cost) if len(work.todo) else 0
         return BuildPlan(
             cache=self.paths.root,
             data=self.settings.data,
             data_kind=listing.data_kind,
             samples=len(samples) + len(listing.rejected),
-            fields={work.kind.name: field_planned(work, self.workers(work)) for work in works},
+            fields={work.name: work for work in works},
             rejected=tuple(rejected),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
@@ -301,15 +289,8 @@ class _Build:
             no_caption=listing.no_caption,
             allow_failed=self.existing.allow_failed(self.settings),
             listing=listing,
-            dry=self.dry_run(listing, samples, works) if self.settings.dry_run else None,
-        )
-
-    def dry_run(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> DryRun:
-        """What a caller of :func:`plan_build` may want to look at."""
-        return DryRun(
-            samples=samples,
-            works={work.kind.name: work for work in works},
-            tasks={work.kind.name: self.task(work, listing.root) for work in works},
+            samples_table=samples,
+            tasks=tasks,
         )
 
     def recover(self, catalog: Catalog) -> bool:
@@ -401,10 +382,6 @@ class _Build:
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
         )
 
-    def workers(self, work: FieldWork) -> int:
-        """Worker processes of a field; 0: a thread of this one."""
-        return worker_count(self.task(work, Path()), work.kind, work.cost) if len(work.todo) else 0
-
     def task(self, work: FieldWork, root: Path) -> Task:
         """What a worker has to know of a field."""
         said, described = self.settings, work.described
@@ -453,15 +430,7 @@ class _Build:
 
     def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:
         """The report of a build that stops after its plan."""
-        fields = {
-            work.kind.name: FieldDone(
-                label=work.described.label,
-                recipe=work.described.recipe,
-                cached=plan.fields[work.kind.name].cached,
-                duplicates=work.duplicates,
-            )
-            for work in works
-        }
+        fields = {work.name: FieldDone(cached=work.cached, duplicates=work.duplicates) for work in works}
         return self.report(plan, fields, plan.rejected, plan.notes, dry_run=True)
 
     def report(
@@ -479,7 +448,6 @@ class _Build:
             rejected=tuple(rejected),
             notes=tuple(notes),
             elapsed_s=time.monotonic() - self.started,
-            allow_failed=self.existing.allow_failed(self.settings),
             **more,
         )
 

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import DTYPES
-from latentcache.fields.protocol import Described, FieldKind, FieldPlan, Job, Output
+from latentcache.fields.protocol import Described, FieldKind, FieldPlan, FieldRecipe, Job, Output
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.key import RECIPE_BYTES
 from latentcache.sources.known import match_names, racy
 from latentcache.store.catalog import Catalog
 
@@ -38,7 +39,10 @@ _JOBS = 1 << 10
 
 @dataclass(slots=True, kw_only=True)
 class FieldWork:
-    """One field of a build: the P items that it needs, and which of them are to be made."""
+    """One field of a build: the P items that it needs, and which of them are to be made.
+
+    Items are counted by distinct keys; an unread input counts as new.
+    """
 
     kind: FieldKind
     described: Described
@@ -55,10 +59,43 @@ class FieldWork:
     rejected: dict[int, Rejected]
     """By row of the sample table."""
     duplicates: int = 0
+    """Items that an earlier sample gives as well: they share its entry."""
     assumed: int = 0
     """Items of unread inputs that an unfinished build has committed already."""
     unchanged: bool = False
     """True if the items are those of the snapshot: ``place`` then tells items apart, and is in no catalog."""
+    workers: int = 0
+    """Worker processes; 0: a thread of the build."""
+
+    @property
+    def name(self) -> str:
+        """Of the field."""
+        return self.kind.name
+
+    @property
+    def label(self) -> str:
+        """How people call the encoder."""
+        return self.described.label
+
+    @property
+    def recipe(self) -> FieldRecipe:
+        """Of the field."""
+        return self.described.recipe
+
+    @property
+    def items(self) -> int:
+        """All that are needed."""
+        return len(self.place) - self.duplicates
+
+    @property
+    def cached(self) -> int:
+        """Items that are committed already, also by a build that was killed."""
+        return self.items - len(self.todo) + self.assumed
+
+    @property
+    def to_make(self) -> int:
+        """Items to encode, at most."""
+        return self.items - self.cached
 
     @property
     def cost(self) -> int:
@@ -70,9 +107,10 @@ class FieldWork:
         """Distinct inputs to read."""
         return int(np.count_nonzero(np.diff(self.plan.sample[self.todo]))) + bool(len(self.todo))
 
+    @property
     def bytes_to_write(self) -> int:
         """Bytes on disk of the items to make, about."""
-        spec = self.described.recipe.spec
+        spec = self.recipe.spec
         width, made = DTYPES[spec.dtype][1], np.bincount(self.plan.group[self.todo], minlength=len(self.plan.groups))
         if spec.ragged:
             return self.cost // _COST_PER_ELEMENT * width + _PACKED_BYTES * len(self.todo)
@@ -82,11 +120,13 @@ class FieldWork:
         pages = [-(-(size + _ENTRY_BYTES) // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
         return sum(count * size for count, size in zip(made.tolist(), pages, strict=True))
 
+    @property
     def groups(self) -> tuple[tuple[str, int], ...]:
         """(label, needed items) of the groups in use."""
         counts = np.bincount(self.plan.group, minlength=len(self.plan.groups)).tolist()
         return tuple((group.label, count) for group, count in zip(self.plan.groups, counts, strict=True) if count)
 
+    @property
     def changed(self) -> tuple[tuple[str, Any, Any], ...]:
         """Settings in which the recipe differs from the snapshot's."""
         if self.before is None or self.before.recipe is None:
@@ -96,6 +136,7 @@ class FieldWork:
         labels = self.before.provenance.get("label"), self.described.label
         return (*([("encoder", *labels)] if found and labels[0] not in (None, labels[1]) else ()), *found)
 
+    @property
     def replaced(self) -> int:
         """Entries of the snapshot that were made with another recipe."""
         before = self.before
@@ -185,7 +226,7 @@ def field_work(
         known, place = np.asarray(plan.key.any(axis=1)), _find(catalog, plan.key)
     missing = np.flatnonzero(known & (place < 0))
     repeated = missing[_repeats(plan.key[missing])]
-    assumed = _assumed(plan, known, place, catalog, kind, described) if unfinished else 0
+    assumed = _assumed(known, place, catalog, kind, described) if unfinished else 0
     wanted = place < 0
     wanted[repeated] = False
     todo = _ordered(np.flatnonzero(wanted), plan, samples, kind)
@@ -363,42 +404,16 @@ def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kin
 
 
 def _assumed(
-    plan: FieldPlan,
-    known: NDArray[np.bool_],
-    place: NDArray[np.int64],
-    catalog: Catalog,
-    kind: FieldKind,
-    described: Described,
+    known: NDArray[np.bool_], place: NDArray[np.int64], catalog: Catalog, kind: FieldKind, described: Described
 ) -> int:
     """Committed items of this recipe that no known input accounts for, at most as many as inputs are unread."""
-    if known.all() or not len(catalog):
+    if known.all():
         return 0
     free = np.ones(len(catalog), dtype=np.bool_)
     free[place[place >= 0]] = False
-    counted = 0
-    some = np.full((1, 16), 255, dtype=np.uint8)
-    unread = np.flatnonzero(~known)
-    pairs, counts = np.unique(
-        np.stack([plan.group[unread], plan.variant[unread].astype(np.int32)], axis=1), axis=0, return_counts=True
-    )
-    prefixes = {
-        _outside(kind.keys(some, pair[:1], pair[1:].astype(np.uint8), plan.groups, described.recipe)[0]): count
-        for pair, count in zip(pairs, counts.tolist(), strict=True)
-    }
-    there: dict[bytes, int] = dict.fromkeys(prefixes, 0)
-    rows = np.flatnonzero(free)
+    rows, count = np.flatnonzero(free), 0
+    recipe = np.frombuffer(described.recipe.recipe_id[:RECIPE_BYTES], dtype=np.uint8)
     for start in range(0, len(rows), SLICE):
         keys = catalog.keys(rows[start : start + SLICE])
-        outside = np.ascontiguousarray(np.concatenate([keys[:, :8], keys[:, 24:]], axis=1)).view("V16").reshape(-1)
-        names, found = np.unique(outside, return_counts=True)
-        for name, count in zip(names, found.tolist(), strict=True):
-            if name.tobytes() in there:
-                there[name.tobytes()] += count
-    for prefix, count in prefixes.items():
-        counted += min(count, there[prefix])
-    return counted
-
-
-def _outside(key: NDArray[np.uint8]) -> bytes:
-    """A key without its content."""
-    return key[:8].tobytes() + key[24:].tobytes()
+        count += int(((keys[:, 0] == kind.kind) & (keys[:, -RECIPE_BYTES:] == recipe).all(axis=1)).sum())
+    return min(count, int(np.count_nonzero(~known)))

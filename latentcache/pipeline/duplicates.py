@@ -1,14 +1,14 @@
 """Find images of equal content before a build, so that its plan counts entries and not images.
 
-Only unread images that agree in size, in their header facts and in their first bytes are hashed. All others differ,
-so their content is learned when a worker reads them. Cost: one short read for each image whose size and facts one
-other has too, and one whole read for each of equal first bytes. Rows of parquet files are left out: sizes are known
-only after decompression, so finding equal ones would read all of the data before the build does.
+Only unread images that agree in size and in their first bytes are hashed. All others differ, so their content is
+learned when a worker reads them. Cost: one short read for each image whose size another one has, and one whole read
+for each of equal first bytes. Rows of parquet files are left out: sizes are known only after decompression, so
+finding equal ones would read all of the data before the build does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,29 +34,25 @@ def with_equal_files(
     name: str,
     root: Path,
     *,
-    facts: Iterable[str],
-    skip: NDArray[np.bool_],
     stopping: Callable[[], bool] = bool,
 ) -> SampleTable:
     """The table with the contents of unread images that are equal to another one, as far as their heads tell.
 
     Args:
-        samples: With the header columns that a build reads.
+        samples: Of the data.
         name: The input; one that is no file and no part of a file is left as it is.
         root: Of the data.
-        facts: Columns that are read from the heads of images.
-        skip: (S,) True for samples that are known to be unusable.
         stopping: Asked between files; once True, nothing more is read.
     """
     if not is_read_by_workers(samples, name):
         return samples
     held = samples.inputs[name]
     size = _sizes(samples, held)
-    rows = np.flatnonzero((np.asarray(held.file) >= 0) & ~skip & (size > 0))
+    rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
     unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content)[rows].any(axis=1))
     if not unread.any():
         return samples
-    marks = _facts(samples, size[rows], rows, facts)
+    marks = size[rows]
     alike = _shared(marks, unread)
     rows, unread, marks = rows[alike], unread[alike], marks[alike]
     heads, there = _read(_head, root, places(samples, rows, name), stopping)
@@ -77,17 +73,6 @@ def _sizes(samples: SampleTable, held: Input) -> NDArray[np.uint64]:
     if held.line is None:
         return whole
     return np.where(np.asarray(held.line) > 0, np.asarray(samples.columns[SPAN])[:, 1], whole)
-
-
-def _facts(
-    samples: SampleTable, size: NDArray[np.uint64], rows: NDArray[np.intp], facts: Iterable[str]
-) -> NDArray[np.uint64]:
-    """(n,) one number from the size of each image and the header columns; equal for equal images."""
-    marks = size.copy()
-    for name in facts:
-        for part in np.asarray(samples.columns[name][rows]).reshape(len(rows), -1).T:
-            marks = marks * _PRIME + part.astype(np.uint64)
-    return marks
 
 
 def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.intp]:

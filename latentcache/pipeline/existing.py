@@ -38,12 +38,15 @@ class Existing:
     damage: str = ""
     """What is wrong with the current snapshot, if an older one or none replaces it."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """The build state: ``fields`` {name: {recipe, provenance}}, ``source``, ``part``. Empty: no build began."""
+    """What the snapshot says, else the build state: ``fields`` {name: {recipe, provenance}}, ``source``, ``part``,
+    ``allow_failed``. Empty: no build began."""
+    unfinished: bool = False
+    """True if a build began and has not ended."""
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Fields of the snapshot; of the build state if there is no snapshot."""
-        return tuple(self.snapshot.fields if self.snapshot else self.state.get("fields", ()))
+        """Fields of the cache."""
+        return tuple(self.state.get("fields", ()))
 
     def rows(self, name: str) -> FieldRows | None:
         """The field in the snapshot."""
@@ -55,27 +58,18 @@ class Existing:
         Raises:
             RecipeError: The recipe of the snapshot cannot be read.
         """
-        if self.snapshot is not None:
-            rows = self.snapshot.fields.get(kind.name)
-            return Cached() if rows is None else Cached(recipe=rows.recipe, provenance=rows.provenance)
-        said = self.state.get("fields", {}).get(kind.name)
-        if said is None:
-            return Cached()
+        if (rows := self.rows(kind.name)) is not None:
+            return Cached(recipe=rows.recipe, provenance=rows.provenance)
         try:
+            said = self.state["fields"][kind.name]
             return Cached(recipe=kind.recipe_from_json(said["recipe"]), provenance=said["provenance"])
         except (RecipeError, KeyError, TypeError):
             return Cached()
 
     @property
-    def source(self) -> Mapping[str, Any]:
-        """Options of DATA as they were, in JSON."""
-        before = self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
-        return before or {}
-
-    @property
     def folders(self) -> tuple[str, ...]:
         """Folders of masks and control images as they were named."""
-        return SourceOptions.from_json(self.source).folders
+        return SourceOptions.from_json(self.state.get("source", {})).folders
 
     def options(self, settings: BuildSettings) -> SourceOptions:
         """How DATA is read: as given, else as before.
@@ -87,14 +81,13 @@ class Existing:
         for name, said in settings.fields.items():
             kind = field_kind(name)
             given |= kind.source_options(said) if kind is not None and said is not None else {}
-        options = SourceOptions.from_json({**self.source, **given})
+        options = SourceOptions.from_json({**self.state.get("source", {}), **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
 
     def allow_failed(self, settings: BuildSettings) -> str:
         """Rejected samples that are tolerated: as given, else as before."""
-        before = self.snapshot.allow_failed if self.snapshot else str(self.state.get("allow_failed", "0"))
-        return settings.allow_failed or before
+        return settings.allow_failed or str(self.state.get("allow_failed", "0"))
 
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data.
@@ -102,8 +95,7 @@ class Existing:
         Raises:
             UsageError: The cache holds another part.
         """
-        then = self.snapshot.part or WHOLE if self.snapshot else str(self.state.get("part", "")) or None
-        asked = settings.part
+        then, asked = self.state.get("part"), settings.part
         if then and asked and _same_part(asked) != _same_part(then):
             raise UsageError(
                 f"--part={asked}: this cache holds {f'part {then}' if _same_part(then) else 'all'} of its data",
@@ -126,20 +118,27 @@ def read_existing(paths: CachePaths) -> Existing:
         CacheFormatError: Written by a newer version.
     """
     state = _read_state(paths)
-    if not paths.root.exists():
-        return Existing()
-    damage = ""
-    numbers = sorted(paths.snapshots(), reverse=True)
+    begun, damage = bool(state), ""
+    numbers = sorted(paths.snapshots(), reverse=True) if paths.root.exists() else []
     for number in (None, *numbers):
         try:
-            return Existing(snapshot=open_snapshot(paths.root, number), damage=damage, state=state)
+            snapshot = open_snapshot(paths.root, number)
+            return Existing(snapshot=snapshot, damage=damage, state=_said_by(snapshot), unfinished=begun)
         except CacheNotFoundError:
-            if not numbers:
-                break
-            damage = damage or f"{paths.current.name} is missing"
+            damage = damage or (f"{paths.current.name} is missing" if numbers else "")
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
-    return Existing(damage=damage, state=state)
+    return Existing(damage=damage, state=state, unfinished=begun)
+
+
+def _said_by(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot's settings in the form of the build state."""
+    return {
+        "fields": snapshot.fields,
+        "source": snapshot.source.get("options") or {},
+        "part": snapshot.part or WHOLE,
+        "allow_failed": snapshot.allow_failed,
+    }
 
 
 def check_damage(existing: Existing, settings: BuildSettings) -> None:

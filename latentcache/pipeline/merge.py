@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCac
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
-from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
@@ -34,13 +32,11 @@ from latentcache.pipeline.report import (
     Observer,
     Silent,
     field_done,
-    field_planned,
     quarantined,
 )
 from latentcache.pipeline.settings import WHOLE
-from latentcache.sources.corpus import possible_ways
 from latentcache.sources.part import Part
-from latentcache.sources.scan import SourceOptions, names_root
+from latentcache.sources.scan import names_root
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
@@ -78,7 +74,7 @@ def merge_caches(
             stack.callback(_released, snapshot)
         _check_recipes(folders, snapshots)
         _check_parts(folders, snapshots, whole)
-        table = _table(folders, [_as_whole(snapshot) for snapshot in snapshots])
+        table = _table(folders, [snapshot.samples for snapshot in snapshots])
         stack.enter_context(locked(paths))
         before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
         try:
@@ -209,19 +205,6 @@ def _table(parts: Sequence[Path], tables: Sequence[SampleTable]) -> SampleTable:
     return join_tables(tables, numbers, files, np.delete(order, again))
 
 
-def _as_whole(snapshot: Snapshot) -> SampleTable:
-    """The samples of a part, with files of records marked as read for all of the data."""
-    samples = snapshot.samples
-    if samples.files.reading is None or not snapshot.part:
-        return samples
-    options, root = SourceOptions.from_json(snapshot.source["options"]), Path(str(snapshot.source["root"]))
-    ways = possible_ways(root if root.is_dir() else root.parent, text_lines=options.text_lines, form=options.form)
-    whole = {way.reading(snapshot.part): way.reading("") for way in ways}
-    reading = b"".join(whole.get(one.tobytes(), one.tobytes()) for one in np.asarray(samples.files.reading))
-    files = replace(samples.files, reading=np.frombuffer(reading, dtype=np.uint8).reshape(-1, HASH_BYTES))
-    return replace(samples, files=files)
-
-
 def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
     return StaleCacheError(
         f"the caches were built from different versions of {name}",
@@ -321,10 +304,11 @@ def _publish(
         data=Path(str(first.source["root"])),
         data_kind=str(first.source.get("data_kind", "")),
         samples=len(table) + quarantined(others),
-        fields={outcome.work.kind.name: field_planned(outcome.work, 0) for outcome in outcomes},
+        fields={outcome.work.name: outcome.work for outcome in outcomes},
         rejected=tuple(draft.rejected),
         notes=tuple(draft.notes),
         free_bytes=free_bytes(paths.root),
+        allow_failed=draft.allow_failed,
     )
     observer.planned(plan)
     number = publish_news(paths, draft, before)
@@ -336,7 +320,6 @@ def _publish(
         snapshot=number or (before.number if before is not None else 0),
         published=number > 0,
         elapsed_s=time.monotonic() - started,
-        allow_failed=draft.allow_failed,
     )
 
 

@@ -53,13 +53,13 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     Raises:
         As :func:`latentcache.pipeline.run.run_jobs`.
     """
-    dry, listing = plan.dry, plan.listing
-    assert dry is not None  # of a dry run
-    assert listing is not None
-    work, stop, warnings = dry.works[field], StopSignal(), list[str]()
+    listing, samples = plan.listing, plan.samples_table
+    assert listing is not None  # of every build
+    assert samples is not None
+    work, stop, warnings = plan.fields[field], StopSignal(), list[str]()
     if not len(work.todo):
         return None
-    jobs: list[Job] = list(islice(work.jobs(listing, dry.samples), items))
+    jobs: list[Job] = list(islice(work.jobs(listing, samples), items))
     seen = Progress(field, 0)
 
     def look(progress: Progress) -> None:
@@ -73,7 +73,7 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder:
         Path(folder, "shards").mkdir()
         result = run_jobs(
-            replace(dry.tasks[field], cache=folder, lookup="", stream=False),
+            replace(plan.tasks[field], cache=folder, lookup="", stream=False),
             iter(jobs),
             total=len(jobs),
             total_cost=sum(job.cost for job in jobs),
@@ -94,5 +94,5 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
         failed=len(result.failed),
         warnings=tuple(warnings),
         seconds=open_s + result.encode_s * times,
-        num_bytes=int(result.written_bytes * times) if ragged else work.bytes_to_write(),
+        num_bytes=int(result.written_bytes * times) if ragged else work.bytes_to_write,
     )

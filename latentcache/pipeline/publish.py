@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.preflight import provenance
@@ -218,32 +218,14 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
     for one in samples.inputs.values():
         kept = np.asarray(one.file)[rows]
         gone[kept[kept >= 0]] = False
-    files = np.flatnonzero(~gone)
-    number = np.append(np.cumsum(~gone, dtype=np.int32) - 1, np.int32(-1))
-    return SampleTable(
-        names=samples.names.select(rows),
-        files=_select_files(samples.files, files),
-        inputs={name: _select_input(one, rows, number) for name, one in samples.inputs.items()},
-        columns={name: np.asarray(column)[rows] for name, column in samples.columns.items()},
+    rest, files = np.flatnonzero(~gone), samples.files
+    chosen = Files(
+        names=files.names.select(rest),
+        stat=np.asarray(files.stat)[rest],
+        content=np.asarray(files.content)[rest],
+        reading=None if files.reading is None else np.asarray(files.reading)[rest],
     )
-
-
-def _select_files(files: Files, rows: NDArray[np.intp]) -> Files:
-    return Files(
-        names=files.names.select(rows),
-        stat=np.asarray(files.stat)[rows],
-        content=np.asarray(files.content)[rows],
-        reading=None if files.reading is None else np.asarray(files.reading)[rows],
-    )
-
-
-def _select_input(one: Input, rows: NDArray[np.intp], number: NDArray[np.int32]) -> Input:
-    return Input(
-        content=np.asarray(one.content)[rows],
-        file=number[np.asarray(one.file)[rows]],
-        line=None if one.line is None else np.asarray(one.line)[rows],
-        text=None if one.text is None else one.text.select(rows),
-    )
+    return join_tables([samples], [np.cumsum(~gone, dtype=np.int64) - 1], chosen, rows)
 
 
 def publish_news(paths: CachePaths, draft: SnapshotDraft, current: Snapshot | None) -> int:

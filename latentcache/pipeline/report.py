@@ -6,77 +6,22 @@ The report holds facts; the command line turns them into text and into the JSON 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.pipeline.diff import distinct
+from latentcache.pipeline.diff import FieldWork, distinct
 from latentcache.pipeline.settings import tolerated
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.publish import Outcome
     from latentcache.pipeline.workers.crew import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldDraft
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldPlanned:
-    """What a build is about to do for one field. Items are distinct keys; an unread input counts as new."""
-
-    name: str
-    kind: FieldKind
-    recipe: FieldRecipe
-    label: str
-    """How people call the encoder."""
-    items: int
-    cached: int
-    """Committed already, also by a build that was killed."""
-    expected: int = 0
-    """Those among them whose inputs are not read yet: an unfinished build has committed as many of this recipe."""
-    duplicates: int
-    """Items that an earlier sample gives as well: they share its entry."""
-    inputs: int
-    """Distinct inputs to read."""
-    cost: int
-    bytes_to_write: int
-    groups: tuple[tuple[str, int], ...]
-    """(label of the group, items), largest shape first."""
-    changed: tuple[tuple[str, Any, Any], ...] = ()
-    """(setting, value of the snapshot, value now) in which the recipe differs from the snapshot."""
-    replaced: int = 0
-    """Entries of the snapshot that were made with another recipe, so that none of them can be used."""
-    notes: tuple[str, ...] = ()
-    workers: int = 0
-    """Worker processes; 0: a thread of the build."""
-
-    @property
-    def to_make(self) -> int:
-        """Items to encode, at most."""
-        return self.items - self.cached
-
-    @property
-    def recipe_id(self) -> bytes:
-        """Of the recipe."""
-        return self.recipe.recipe_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DryRun:
-    """What the plan of a dry run was made from."""
-
-    samples: SampleTable
-    """Those of the listing, with header columns and with the contents that are known."""
-    works: Mapping[str, FieldWork]
-    """By field."""
-    tasks: Mapping[str, Task]
-    """How workers would make each field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +33,7 @@ class BuildPlan:
     data_kind: str
     samples: int
     """Usable and rejected."""
-    fields: Mapping[str, FieldPlanned]
+    fields: Mapping[str, FieldWork]
     rejected: tuple[Rejected, ...]
     notes: tuple[Rejected, ...]
     free_bytes: int
@@ -99,8 +44,10 @@ class BuildPlan:
     allow_failed: str = "0"
     listing: Listing | None = field(default=None, repr=False)
     """What was found in DATA; None for a merge."""
-    dry: DryRun | None = field(default=None, repr=False)
-    """What the plan was made from; only in a dry run."""
+    samples_table: SampleTable | None = field(default=None, repr=False)
+    """Those of the listing, with header columns and with the contents that are known; None for a merge."""
+    tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
+    """How workers make each field."""
 
     @property
     def cached(self) -> int:
@@ -122,8 +69,6 @@ class BuildPlan:
 class FieldDone:
     """What a build did for one field."""
 
-    label: str
-    recipe: FieldRecipe
     encoded: int = 0
     """Distinct items computed and committed by this run."""
     cached: int = 0
@@ -138,14 +83,8 @@ class FieldDone:
     waits: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, summed over workers."""
     restarts: int = 0
-    describe: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     """What the kind counts beside items, such as tokens."""
-
-    @property
-    def recipe_id(self) -> bytes:
-        """Of the recipe."""
-        return self.recipe.recipe_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +100,6 @@ class BuildReport:
     published: bool = False
     """False if the current snapshot already says the same."""
     elapsed_s: float = 0.0
-    allow_failed: str = "0"
 
     @property
     def samples(self) -> int:
@@ -206,34 +144,17 @@ class BuildReport:
     @property
     def too_many_failed(self) -> bool:
         """True if more samples are quarantined than allowed: exit status 1."""
-        return self.quarantined > tolerated(self.allow_failed, self.samples)
+        return self.quarantined > tolerated(self.plan.allow_failed, self.samples)
 
     @property
     def cache(self) -> Path:
         """The cache folder."""
         return self.plan.cache
 
-    @property
-    def data(self) -> Path:
-        """The data."""
-        return self.plan.data
-
-    @property
-    def part(self) -> str:
-        """``i/n``; empty for all of the data."""
-        return self.plan.part
-
     def counts(self) -> dict[str, int]:
         """``counts`` of the JSON contract."""
         names = ("samples", "encoded", "cached", "duplicates", "quarantined", "no_caption")
         return {name: getattr(self, name) for name in names}
-
-    def fields_json(self) -> dict[str, dict[str, int]]:
-        """``fields`` of the JSON contract."""
-        return {
-            name: {"encoded": one.encoded, "cached": one.cached, "bytes": one.num_bytes}
-            for name, one in self.fields.items()
-        }
 
 
 class Observer(Protocol):
@@ -267,47 +188,25 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
     return len({(one.name, one.line) for one in rejected})
 
 
-def field_planned(work: FieldWork, workers: int) -> FieldPlanned:
-    """Count what is to do for one field."""
-    items = len(work.place) - work.duplicates
-    return FieldPlanned(
-        name=work.kind.name,
-        kind=work.kind,
-        recipe=work.described.recipe,
-        label=work.described.label,
-        items=items,
-        cached=items - len(work.todo) + work.assumed,
-        expected=work.assumed,
-        duplicates=work.duplicates,
-        inputs=work.inputs,
-        cost=work.cost,
-        bytes_to_write=work.bytes_to_write(),
-        groups=work.groups(),
-        changed=work.changed(),
-        replaced=work.replaced(),
-        notes=work.described.notes,
-        workers=workers,
-    )
-
-
 def field_done(outcome: Outcome, draft: FieldDraft) -> FieldDone:
     """Count what was done for one field."""
-    work, result = outcome.work, outcome.result
-    kind, recipe = work.kind, work.described.recipe
-    needed = distinct(outcome.place)
-    encoded = max(0, len(result.keys) - result.copied) if result else 0
-    return FieldDone(
-        label=work.described.label,
-        recipe=recipe,
-        encoded=encoded,
-        cached=max(0, needed - encoded),
+    work, result, needed = outcome.work, outcome.result, distinct(outcome.place)
+    columns = {**draft.columns, **draft.ragged_columns, "length": draft.length}
+    done = FieldDone(
+        cached=needed,
         duplicates=int(np.count_nonzero(outcome.place >= 0)) - needed,
         num_bytes=int(np.sum(draft.head, dtype=np.int64) + np.sum(draft.bytes, dtype=np.int64)),
-        written_bytes=result.written_bytes if result else 0,
+        numbers=work.kind.numbers(work.recipe, columns),
+    )
+    if result is None:
+        return done
+    return replace(
+        done,
+        encoded=result.encoded,
+        cached=max(0, needed - result.encoded),
+        written_bytes=result.written_bytes,
         seconds=outcome.seconds,
-        encode_s=result.encode_s if result else 0.0,
-        waits=dict(result.waits) if result else {},
-        restarts=result.restarts if result else 0,
-        describe=kind.describe(recipe, work.described.provenance),
-        numbers=kind.numbers(recipe, {**draft.columns, **draft.ragged_columns, "length": draft.length}),
+        encode_s=result.encode_s,
+        waits=dict(result.waits),
+        restarts=result.restarts,
     )

@@ -209,7 +209,7 @@ def test_events_name_every_encoded_key_once(case, data, tmp_path):
 
 def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
     plan = plan_build(settings(case, data))
-    assert (plan.to_make, plan.samples, len(plan.dry.works[case.field].todo)) == (4, 4, 4)
+    assert (plan.to_make, plan.samples, len(plan.fields[case.field].todo)) == (4, 4, 4)
     assert not (tmp_path / "cache").exists()
     cache = built(case, data).cache
     case.write(data, 9)
@@ -250,7 +250,7 @@ def test_a_cache_without_current_continues_with_its_newest_snapshot(case, data):
     (cache / "CURRENT").unlink()
     report = built(case, data, fields={})
     assert (report.encoded, report.published) == (0, True)
-    assert open_snapshot(cache).fields[case.field].recipe_id == report.fields[case.field].recipe_id
+    assert open_snapshot(cache).fields[case.field].recipe_id == report.plan.fields[case.field].recipe.recipe_id
 
 
 def test_settings_that_are_not_given_follow_the_snapshot(tmp_path):

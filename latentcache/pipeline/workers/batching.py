@@ -88,16 +88,7 @@ class BatchSizes:
 
     def take(self, waiting: Sequence[Candidate]) -> int:
         """How many of these items (of one group, in order) make one batch; at least one."""
-        most = self._most(waiting[0].group)
-        if self._batch_size is not None:
-            return min(most, len(waiting))
-        cost = number = 0
-        for candidate in waiting[:most]:
-            cost += self.cost(candidate)
-            if number and cost > self._work.batch_cost:
-                break
-            number += 1
-        return number
+        return min(self._most(waiting[0].group), len(waiting))
 
     def parts(self, costs: Sequence[int], most_cost: int) -> Iterator[slice]:
         """Jobs in parts that make one batch each, whose cost is limited."""
@@ -111,8 +102,9 @@ class BatchSizes:
         yield slice(start, len(costs))
 
     def full(self, group: int, number: int, cost: int) -> bool:
-        """True if so many items of so much cost make a batch to which none is to be added."""
-        return number >= self._most(group) or (self._batch_size is None and cost >= self._work.batch_cost)
+        """True if so many items of so much cost make a batch: another one of that size would not fit."""
+        more = cost // number
+        return number >= self._most(group) or (self._batch_size is None and cost + more > self._work.batch_cost)
 
     def halve(self, group: int, size: int) -> int:
         """Remember that the device ran out of memory with so many; gives the size to go on with."""

@@ -32,7 +32,7 @@ from latentcache.pipeline.workers.memory import (
     default_workers,
     host_memory,
 )
-from latentcache.pipeline.workers.process import Launched, WarmWorker, WorkerProcess, WorkerThread
+from latentcache.pipeline.workers.process import NO_MEMORY, Launched, WarmWorker, WorkerProcess, WorkerThread
 from latentcache.pipeline.workers.transport import Message, failure_of
 from latentcache.pipeline.workers.worker import Opening, Task
 from latentcache.store.atomic_io import reading
@@ -316,7 +316,7 @@ class Crew:
 
     def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
         """The failure of a job that ends its workers; ``words`` say how, with their last line on stderr."""
-        if "memory" in words:  # as the system and the libraries write it
+        if NO_MEMORY.search(words):
             return self._too_large(job, words)
         stage = "encode" if encoding else "prepare"
         detail = f"a worker process {words} whenever it {'encoded' if encoding else 'prepared'} this sample"

@@ -1,11 +1,12 @@
 """The event file: one line per durable commit, for programs that follow a build from outside.
 
-Guarantee: a line is written with a single ``write``, after its commit has returned. Only the last line can be cut
-short, by a full disk: nothing is written behind it.
+Guarantee: a line is written with a single ``write``, after its commit has returned. A line that a full disk cuts
+short is taken back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -33,8 +34,6 @@ class EventLog:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(path, flags, 0o644)
             os.set_blocking(self._descriptor, True)
-            if _is_cut_short(path, self._descriptor):
-                os.write(self._descriptor, b"\n")
         except OSError as error:
             raise self._failed(error) from error
 
@@ -53,7 +52,8 @@ class EventLog:
         except OSError as error:
             raise self._failed(error) from error
         if written < len(line):
-            self.close()  # later commits of other workers would end up on the same line
+            with contextlib.suppress(OSError):  # a pipe
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
             raise _full(self._path, f"{written} of {len(line)} bytes of an event were written")
 
     def __enter__(self) -> Self:
@@ -77,19 +77,6 @@ class EventLog:
             why=str(error),
             fix="give another --events FILE",
         )
-
-
-def _is_cut_short(path: Path, descriptor: int) -> bool:
-    """True if the last line of a file has no end: the disk was full during an earlier build."""
-    size = os.fstat(descriptor).st_size  # 0 for a pipe
-    if not size:
-        return False
-    try:
-        with path.open("rb") as file:
-            file.seek(size - 1)
-            return file.read(1) != b"\n"
-    except OSError:  # writing may be allowed and reading not
-        return False
 
 
 def _full(path: Path | None, why: str) -> DiskFullError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -35,6 +36,11 @@ _CHILD = (
 )
 _DEBUG = "LATENTCACHE_DEBUG"
 _TAIL_BYTES = 2000
+#: Lines on a failed allocation of Rust, C++, the C library and Python. A library that runs out of memory aborts
+#: (SIGABRT, as after any fault): no exit status tells it.
+NO_MEMORY = re.compile(
+    r"memory allocation of \d+ bytes failed|bad_alloc|MemoryError|[Oo]ut of memory|Cannot allocate memory"
+)
 _REAP_S = 10.0
 #: Seconds that a thread gets to end; it may be in the middle of a batch.
 _LAST_S = 1.0
@@ -96,27 +102,26 @@ class WorkerProcess:
         """End it at once with SIGKILL, which also ends a process that was stopped."""
         self._process.kill()
 
-    def ended(self) -> tuple[int, str]:
-        """Wait for its end: the signal that ended it (0 if none did), and a description for messages."""
+    def ended(self) -> str:
+        """Wait for its end; gives a description for messages."""
         try:
             status = self._process.wait(_REAP_S)
         except subprocess.TimeoutExpired:  # it hangs in the system and will never run again
             self._process.kill()
-            return signal.SIGKILL, "does not end"
+            return "does not end"
         finally:
             said = self._last_words()
             self._close()
-        if status < 0:
-            return -status, f"was ended by {_signal_name(-status)}" + (f": {said}" if said else "")
-        return 0, f"ended with status {status}" + (f": {said}" if said else "")
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return how + (f": {said}" if said else "")
 
     def _last_words(self) -> str:
-        """The last line on memory that it printed, else the last line."""
+        """The line that it printed on a failed allocation, else the last line."""
         if self._stderr < 0:
             return ""
         tail = os.pread(self._stderr, _TAIL_BYTES, max(os.fstat(self._stderr).st_size - _TAIL_BYTES, 0))
         lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
-        return ([line for line in lines if "memory" in line.lower()] or lines or [""])[-1]
+        return ([line for line in lines if NO_MEMORY.search(line)] or lines or [""])[-1]
 
     def _close(self) -> None:
         for descriptor in (self._board, self._stderr):
@@ -158,10 +163,10 @@ class WorkerThread:
         last.start()
         last.join(_LAST_S)
 
-    def ended(self) -> tuple[int, str]:
+    def ended(self) -> str:
         """As in :class:`WorkerProcess`."""
         self._thread.join(_LAST_S)
-        return 0, "ended"
+        return "ended"
 
     def _run(self) -> None:
         try:
@@ -219,7 +224,7 @@ class WarmWorker:
                 return message["value"]
             if process.line.ended:
                 self._waiting.clear()
-                _, how = process.ended()
+                how = process.ended()
                 process.line.close()
                 raise WorkerError("a worker process cannot be started", why=f"it {how}")
 
@@ -257,10 +262,3 @@ def import_path() -> list[str]:
     others = [one for one in sys.path if one not in local]
     # The package's own folder is no reason to put the other modules of the working directory first.
     return [*others, *first, *local] if package in local else [*first, *others, *local]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

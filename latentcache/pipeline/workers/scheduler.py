@@ -2,9 +2,8 @@
 
 A unit is queued, leased or done. A worker that dies leaves the jobs that it had begun under suspicion: they are tried
 again on a worker that has nothing else, in halves until one job is alone. A job is convicted only if it failed alone,
-twice, on fresh workers (three times if the process was killed from outside), and if a fresh worker then does a job
-that has succeeded before. Three deaths on such a job end the build: a dead device or another program's memory never
-convicts good samples.
+twice, on fresh workers, and if a fresh worker then does a job that has succeeded before. Three deaths on such a job
+end the build: a dead device or another program's memory never convicts good samples.
 
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
 hand. The build computes nothing here, so it takes signals at once.
@@ -13,7 +12,6 @@ hand. The build computes nothing here, so it takes signals at once.
 from __future__ import annotations
 
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +32,8 @@ _TICK_S = 0.1
 _RESTARTS = 3
 #: Deaths on known-good work, and jobs that died alone while nothing has succeeded, that end the build.
 _GOOD_DEATHS = 3
-#: Deaths alone on fresh workers that convict a job; more under SIGKILL, which is most often not the job's fault.
-_DEATHS, _DEATHS_KILLED = 2, 3
-#: Convicted jobs in one run; with more of them something else is wrong.
-_MAX_CONVICTED = 100
+#: Deaths alone on fresh workers that convict a job.
+_DEATHS = 2
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -116,7 +112,6 @@ class _Slot:
     started: int = 0
     lost: int = 0
     """Workers in a row that the device failed."""
-    retired: bool = False
 
 
 class Scheduler:
@@ -162,7 +157,7 @@ class Scheduler:
         self._good: tuple[int, Job] | None = None
         """A job that has succeeded."""
         self._number = 0
-        self._streak = self._unexplained = self._good_deaths = self._convicted = 0
+        self._streak = self._unexplained = self._good_deaths = 0
         self._selector = selectors.DefaultSelector()
         self._looked_at = time.monotonic()
         self.restarts = 0
@@ -215,7 +210,7 @@ class Scheduler:
         """A worker for each free device, while there is work for it."""
         work = self._waiting() - sum(not worker.leases and not worker.ending for _, worker in self._workers())
         for slot in self._slots:
-            if work > 0 and slot.worker is None and not slot.retired:
+            if work > 0 and slot.worker is None:
                 work -= 1
                 slot.worker = self._started(slot)
 
@@ -330,7 +325,7 @@ class Scheduler:
     def _gone(self, slot: _Slot, worker: _Worker) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
         begun = worker.begun()
-        number, words = self._part(slot, worker)
+        words = self._part(slot, worker)
         known = self._crew.recovered(worker.shard)
         if worker.said_end and not worker.leases:
             return
@@ -340,9 +335,8 @@ class Scheduler:
             self._failed(slot, worker, error, known)
             return
         if error is not None:
-            words = "ran out of memory"
-        killed = number == signal.SIGKILL and not worker.stuck
-        self._died(slot, worker, begun, known, words=worker.stuck or words, killed=killed)
+            words = "ran out of memory (MemoryError)"
+        self._died(slot, worker, begun, known, words=worker.stuck or words)
 
     def _failed(self, slot: _Slot, worker: _Worker, error: BaseException, known: bytes) -> None:
         """An error of a worker is the build's, except of a device that has worked before.
@@ -354,21 +348,13 @@ class Scheduler:
             not isinstance(error, DeviceError) or isinstance(error, DeviceMemoryError) or worker.launched.is_thread
         )
         slot.lost += 1
-        if fatal or (not worker.opened and slot.started == 1):
+        if fatal or slot.lost > _RESTARTS or (not worker.opened and slot.started == 1):
             raise error
         for unit in worker.leases.values():
             self._give_back(unit, unit.jobs, known)
-        if slot.lost <= _RESTARTS:
-            self._warn(f"{_short(error)}; starting again on {slot.device.label}")
-            return
-        slot.retired = True
-        if all(other.retired for other in self._slots):
-            raise error
-        self._warn(f"{_short(error)}; {slot.device.label} is not used any more")
+        self._warn(f"{_short(error)}; starting again on {slot.device.label}")
 
-    def _died(
-        self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str, killed: bool
-    ) -> None:
+    def _died(self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
         """A worker died without an error; the jobs that it was in the middle of are suspected.
 
         Raises:
@@ -388,7 +374,7 @@ class Scheduler:
                 self._probe = unit
                 continue
             self._give_back(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
-            self._suspect(slot, unit, suspects, known, worker.fresh, words, begun, killed)
+            self._suspect(slot, unit, suspects, known, worker.fresh, words, begun)
         self._unexplained = 0 if suspected else self._unexplained + 1
         if self._unexplained > _RESTARTS:
             raise _keep_dying(slot, words, "no sample is to blame")
@@ -414,14 +400,13 @@ class Scheduler:
         fresh: bool,
         words: str,
         begun: dict[int, int],
-        killed: bool,
     ) -> None:
         """Try suspects again alone, in halves, or doubt the one that is left."""
         if not suspects:
             return
         if len(suspects) == 1 and unit.alone:
             deaths = unit.deaths + fresh
-            if deaths >= (_DEATHS_KILLED if killed else _DEATHS):
+            if deaths >= _DEATHS:
                 (number, job), *_ = suspects.items()
                 failure = self._crew.crash(job, words, encoding=begun[number] == ENCODING)
                 self._doubtful.append((WorkUnit(jobs=suspects), failure))
@@ -459,11 +444,6 @@ class Scheduler:
         for unit, failure in doubtful:
             for number, job in unit.jobs.items():
                 self._crew.failed(number, job, failure)
-        self._convicted += len(doubtful)
-        if self._convicted > _MAX_CONVICTED:
-            raise WorkerError(
-                "worker processes keep dying", why=f"{self._convicted} samples were found that end them"
-            )
 
     # -- the end
 
@@ -487,34 +467,25 @@ class Scheduler:
             worker.launched.kill()
             late = self._last_words(slot, worker) or late
             self._part(slot, worker)
-            self._crew.recovered(worker.shard)
+            self._crew.recovered(worker.shard)  # no open shard is left behind
         return late
 
     def _last_words(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:
-        """Take the last commits."""
+        """Take the last commits; gives what went wrong with them."""
         worker.launched.line.flush()
         try:
             for message in worker.launched.line.arrived():
-                if message.kind == "committed":
-                    self._committed(slot, worker, message)
-                elif message.kind == "ended":
-                    if "error" not in message.head:
-                        worker.stays = message["stays"]
-                        self._crew.ended(message)
-                    elif isinstance(error := as_error(message["error"]), StoreError):
-                        return error
+                self._hear(slot, worker, message)
         except LatentcacheError as error:
             return error
-        return None
+        return worker.error if isinstance(worker.error, StoreError) else None
 
-    def _part(self, slot: _Slot, worker: _Worker) -> tuple[int, str]:
+    def _part(self, slot: _Slot, worker: _Worker) -> str:
         """Disconnect a worker; gives how it ended."""
-        if slot.worker is None:
-            return 0, ""
         slot.worker = None
         self._selector.unregister(worker.launched.line)
         if worker.stays and not worker.leases and self._crew.keep(slot.device, worker.launched):
-            return 0, ""
+            return ""
         worker.launched.line.close()
         return worker.launched.ended()
 

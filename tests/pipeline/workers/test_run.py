@@ -366,7 +366,9 @@ def test_items_are_made_again_without_storing(squares):
         opened.append(ToyProducer(squares.task().producer, squares.kind.recipe_from_json({}), context))
         return opened[0]
 
-    known = [dataclasses.replace(job, content=content_hash(text.encode())) for job, text in zip(jobs, texts, strict=True)]
+    known = [
+        dataclasses.replace(job, content=content_hash(text.encode())) for job, text in zip(jobs, texts, strict=True)
+    ]
     known[5].content = bytes(15) + b"\x01"
     found = list(make_again(squares.kind, known, producer))
     failed = {item // 2: made.reason for item, made in found if not hasattr(made, "array")}
