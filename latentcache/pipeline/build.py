@@ -18,18 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheFormatError, InterruptedBuildError, UnusableSampleError, UsageError, python_words
+from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError, python_words
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
-from latentcache.fields.table import Rejected, SampleTable, stat_numbers
-from latentcache.identity.content import content_hash
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight, stream
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_news
+from latentcache.pipeline.publish import Outcome, content_of, draft_snapshot, publish_news
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -45,7 +44,7 @@ from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.worker import Task
-from latentcache.sources.archives.members import Place, is_read_by_workers, places, read_image
+from latentcache.sources.archives.members import is_read_by_workers, places
 from latentcache.sources.layouts.config import unanswered
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
@@ -230,10 +229,11 @@ class _Build:
         ]
         for work in works:
             own = work.kind.inputs[0]
-            alone = len(work.kind.inputs) == 1 and is_read_by_workers(samples, own)
-            for row, one in work.rejected.items() if alone else ():
-                if not one.content:
-                    work.rejected[row] = with_bytes(one, listing.root, places(samples, [row], own)[0])
+            if len(work.kind.inputs) == 1 and is_read_by_workers(samples, own):
+                for row, one in work.rejected.items():
+                    found = None if one.content else content_of(listing.root, places(samples, [row], own)[0])
+                    if found is not None:
+                        work.rejected[row] = replace(one, content=found[0], stat=found[1])
         return samples, works
 
     def fill(
@@ -450,15 +450,6 @@ class _Build:
             elapsed_s=time.monotonic() - self.started,
             **more,
         )
-
-
-def with_bytes(rejected: Rejected, root: Path, place: Place) -> Rejected:
-    """A rejection with the content of its image and the stat of its file, so that it holds until the bytes change."""
-    try:
-        data, memo = read_image(root, place)
-    except UnusableSampleError:
-        return rejected
-    return replace(rejected, content=content_hash(data), stat=stat_numbers(memo))
 
 
 def learn(samples: SampleTable, kind: FieldKind, result: RunResult) -> SampleTable:

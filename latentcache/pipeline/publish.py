@@ -93,8 +93,10 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure,
     content, stat = failure.content or np.asarray(own.content[row]).tobytes(), failure.stat or seen
     if several:  # a memo of one file says nothing of the others
         content, stat = failure.content, ()
-    elif own.text is None and not failure.content and not any(content):
-        content, stat = _read_again(root, places(samples, [row], work.kind.inputs[0])[0], seen)
+    elif own.text is None and not any(content):
+        content, stat = content_of(root, places(samples, [row], work.kind.inputs[0])[0]) or (b"", seen)
+        if stat[:5] != seen[:5]:  # it changed since the scan
+            content, stat = b"", seen
     name, line = samples.where(row)
     return Rejected(
         name=name,
@@ -109,14 +111,13 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure,
     )
 
 
-def _read_again(root: Path, place: Place, seen: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-    """Content and stat memo of a rejected image; nothing if its file changed since the scan."""
+def content_of(root: Path, place: Place) -> tuple[bytes, tuple[int, ...]] | None:
+    """Content and stat memo of a rejected image, so that the rejection holds until its bytes change."""
     try:
         data, memo = read_image(root, place)
     except UnusableSampleError:
-        return b"", seen
-    numbers = stat_numbers(memo)
-    return (content_hash(data), numbers) if numbers[:5] == seen[:5] else (b"", seen)
+        return None
+    return content_hash(data), stat_numbers(memo)
 
 
 def draft_snapshot(

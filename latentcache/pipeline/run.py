@@ -13,7 +13,6 @@ from latentcache.pipeline.workers.crew import Crew, Progress, RunResult
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.scheduler import Scheduler
-from latentcache.pipeline.workers.watchdog import deadline_s
 from latentcache.pipeline.workers.worker import Task
 
 
@@ -49,33 +48,22 @@ def run_jobs(
         warn: Told of batches that were halved and workers that were replaced.
 
     Raises:
-        UsageError: The devices or the deadline do not make sense.
-        StoreError: The disk is full or fails; what was committed stays.
-        EncoderError: The model cannot be used.
-        DeviceError: No device is left that works.
-        WorkerError: Workers keep dying, and no sample is to blame.
+        As :meth:`Scheduler.run`; UsageError: The devices or the deadline do not make sense.
     """
-    crew = Crew(task, total=total, total_cost=total_cost, events=events, warm=warm, lock_fd=lock_fd)
-    crew.on_failed = failed
-    crew.progress.total = total if items is None else items
-    work = crew.kind.work
-    batch = task.batch_size or work.batch_items
-    scheduler = Scheduler(
-        devices=crew.devices,
-        crew=crew,
-        units=crew.units(jobs),
-        stop=stop,
-        low_water=max(min(2 * max(batch, crew.threads), -(-total // len(crew.devices))), 1),
-        deadline=deadline_s(),
-        weight=lambda job: job.cost / work.unit_cost if crew.kind.device == "cpu" else 1.0,
-        threads=crew.threads,
-        advanced=lambda: progress(crew.progress),
-        warn=warn,
+    crew = Crew(
+        task,
+        total=total,
+        total_cost=total_cost,
+        events=events,
+        warm=warm,
+        lock_fd=lock_fd,
+        items=items,
+        failed=failed,
     )
+    scheduler = Scheduler(crew, jobs, stop=stop, advanced=progress, warn=warn)
     before, stop.orderly = stop.orderly, True
     try:
         scheduler.run()
     finally:
         stop.orderly = before
-        crew.progress.restarts = scheduler.restarts
     return crew.result(interrupted=stop.requested)

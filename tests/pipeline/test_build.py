@@ -29,8 +29,8 @@ def test_a_first_build_makes_every_item_once(case, data):
     assert (report.snapshot, report.published, report.rejected) == (1, True, ())
     rows = rows_of(report.cache, case.field)
     assert [len(keys) for keys in rows.values()] == [1] * 4
-    assert set(report.fields_json()) == {case.field}
-    assert report.fields_json()[case.field]["bytes"] > 0
+    assert set(report.fields) == {case.field}
+    assert report.fields[case.field].num_bytes > 0
     assert report.written_bytes > 0
     (plan,) = talk.plans
     planned = plan.fields[case.field]
@@ -46,7 +46,8 @@ def test_an_up_to_date_build_publishes_nothing_and_starts_no_worker(case, data, 
     with no_runs():
         again = built(case, data, fields={})
     assert (again.encoded, again.cached, again.published, again.snapshot) == (0, 4, False, 1)
-    assert again.fields_json()[case.field] == first.fields_json()[case.field] | {"encoded": 0, "cached": 4}
+    done = again.fields[case.field]
+    assert (done.encoded, done.cached, done.num_bytes) == (0, 4, first.fields[case.field].num_bytes)
     assert tree(first.cache) == before
 
 
@@ -259,7 +260,7 @@ def test_settings_that_are_not_given_follow_the_snapshot(tmp_path):
     first = built(case, data, recipe={"resolutions": (128,), "alpha": "#123456", "bucket_step": 16})
     report = built(case, data, fields={"latents": field_kind("latents").settings()})
     assert report.encoded == 0
-    assert report.fields["latents"].recipe == first.fields["latents"].recipe
+    assert report.plan.fields["latents"].recipe == first.plan.fields["latents"].recipe
 
 
 def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):

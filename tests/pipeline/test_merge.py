@@ -157,7 +157,7 @@ def test_a_cache_that_is_built_is_not_merged_into(parts, tmp_path):
 
 
 def test_a_part_keeps_its_number_and_refuses_another(case, data, parts):
-    assert built(case, data, out=parts[1]).part == "1/3"
+    assert built(case, data, out=parts[1]).plan.part == "1/3"
     with pytest.raises(UsageError, match="1/3"):
         built(case, data, out=parts[1], part="2/3")
     with pytest.raises(UsageError, match="1/3"):

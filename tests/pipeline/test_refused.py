@@ -112,7 +112,7 @@ def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path):
     assert CachePaths(cache).building.exists()
     assert read_existing(CachePaths(cache)).field_names == ("latents",)
     report = built(LATENTS, data, fields={})
-    assert report.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
+    assert report.plan.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
 
 
 def test_a_field_of_no_known_kind_is_refused_by_name(tmp_path):

@@ -158,6 +158,8 @@ class Crew:
         events: EventLog | None,
         warm: WarmWorker | None,
         lock_fd: int | None,
+        items: int | None,
+        failed: Callable[[Job, Failure], None],
     ) -> None:
         self.kind = field_kinds()[task.field]
         self.workers = worker_count(task, self.kind, total_cost)
@@ -170,17 +172,20 @@ class Crew:
             self.devices = devices_for(task.device, needs_torch=task.needs_torch)
             self.threads = task.decode_threads or default_threads(count)
         self._bounded = self.kind.device == "cpu" and self.workers > 0
+        batch = task.batch_size or self.kind.work.batch_items
+        self.low_water = max(min(2 * max(batch, self.threads), -(-total // count)), 1)
+        """A worker with fewer jobs to encode gets the next unit."""
         self._budget = task.host_memory or default_budget()
         self._share = max(self._budget // count, 1)
         self._task, self._paths = task, CachePaths(Path(task.cache))
         self._total, self._cost = total, total_cost // count
         self._events, self._warm, self._lock = events, warm, lock_fd
-        self.progress = Progress(task.field, total, total_cost)
+        self.progress = Progress(task.field, total if items is None else items, total_cost)
         self._reported: dict[str, list[bytes]] = {}
         self._keys: list[bytes] = []
         self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
         self._failed: list[tuple[int, Failure]] = []
-        self.on_failed: Callable[[Job, Failure], None] = lambda job, failure: None
+        self._on_failed = failed
         self._waiting: dict[str, int] = {}
         self._waits: Counter[str] = Counter()
         self._noise: Mapping[str, Any] = {}
@@ -224,6 +229,10 @@ class Crew:
         )
 
     # -- called by the scheduler
+
+    def deadlines(self, job: Job | None) -> float:
+        """Deadlines that a job may take."""
+        return job.cost / self.kind.work.unit_cost if job is not None and self.kind.device == "cpu" else 1.0
 
     def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
         """A worker, the head of its ``open`` message, and the name of its shard. A thread is started once only."""
@@ -309,7 +318,7 @@ class Crew:
     def failed(self, number: int, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
         self._failed.append((job.sample, failure))
-        self.on_failed(job, failure)
+        self._on_failed(job, failure)
         self.progress.failed += 1
         self.progress.done += len(job.outputs)
         self.progress.cost_done += job.cost

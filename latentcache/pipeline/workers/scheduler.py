@@ -14,17 +14,17 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
 from latentcache.fields.protocol import Failure, Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.crew import Crew, WorkUnit
+from latentcache.pipeline.workers.crew import Crew, Progress, WorkUnit
 from latentcache.pipeline.workers.process import Launched
 from latentcache.pipeline.workers.transport import Message, as_error
-from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog
+from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
 
 #: Seconds between two looks at the workers.
 _TICK_S = 0.1
@@ -118,36 +118,26 @@ class Scheduler:
     """Runs the units of one field.
 
     Args:
-        devices: One worker for each.
-        crew: Starts them and takes their results.
-        units: In the order of the plan; taken when a worker has room.
+        crew: Starts the workers and takes their results.
+        jobs: In the order of the plan; taken when a worker has room.
         stop: Looked at all the time.
-        low_water: A worker with fewer jobs to encode gets the next unit.
-        deadline: Seconds that a job may take without progress.
-        weight: Deadlines that a job may take.
-        threads: Preparing threads of each worker.
         advanced: Called at every look.
         warn: Told of workers that are replaced.
     """
 
     def __init__(
         self,
-        *,
-        devices: Sequence[Device],
         crew: Crew,
-        units: Iterator[WorkUnit],
+        jobs: Iterable[Job],
+        *,
         stop: StopSignal,
-        low_water: int,
-        deadline: float,
-        weight: Callable[[Job], float],
-        threads: int,
-        advanced: Callable[[], None],
+        advanced: Callable[[Progress], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._slots = [_Slot(device) for device in devices]
-        self._crew, self._stop, self._low_water, self._deadline = crew, stop, low_water, deadline
-        self._weigh, self._threads, self._advanced, self._warn = weight, threads, advanced, warn
-        self._fresh, self._exhausted = units, False
+        self._slots = [_Slot(device) for device in crew.devices]
+        self._crew, self._stop, self._deadline = crew, stop, deadline_s()
+        self._advanced, self._warn = advanced, warn
+        self._fresh, self._exhausted = crew.units(jobs), False
         self._ahead: deque[WorkUnit] = deque()
         """Units to lease before fresh ones."""
         self._trials: deque[WorkUnit] = deque()
@@ -160,8 +150,6 @@ class Scheduler:
         self._streak = self._unexplained = self._good_deaths = 0
         self._selector = selectors.DefaultSelector()
         self._looked_at = time.monotonic()
-        self.restarts = 0
-        """Workers that were replaced."""
 
     def run(self) -> None:
         """Do everything, or as much as there is time for before a stop request.
@@ -178,11 +166,11 @@ class Scheduler:
                 self._lease()
                 self._listen()
                 self._look()
-                self._advanced()
+                self._advanced(self._crew.progress)
         finally:
             late = self._end_all()
             self._selector.close()
-            self._advanced()
+            self._advanced(self._crew.progress)
         if late is not None:
             raise late
 
@@ -219,18 +207,14 @@ class Scheduler:
         slot.started += 1
         launched.line.send("open", **head)
         self._selector.register(launched.line, selectors.EVENT_READ, slot)
-        worker = _Worker(launched=launched, shard=shard, threads=self._threads, fresh=not launched.used)
+        worker = _Worker(launched=launched, shard=shard, threads=self._crew.threads, fresh=not launched.used)
         worker.watchdog = Watchdog(
             self._deadline,
             on_cpu=slot.device.name == "cpu" or launched.is_thread,
-            weight=lambda number: self._weight(worker, number),
+            weight=lambda number: self._crew.deadlines(worker.job(number)),
             heartbeat=not launched.is_thread,
         )
         return worker
-
-    def _weight(self, worker: _Worker, number: int) -> float:
-        job = worker.job(number)
-        return 1.0 if job is None else self._weigh(job)
 
     def _lease(self) -> None:
         """Units for workers that run low; the end for all if there is nothing that could come back."""
@@ -248,7 +232,7 @@ class Scheduler:
 
     def _next(self, worker: _Worker) -> WorkUnit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
-        if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._low_water):
+        if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._crew.low_water):
             return None
         idle = not worker.leases
         if self._probe is not None:
@@ -329,7 +313,7 @@ class Scheduler:
         known = self._crew.recovered(worker.shard)
         if worker.said_end and not worker.leases:
             return
-        self.restarts += 1
+        self._crew.progress.restarts += 1
         error = worker.error
         if error is not None and (not isinstance(error, MemoryError) or isinstance(error, DeviceMemoryError)):
             self._failed(slot, worker, error, known)

@@ -96,8 +96,13 @@ def test_half_a_message_is_none():
 def sent(**head):
     """A head as it arrives."""
     line, theirs = channel_pair()
-    Channel(theirs).send("down", **head)
-    return heard(line, 1)[0].head
+    channel = Channel(theirs)
+    try:
+        channel.send("down", **head)
+        return heard(line, 1)[0].head
+    finally:
+        channel.close()
+        line.close()
 
 
 def test_jobs_and_openings_and_failures_come_back_as_they_went():
