@@ -56,7 +56,8 @@ _of_data = functools.partial(_shared, rich_help_panel="Options of DATA")
 
 _ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
 _KINDS = "Load a field kind that is not installed. Repeatable."
-_NAMES = "Fields of the cache to work on. [default: as the cache; a new cache: by the content of DATA]"
+_NAMES = "Fields to build. [default: as the cache; a new cache: by the content of DATA]"
+_CHECKED = "Compare the recipes of these fields. [default: those of the recipe flags]"
 AllowFailed = Annotated[str | None, _shared("--allow-failed N|X%", _ALLOWED)]
 Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
 Report = Annotated[
@@ -68,7 +69,6 @@ Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 Seed = Annotated[int, _shared("--seed N", "Seed of random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
-_Names = Annotated[str | None, _shared("--fields NAME,...", _NAMES)]
 
 
 #: Attribute of ``SourceOptions`` -> its option; a command takes all of them as its parameter ``source``.
@@ -183,7 +183,8 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     from latentcache.fields.registry import field_kinds
 
     options = _options(field_kinds().values())
-    extra = {"fields": _parameter("fields", _Names), "field": _parameter("field", Kinds)}
+    names = Annotated[str | None, _shared("--fields NAME,...", _NAMES if "source" in own.parameters else _CHECKED)]
+    extra = {"fields": _parameter("fields", names), "field": _parameter("field", Kinds)}
     made = {name: option.parameter for name, option in options.items()} | extra
     sources = {name: _parameter(name, hint) for name, hint in _SOURCE.items()}
     instead = {"requested": made.values(), "source": sources.values()}

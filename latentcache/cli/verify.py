@@ -95,16 +95,17 @@ def verify(
     recipe_file: Path | None = option(
         None, "--recipe FILE", "Compare with the recipes in FILE: JSON output of build or info, or a manifest."
     ),
-    allow_failed: flags.AllowFailed = None,
+    allow_failed: str | None = option(
+        None, "--allow-failed N|X%", "Rejected inputs tolerated before exit status 1. [default: as the cache]"
+    ),
     report_to: flags.Report = None,
     as_json: flags.Json = False,
 ) -> int:
     """Check a cache against its sources."""
-    from latentcache.export.exported import is_export
     from latentcache.pipeline.settings import tolerated
     from latentcache.verify.selection import Depth, parse_selection
 
-    if is_export(cache):
+    if (cache / "latentcache.json").is_file() and not (cache / "CURRENT").exists():  # an exported folder
         others = (sample, max_duration, reencode, recipe_file, allow_failed, report_to)
         given = repair or yes or drop_stale or untrusted or bool(requested.fields)
         return _verify_export(cache, data, full, given or any(one is not None for one in others), as_json=as_json)
@@ -148,7 +149,6 @@ def verify(
 def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
     """Check, and repair with ``--repair``."""
     from latentcache.verify.fixes import Commands
-    from latentcache.verify.repair import repair_cache
     from latentcache.verify.verify import verify_cache
 
     commands = Commands(
@@ -166,6 +166,8 @@ def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[Verif
     }
     if not asked.repair:
         return verify_cache(asked.cache, **look, same_image=None if depth.untrusted else _same_input), None
+    from latentcache.verify.repair import repair_cache
+
     repaired = repair_cache(
         asked.cache, **look, drop_stale=asked.drop_stale, confirm=lambda plan: _confirmed(plan, yes=asked.yes)
     )

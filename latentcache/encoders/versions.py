@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -44,6 +43,8 @@ def cuda_version() -> str:
 
 @cache
 def _version(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 15 ms that most commands do not need
+
     try:
         return version(name)
     except PackageNotFoundError:

@@ -54,11 +54,6 @@ class ExportReport:
     facts: Mapping[str, Any]
 
 
-def is_export(folder: Path) -> bool:
-    """True if ``latentcache export`` wrote this folder."""
-    return (folder / METADATA).is_file() and not (folder / "CURRENT").exists()
-
-
 def check_export(folder: Path, *, cache: Path | None = None, full: bool = False) -> ExportReport:
     """Compare an exported folder with its files and with its cache.
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.export.exported import check_export, export_command, file_checksum, is_export
+from latentcache.export.exported import check_export, export_command, file_checksum
 
 
 @pytest.fixture
@@ -24,8 +24,6 @@ def test_rows_of_the_documents_of_today(rows):
     found = check_export(rows, full=True)
     assert (found.report.exit_code(), found.report.counts["ok"], found.report.snapshot) == (0, 2, 1)
     assert found.report.checked["payload_bytes"] == sum(file.stat().st_size for file in rows.glob("*/*.arrow"))
-    assert is_export(rows)
-    assert not is_export(rows.with_name("cache"))
 
 
 @pytest.mark.parametrize("texts", [[f"text {number}" for number in range(11)], [f"text {12 - n}" for n in range(12)]])

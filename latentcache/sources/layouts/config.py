@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -185,6 +184,8 @@ def read_config(path: Path) -> Config:
     Raises:
         SourceError: It cannot be read or parsed; the line is named.
     """
+    import tomllib
+
     try:
         data, _ = read_source(path, max_bytes=MAX_BYTES)
         text = decode(data)
