@@ -39,6 +39,8 @@ MAX_CAPTION_BYTES = 1 << 20
 _BLOCK = 1 << 14
 _LINE_END = 2
 _EMPTY = np.frombuffer(content_hash(b""), dtype=np.uint8)
+#: Lists of ``Chosen``, and values for samples that lack a column.
+_TEXTS, _MISSING = {"texts", "own"}, {"focus": -1, "known": -1}
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 
 
@@ -55,18 +57,49 @@ class Chosen:
     """(n,) sets."""
     repeats: NDArray[np.int64]
     line: NDArray[np.uint32] | None = None
-    """(n,) rows of tables; 0: none. None: there are no tables."""
+    """(n,) rows of tables, or members of archives; 0: the caption is in none. None: there are none."""
     focus: NDArray[np.float32] | None = None
     """(n, 2) points of focus crops from tables; None: there are none."""
     texts: Sequence[str] = ()
-    """Captions from tables, if there are any."""
+    """Captions from tables and archives, if there are any."""
+    member: NDArray[np.uint32] | None = None
+    """(n,) members or rows of archives, from 1; 0: the image is the file. None: there are no archives."""
+    span: NDArray[np.uint64] | None = None
+    """(n, 2) see ``archives.members.SPAN``."""
+    own: Sequence[str] = ()
+    """Behind the name of the file: ``/000123.jpg``, ``:17``, if there are archives."""
+    known: NDArray[np.int64] | None = None
+    """(n,) rows of the snapshot of samples in archives that did not change; -1: unknown."""
 
-    def take(self, rows: NDArray[np.bool_]) -> Chosen:
-        """Some of them."""
-        columns: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "texts"}
-        texts = [text for text, kept in zip(self.texts, rows.tolist(), strict=True) if kept] if self.texts else ()
-        some: dict[str, Any] = {name: None if one is None else one[rows] for name, one in columns.items()}
-        return Chosen(**some, texts=texts)
+    @classmethod
+    def none(cls) -> Chosen:
+        """No samples."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(image=nothing, caption=nothing, which=nothing.astype(np.int8), owner=nothing, repeats=nothing)
+
+    def take(self, rows: NDArray[Any]) -> Chosen:
+        """Some of them: positions, or True for each."""
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        held: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        texts: dict[str, Any] = {name: [held[name][row] for row in rows.tolist()] for name in _TEXTS if held[name]}
+        columns = {name: held[name][rows] for name in held.keys() - _TEXTS if held[name] is not None}
+        return replace(self, **columns, **texts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Chosen]) -> Chosen:
+        """One after the other."""
+        made = dict[str, Any]()
+        for one in fields(cls):
+            pairs = [(getattr(part, one.name), len(part.image)) for part in parts]
+            if one.name in _TEXTS:
+                made[one.name] = [text for column, count in pairs for text in column or [""] * count]
+                continue
+            like = next((column for column, _ in pairs if column is not None), None)
+            made[one.name] = like if like is None else np.concatenate([
+                np.full((count, *like.shape[1:]), _MISSING.get(one.name, 0), like.dtype) if column is None else column
+                for column, count in pairs
+            ])  # fmt: skip
+        return cls(**made)
 
 
 class CaptionFiles:
@@ -92,10 +125,12 @@ class CaptionFiles:
         self._rules, self._texts = rules, dict[int, str]()
         self._empty_by_choice = [number for number, rule in enumerate(rules) if rule.is_empty_by_choice]
 
-    def read(self, chosen: Chosen, bad: list[Rejected]) -> Chosen:
-        """Read the caption files that are not known; the samples without those whose caption goes to ``bad``."""
+    def read(self, chosen: Chosen, bad: list[Rejected]) -> NDArray[np.bool_]:
+        """Read the caption files that are not known; (n,) False for samples whose caption goes to ``bad``."""
         good, files = np.ones(len(chosen.image), dtype=np.bool_), np.where(chosen.which >= 0, chosen.caption, -1)
         self._known = self._held.rows_of("caption", files)
+        if chosen.known is not None:
+            self._known = np.maximum(self._known, chosen.known)
         for number in np.flatnonzero((files >= 0) & (self._known < 0)).tolist():
             try:
                 self._open(int(files[number]), int(chosen.owner[number]))
@@ -104,10 +139,8 @@ class CaptionFiles:
                 image = int(chosen.image[number])
                 stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
                 bad.append(replace(as_rejected(self._names[image], error), stat=stat))
-        if good.all():
-            return chosen
         self._known = self._known[good]
-        return chosen.take(good)
+        return good
 
     def unused_lines(self, chosen: Chosen, texts: Strings) -> Iterator[Rejected]:
         """One note on files of which only the first line is used; only files that are longer than it are read."""

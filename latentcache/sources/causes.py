@@ -105,7 +105,6 @@ HINTS: Mapping[str, str] = {
     "caption-conflict": "remove one of the two caption files, or make them equal",
     "caption-lines": "give --caption-lines all to use each line as a caption, or first to leave the others out",
     "caption-unused": "no image beside it has this name: rename it, or remove it",
-    "archive-unused": "move it into one of the sets, or remove it",
     "split-unused": "read another split with --split NAME",
     "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
     "text-column": "name the column of captions to use it: --caption-column NAME",

@@ -7,10 +7,12 @@ caption file, one read per caption file that is new or may have changed.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,12 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.expand import Archives
+from latentcache.sources.archives.members import SPAN, places
+from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import counted, rejected
-from latentcache.sources.known import Known, Scan, Scanned, memo_row, strings_of, take_rows
+from latentcache.sources.known import Known, Scan, Scanned, fold_reads, match_names, memo_row, strings_of, take_rows
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.partners import ENDINGS, Partners
@@ -46,7 +51,7 @@ from latentcache.sources.walk import (
 MAX_REPEATS = 65535
 #: What an image without a caption is counted as.
 NO_CAPTION = "none"
-_SET_COLUMNS = ("repeats", "image_set", FOCUS)
+_SET_COLUMNS = ("repeats", "image_set", FOCUS, SPAN)
 #: Captions are not read.
 CLOSED_RULE = CaptionRule(extensions=())
 _PLAIN_RULE = CaptionRule()
@@ -76,14 +81,17 @@ class Found:
     outside: int = 0
     """Images in folders of no set."""
 
-    def count(self, rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings) -> None:
+    def count(
+        self, sets: Sequence[ImageSet], rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings
+    ) -> None:
         """Count the samples of each set, and where their captions are from.
 
         Args:
-            rules: Of the sets.
+            sets: Of the layout.
+            rules: How captions of each are read.
             chosen: The samples.
             texts: Their captions.
-            names: Of the files.
+            names: Theirs.
         """
         length, words = np.diff(texts.ends, prepend=0), Counter[str]()
         without = np.zeros(len(length), dtype=np.bool_)
@@ -95,9 +103,12 @@ class Found:
             else:
                 without |= empty
             said = mine & (length > 0)
-            if rule.table:
-                words[rule.table] += int(said.sum())
-                continue
+            if chosen.line is not None:
+                in_rows = said & (chosen.line > 0)
+                words[rule.table or ("tar members" if sets[number].archives == TAR else "column")] += int(
+                    in_rows.sum()
+                )
+                said &= ~in_rows
             fallback = said & (chosen.which < 0)
             if rule.text:
                 fallback |= _with_text(texts, said & (chosen.which >= 0), length, rule.made(rule.text))
@@ -109,7 +120,7 @@ class Found:
                 words[kind] += many
         words[NO_CAPTION] = int(without.sum())
         self.captions = {word: many for word, many in words.items() if many}
-        self.first_without = names[int(chosen.image[int(without.argmax())])] if words[NO_CAPTION] else ""
+        self.first_without = names[int(without.argmax())] if words[NO_CAPTION] else ""
         self.several = samples_with_several(texts)
         self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(rules)).tolist())
 
@@ -303,7 +314,7 @@ class ImageScan(Scan):
             layout.root,
             (IMAGE_EXTENSIONS if self.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | loose,
             loose=loose,
-            used=layout.used.union(tables),
+            used=layout.used.union(tables, *(one.files for one in layout.sets)),
             folders=layout.folders,
             listed=layout.listed,
         )
@@ -312,7 +323,7 @@ class ImageScan(Scan):
             walk.notes.add(note)
         listing = self._listing(layout, files, tables)
         if not len(listing.samples) and not listing.rejected and self.part is None:
-            raise _nothing(walk, listing.notes)
+            raise _nothing(walk, layout, listing.notes)
         return listing
 
     def _listing(self, layout: Layout, files: _Files, tables: Sequence[str]) -> Scanned:
@@ -327,38 +338,75 @@ class ImageScan(Scan):
                 walk.notes.add(item)
         tables_at = len(names) - len(read)
         names, memos, further = self._with_partners(layout, files, names, memos, chosen)
+        rules = [one.captions if self.captions or one.captions.table else CLOSED_RULE for one in layout.sets]
         reading = _readings(layout.sets, chosen, len(names))
+        archives = Archives.of(layout, len(names), bad)
+        if archives.names:
+            names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
+            reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
+            reading = np.concatenate([reading, archives.readings(self, rules)])
         held = self.held(names, memos, reading, self.rejected)
-        trusted = held.all_trusted
+        trusted, unread = held.all_trusted, np.zeros(len(names), dtype=np.bool_)
         for number, (content, memo) in enumerate(read, start=tables_at):
             held.remember(number, content, memo)
         if not self.captions:
             closed = np.where(chosen.which >= 0, -1, chosen.caption)
             chosen = replace(chosen, caption=closed, which=np.full_like(chosen.which, -1))
-        rules = [one.captions if self.captions or one.captions.table else CLOSED_RULE for one in layout.sets]
+        if archives.names:
+            inside = archives.samples(self, held, rules, unread, bad, walk.notes)
+            chosen = Chosen.joined([chosen, inside])
+            order = _by_name(names, chosen)
+            chosen, none = chosen.take(order), np.full(len(inside.image), -1, dtype=np.int64)
+            further = {name: np.concatenate([file, none])[order] for name, file in further.items()}
         captions = CaptionFiles(walk.root, names, held, files.links_out, rules)
-        chosen = captions.read(chosen, bad)
+        good = captions.read(chosen, bad)
+        if not good.all():
+            chosen, further = chosen.take(good), {name: file[good] for name, file in further.items()}
         for item in captions.conflicts(chosen, files.more if self.captions and not tables else {}):
             walk.notes.add(item)
         caption = captions.column(chosen)
-        found = files.found
+        found, called = files.found, _names(names, chosen, held)
         assert caption.text is not None
-        found.count(rules, chosen, caption.text, names)
+        found.count(layout.sets, rules, chosen, caption.text, called)
         for item in (
             *found.notes(),
             *captions.unused_lines(chosen, caption.text),
-            *_wildcards(rules, chosen, caption.text, names),
+            *_wildcards(rules, chosen, caption.text, called),
         ):
             walk.notes.add(item)
+        unread |= self._hash(walk.root, names, _used(chosen, further), held)
+        samples = _samples(names, called, held, chosen, caption, layout.sets, reading, further)
         return Scanned(
-            unread=self._hash(walk.root, names, _used(chosen.image, further), held),
-            samples=_samples(names, held, chosen, caption, layout.sets, reading, further),
+            unread=unread,
+            samples=samples if chosen.member is None else self._inside(walk.root, samples, chosen, held),
             rejected=in_order([*walk.rejected, *bad]),
             notes=walk.notes.all(),
             caption_source=found.caption_word(tables),
             files_unchanged=trusted,
             images=found,
         )
+
+    def _inside(self, root: Path, samples: SampleTable, chosen: Chosen, held: Known) -> SampleTable:
+        """With what the snapshot knows of images in archives that are new or changed, if they are as they were."""
+        image, columns = samples.inputs["image"], dict(samples.columns)
+        assert chosen.known is not None
+        content, inside = np.array(image.content), np.asarray(image.line) > 0
+        before = np.full(len(samples), -1, dtype=np.int64)
+        new = np.flatnonzero(inside & (chosen.known < 0))
+        if held.table is not None and len(new):
+            before[new] = match_names(samples.names.select(new), held.table.names)
+        unknown = inside & ~content.any(axis=1)
+        asked = unknown if self.hash_all else unknown & (before >= 0) & self.hash_known
+        for done, hashed, memos in self.contents(root, np.flatnonzero(asked), partial(places, samples)):
+            content[done] = hashed
+            fold_reads(held.stat, np.asarray(image.file)[done], memos)
+        if held.table is not None:
+            same = (content == take_rows(held.table.inputs["image"].content, before)).all(axis=1)
+            rows = np.flatnonzero((before >= 0) & same & content.any(axis=1))
+            for name, values in held.columns(before[rows]).items():
+                if name not in _SET_COLUMNS:
+                    columns[name][rows] = values
+        return replace(samples, inputs={**samples.inputs, "image": replace(image, content=content)}, columns=columns)
 
     def _with_partners(
         self, layout: Layout, files: _Files, names: Strings, memos: NDArray[np.uint64], chosen: Chosen
@@ -476,17 +524,41 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
     return chosen if kept.all() else chosen.take(kept)
 
 
+def _by_name(names: Strings, chosen: Chosen) -> NDArray[np.intp]:
+    """Order of samples by the names of their files, then by their members."""
+    assert chosen.member is not None
+    files = np.unique(chosen.image)
+    ordered = sorted(range(len(files)), key=list(map(os.fsencode, names.take(files))).__getitem__)
+    rank = np.empty(len(files), dtype=np.int64)
+    rank[ordered] = np.arange(len(files))
+    found: NDArray[np.intp] = np.lexsort((chosen.member, rank[np.searchsorted(files, chosen.image)]))
+    return found
+
+
+def _names(names: Strings, chosen: Chosen, held: Known) -> Strings:
+    """Of samples."""
+    if not chosen.own and len(chosen.image) == len(names) and bool((np.diff(chosen.image) == 1).all()):
+        return names
+    rows = held.rows_of("image", chosen.image) if chosen.known is None else chosen.known
+    if held.table is not None and held.is_whole(rows):
+        return held.table.names
+    if not chosen.own:
+        return _selected(names, chosen.image)
+    return strings_of([[a + b for a, b in zip(names.take(chosen.image), chosen.own, strict=True)]])
+
+
 def _wildcards(rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings) -> Iterator[Rejected]:
     """One note on captions with words that the trainer draws from."""
     asked = np.flatnonzero(np.isin(chosen.owner, [number for number, rule in enumerate(rules) if rule.has_wildcards]))
     rows = [row for row, text in zip(asked.tolist(), texts.take(asked), strict=True) if _WILDCARD.search(text)]
     if rows:
         words = "captions have words in braces, as {a|b}, which stay as they are"
-        yield counted(names[int(chosen.image[rows[0]])], "caption-wildcard", len(rows), words)
+        yield counted(names[rows[0]], "caption-wildcard", len(rows), words)
 
 
-def _used(images: NDArray[np.int64], further: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+def _used(chosen: Chosen, further: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
     """Files of images and of what belongs to them, each once."""
+    images = chosen.image if chosen.member is None else chosen.image[chosen.member == 0]
     return np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())])) if further else images
 
 
@@ -563,6 +635,7 @@ def _with_text(texts: Strings, rows: NDArray[np.bool_], length: NDArray[np.int64
 
 def _samples(
     names: Strings,
+    called: Strings,
     held: Known,
     chosen: Chosen,
     caption: Input,
@@ -573,8 +646,16 @@ def _samples(
     """The table of images at these positions among the files; masks and control images as :func:`_with_partners`."""
     images = chosen.image
     rows = held.rows_of("image", images)
+    content = held.content if called is names else held.content[images]
+    if chosen.member is not None and chosen.known is not None:
+        rows, inside = np.maximum(rows, chosen.known), np.flatnonzero(chosen.member)
+        content[inside] = 0
+        if held.table is not None:
+            content[inside] = take_rows(held.table.inputs["image"].content, chosen.known[inside])
     columns = {name: values for name, values in held.columns(rows).items() if name not in _SET_COLUMNS}
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
+    if chosen.span is not None:
+        columns[SPAN] = chosen.span
     if any(one.repeats != 1 for one in sets) or (chosen.repeats != 1).any():
         columns["repeats"] = np.minimum(chosen.repeats, MAX_REPEATS).astype(np.uint16)
     if len(sets) > 1:
@@ -582,14 +663,11 @@ def _samples(
     focus = _focus(names, chosen, sets)
     if (focus >= 0).any():
         columns[FOCUS] = focus
-    every = len(images) == len(names) and bool((np.diff(images) == 1).all())
-    content = held.content if every else held.content[images]
-    same = held.table if held.is_whole(rows) else None
     return SampleTable(
-        names=names if every else same.names if same else _selected(names, images),
+        names=called,
         files=Files(names=names, stat=held.stat, content=held.content, reading=reading),
         inputs={
-            "image": Input(content=content, file=images.astype(np.int32)),
+            "image": Input(content=content, file=images.astype(np.int32), line=chosen.member),
             "caption": caption,
             **{
                 name: Input(content=take_rows(held.content, file), file=file.astype(np.int32))
@@ -615,8 +693,15 @@ def _selected(names: Strings, places: NDArray[np.int64]) -> Strings:
     return strings_of(names.take(places[start : start + _BLOCK]) for start in range(0, len(places), _BLOCK))
 
 
-def _nothing(walk: Walk, notes: Sequence[Rejected]) -> EmptySourceError:
+def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
     """What was looked for, and what is there instead."""
+    if count := sum(len(one.files) for one in layout.sets):
+        return EmptySourceError(
+            f"no images in the {count} archives of {walk.root}",
+            where=str(walk.root),
+            why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
+            fix="say what the images are: --image-column NAME (of a tar: the end of their names, such as jpg)",
+        )
     videos = CLIP_EXTENSIONS.intersection(walk.others)
     parts = [f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}", _what_is_there(walk.others, notes)]
     counts = Counter[str]()

@@ -235,6 +235,17 @@ class Known:
         rows[:] = of_file[place]
         return rows
 
+    def rows_in(self, input_name: str, files: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(n,) rows of the snapshot's samples that are parts of trusted files, file by file, and the file of each."""
+        if self.table is None or not len(files):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        held = np.asarray(self.table.inputs[input_name].file)
+        order = np.arange(len(held)) if (np.diff(held) >= 0).all() else np.argsort(held, kind="stable")
+        first = np.searchsorted(held, self.place[files], sorter=order)
+        count = np.searchsorted(held, self.place[files], side="right", sorter=order) - first
+        rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
+        return rows, np.repeat(files, count)
+
     def columns(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """The snapshot's columns for its rows (n,); zeros for -1."""
         return {name: take_rows(column, rows) for name, column in (self.table.columns if self.table else {}).items()}

@@ -213,18 +213,14 @@ class RecordScan(Scan):
             return {}, []
         old = self.known.inputs["record"]
         assert old.line is not None
-        file = np.asarray(old.file)
-        order = np.arange(len(file)) if (np.diff(file) >= 0).all() else np.argsort(file, kind="stable")
-        first = np.searchsorted(file, held.place[own], sorter=order)
-        count = np.searchsorted(file, held.place[own], side="right", sorter=order) - first
-        rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
+        rows, file = held.rows_in("record", own)
         columns = {"content": old.content, "line": old.line}
         columns |= {name: self.known.columns[name] for name in ("characters", "form")}
         whole = held.is_whole(rows)
         known: dict[str, NDArray[np.generic]] = {
             name: np.asarray(column) if whole else np.asarray(column)[rows] for name, column in columns.items()
         }
-        known["file"] = np.repeat(own, count).astype(np.int32)
+        known["file"] = file.astype(np.int32)
         return self._with_rejected(known, held, files.names, own)
 
     def _with_rejected(

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.archives.members import places
-from latentcache.sources.archives.mixed import scan_images
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
-from latentcache.sources.images import NO_CAPTION
-from latentcache.sources.known import Scan, Scanned, fold_reads
+from latentcache.sources.images import NO_CAPTION, ImageScan
+from latentcache.sources.known import Scanned, fold_reads
 from latentcache.sources.layouts.find import find_layout, holds_archives, holds_images, is_config
 from latentcache.sources.layouts.partners import folders_below, paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
@@ -252,7 +251,7 @@ def scan(
     layout = options.applied(layout)
     shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
     shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
-    return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)
+    return _listing(layout.root, ImageScan(**shared)(layout), options, layout=layout)
 
 
 def _listing(

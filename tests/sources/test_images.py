@@ -424,3 +424,13 @@ def test_what_a_folder_is_taken_for(tmp_path, files, kind):
     (tmp_path / "sub/x.zip").touch()
     with pytest.raises(EmptySourceError, match="no images"):
         scan(tmp_path / "sub")
+
+
+def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):
+    for name in ("a.jpg", "a-masklabel.png", "b.jpg", "c.jpg", "c-masklabel.png"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfd")
+    found = scan(tmp_path)
+    files = list(found.samples.files.names)
+    assert list(found.samples.names) == ["a.jpg", "c.jpg"]
+    assert [files[at] for at in found.samples.inputs["mask"].file] == ["a-masklabel.png", "c-masklabel.png"]

@@ -36,7 +36,9 @@ def recognize_tars(tree: Tree) -> Layout | None:
     packed = _named(tree, is_packed)
     if not (names and _hold_images(tree.root, names, TAR)) and not (packed and not names and _is_alone(tree, packed)):
         return None
-    return _layout(tree, TARS_WORD, [ImageSet(folder="", archives=TAR, files=frozenset(names))], names or packed)
+    return _layout(
+        tree, TARS_WORD, [ImageSet(folder="", archives=TAR, files=frozenset((*names, *packed)))], names or packed
+    )
 
 
 def recognize_rows(tree: Tree) -> Layout | None:

@@ -1,0 +1,171 @@
+"""The images in archives as samples: those of unchanged archives from the snapshot, others from headers.
+
+About 10 us a member. Images are not read here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import UnusableSampleError
+from latentcache.fields.table import Rejected
+from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.sources.archives.entries import Wanted, read_archive
+from latentcache.sources.archives.members import SPAN
+from latentcache.sources.captions import Chosen
+from latentcache.sources.causes import as_rejected, unused_lines
+from latentcache.sources.known import Known, Scan, memo_row
+from latentcache.sources.layouts.sets import CaptionRule, Layout
+from latentcache.sources.reading import stat_source
+from latentcache.sources.walk import Notes
+
+_RULE = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Archives:
+    """The archives of a layout, in the byte order of their names, at the end of the files."""
+
+    layout: Layout
+    names: list[str] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+    """The set of each."""
+    memos: NDArray[np.uint64]
+    """(n, 6) their stats."""
+    first: int
+    """Position of the first one among the files."""
+
+    @classmethod
+    def of(cls, layout: Layout, first: int, bad: list[Rejected]) -> Archives:
+        """Those that can be looked up; others go to ``bad``."""
+        owners = {name: number for number, one in enumerate(layout.sets) for name in one.files}
+        names, owner, memos = list[str](), list[int](), [np.zeros((0, 6), dtype=np.uint64)]
+        for name in sorted(owners, key=os.fsencode):
+            try:
+                memos.append(memo_row((*stat_source(layout.root / name).identity, 0))[None])
+            except UnusableSampleError as error:
+                bad.append(as_rejected(name, error))
+                continue
+            names.append(name)
+            owner.append(owners[name])
+        return cls(layout=layout, names=names, owner=owner, memos=np.concatenate(memos), first=first)
+
+    def readings(self, asked: Scan, rules: Sequence[CaptionRule]) -> NDArray[np.uint8]:
+        """(n, 16) how each is read."""
+        wanted = _wanted(asked)
+        said = [
+            (_RULE, wanted, rule.reading, rule.text, rule.from_name and one.name)
+            for one, rule in zip(self.layout.sets, rules, strict=True)
+        ]
+        each = [content_hash(repr(said[owner]).encode()) for owner in self.owner]
+        return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
+
+    def samples(
+        self,
+        asked: Scan,
+        held: Known,
+        rules: Sequence[CaptionRule],
+        unread: NDArray[np.bool_],
+        bad: list[Rejected],
+        notes: Notes,
+    ) -> Chosen:
+        """All samples in them; archives that cannot be read go to ``bad``, those without time to ``unread``."""
+        lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
+        if lacking:  # the snapshot has no samples for these
+            held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))
+        files = np.arange(self.first, self.first + len(self.names))
+        old = held.table.inputs["image"].line if held.table is not None else None
+        trusted = files[held.place[files] >= 0] if old is not None else files[:0]
+        own = {self.names[file - self.first] for file in trusted.tolist()}
+        bad += [item for item in asked.rejected if own.intersection(_above(item.name))]
+        for note in asked.notes:
+            if note.reason != "no-caption" and own.intersection(_above(note.name)):
+                notes.add(note)
+        parts = [self._from_snapshot(held, trusted)]
+        for file in np.setdiff1d(files, trusted).tolist():
+            if asked.stopping():
+                unread[file] = True
+                continue
+            try:
+                parts.append(self._read(file, asked, rules, bad, notes))
+            except UnusableSampleError as error:
+                bad.append(as_rejected(self.names[file - self.first], error))
+        return Chosen.joined(parts)
+
+    def _from_snapshot(self, held: Known, files: NDArray[np.int64]) -> Chosen:
+        rows, file = held.rows_in("image", files)
+        table, n = held.table, len(rows)
+        if table is None or not n:
+            return Chosen.none()
+        caption, line = table.inputs["caption"], table.inputs["image"].line
+        assert line is not None
+        of_archive = np.asarray(caption.file)[rows] >= 0
+        owner = self._owner(file)
+        return Chosen(
+            image=file,
+            caption=np.where(of_archive, file, -1),
+            which=np.full(n, -1, dtype=np.int8),
+            owner=owner,
+            repeats=self._repeats(owner),
+            line=of_archive.astype(np.uint32) if caption.line is None else np.asarray(caption.line)[rows],
+            texts=[""] * n,
+            member=np.asarray(line)[rows],
+            span=np.asarray(table.columns[SPAN])[rows],
+            own=[
+                name[len(self.names[at - self.first]) :]
+                for at, name in zip(file.tolist(), table.names.take(rows), strict=True)
+            ],
+            known=rows,
+        )
+
+    def _read(
+        self, file: int, asked: Scan, rules: Sequence[CaptionRule], bad: list[Rejected], notes: Notes
+    ) -> Chosen:
+        name, number = self.names[file - self.first], self.owner[file - self.first]
+        found = read_archive(self.layout.root, name, self.layout.sets[number].archives, _wanted(asked))
+        bad += found.rejected
+        rule, lines = rules[number], zip(found.line.tolist(), found.texts, strict=True)
+        for note in (*found.notes, *unused_lines([(name, at) for at, text in lines if rule.unused_line(text)])):
+            notes.add(note)
+        count = len(found.names)
+        texts = [rule.made(text) for text in found.texts]
+        has_text = np.array([bool(text) for text in texts], dtype=np.bool_)
+        owner = np.full(count, number, dtype=np.int64)
+        chosen = Chosen(
+            image=np.full(count, file, dtype=np.int64),
+            caption=np.where(has_text, file, -1),
+            which=np.full(count, -1, dtype=np.int8),
+            owner=owner,
+            repeats=self._repeats(owner),
+            line=np.where(has_text, found.line, 0).astype(np.uint32),
+            texts=texts,
+            member=found.line,
+            span=found.span,
+            own=found.names,
+            known=np.full(count, -1, dtype=np.int64),
+        )
+        if asked.part is None:
+            return chosen
+        return chosen.take(np.array([asked.part.holds_name(name + own) for own in found.names], dtype=np.bool_))
+
+    def _owner(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = np.array(self.owner, dtype=np.int64)[files - self.first]
+        return found
+
+    def _repeats(self, owner: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = np.array([one.repeats for one in self.layout.sets], dtype=np.int64)[owner]
+        return found
+
+
+def _wanted(asked: Scan) -> Wanted:
+    return Wanted(image_column=asked.image_column, caption_column=asked.caption_column, captions=asked.captions)
+
+
+def _above(name: str) -> list[str]:
+    """A name, and those of the archives that it may be in."""
+    return [name[:end] for end, letter in enumerate(name + "/") if letter == "/"]

@@ -1,0 +1,33 @@
+"""Archives as samples: those that did not change are not opened again."""
+
+from made_archives import as_tars, png, some_images
+
+from latentcache.identity import stat as stat_rule
+from latentcache.sources.archives import expand
+from latentcache.sources.scan import scan
+
+
+def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(stat_rule, "RACY_NS", 0)
+    images = some_images(6)
+    as_tars(tmp_path, images, each=3)
+    first = scan(tmp_path, hash_all=True)
+    opened = []
+    monkeypatch.setattr(
+        expand, "read_archive", lambda root, name, *more: opened.append(name) or read_archive(root, name, *more)
+    )
+    again = scan(tmp_path, known=first.samples, notes=first.notes)
+    assert (opened, again.files_unchanged, again.notes) == ([], True, first.notes)
+    changed = {**images, "0001": (png(200), "new")}
+    as_tars(tmp_path / "new", changed, each=3)
+    (tmp_path / "new/shard-000.tar").replace(tmp_path / "shard-000.tar")
+    (tmp_path / "new/shard-001.tar").unlink()
+    found = scan(tmp_path, known=first.samples, hash_known=True)
+    assert opened == ["shard-000.tar"]
+    assert list(found.samples.names) == list(first.samples.names)
+    kept = (found.samples.inputs["image"].content == first.samples.inputs["image"].content).all(axis=1)
+    assert kept.tolist() == [True, False, True, True, True, True]
+    assert list(found.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
+
+
+read_archive = expand.read_archive
