@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def merge_caches(
     with ExitStack() as stack:
         snapshots = [_opened(part) for part in folders]
         for snapshot in snapshots:
-            stack.callback(_released, snapshot)
+            stack.callback(getattr(snapshot.lease, "close", lambda: None))
         _check_recipes(folders, snapshots)
         _check_parts(folders, snapshots, whole)
         table = _table(folders, [snapshot.samples for snapshot in snapshots])
@@ -118,12 +118,6 @@ def _opened(part: Path) -> Snapshot:
     return snapshot
 
 
-def _released(snapshot: Snapshot) -> None:
-    close: Callable[[], None] | None = getattr(snapshot.lease, "close", None)
-    if close is not None:
-        close()
-
-
 def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     """Refuse caches whose fields or recipes differ from the first one's."""
     first = snapshots[0]
@@ -135,8 +129,8 @@ def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None
                 why=f"{', '.join(sorted(first.fields))} and {', '.join(sorted(snapshot.fields))}",
                 fix="merge caches of the same fields, or build the missing field first",
             )
-        differences: list[tuple[str, Any, Any]] = [
-            (f"{name}.{setting}", mine, theirs)
+        differences = [
+            (f"{name}.{setting}", str(mine), str(theirs))
             for name, rows in first.fields.items()
             for setting, mine, theirs in _differing(rows, snapshot.fields[name])
         ]
@@ -146,7 +140,7 @@ def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None
                 where=str(part),
                 why="; ".join(f"{name}: {mine} and {theirs}" for name, mine, theirs in differences),
                 fix="build it again with the flags of the other parts, or leave it out",
-                differences=tuple((name, str(mine), str(theirs)) for name, mine, theirs in differences),
+                differences=tuple(differences),
             )
 
 

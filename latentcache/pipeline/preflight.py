@@ -5,7 +5,6 @@ Guarantee: a command that is refused leaves the cache as it was; a folder that i
 
 from __future__ import annotations
 
-import errno
 import platform
 import shutil
 from collections import Counter
@@ -22,9 +21,7 @@ from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import (
-    as_store_error,
     make_folder,
-    read_file,
     remove_durably,
     write_atomically,
     writing,
@@ -45,27 +42,19 @@ def check_places(data: Path, cache: Path) -> None:
         CacheReadOnlyError: The cache folder cannot be read.
         CacheDamagedError: A folder is in the place of ``CURRENT``.
     """
-    try:
-        _check_places(data, cache)
-        CachePaths(cache).check_current()
-    except OSError as error:
-        if isinstance(error, LatentcacheError):
-            raise
-        raise as_store_error(error, cache) from error
-
-
-def _check_places(data: Path, cache: Path) -> None:
     if not data.exists():
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")
-    inside, source = cache.resolve(), data.resolve()
-    if inside == source or source in inside.parents:
-        raise UsageError(
-            f"--out={cache}: the cache would be inside the data folder",
-            where=str(cache),
-            why="data folders are only read; a cache inside one would be taken for data",
-            fix=f"use --out {source.with_name(source.name + '.latentcache')}",
-        )
-    check_out(cache)
+    with writing(cache):
+        inside, source = cache.resolve(), data.resolve()
+        if inside == source or source in inside.parents:
+            raise UsageError(
+                f"--out={cache}: the cache would be inside the data folder",
+                where=str(cache),
+                why="data folders are only read; a cache inside one would be taken for data",
+                fix=f"use --out {source.with_name(source.name + '.latentcache')}",
+            )
+        check_out(cache)
+        CachePaths(cache).check_current()
 
 
 def check_out(cache: Path) -> None:
@@ -110,7 +99,8 @@ def locked(paths: CachePaths) -> Iterator[int]:
 def undone_if_unused(paths: CachePaths) -> Iterator[None]:
     """Put the build state and folders back as they were if the build fails before anything was committed."""
     with writing(paths.root):
-        state, before, shards = _state(paths.building), _names(paths.root), _names(paths.shards)
+        state = paths.building.read_bytes() if paths.building.is_file() else None
+        before, shards = _names(paths.root), _names(paths.shards)
     try:
         yield
     except LatentcacheError:
@@ -123,16 +113,6 @@ def undone_if_unused(paths: CachePaths) -> Iterator[None]:
             elif paths.building.is_file():
                 remove_durably(paths.building)
         raise
-
-
-def _state(path: Path) -> bytes | None:
-    """The build state; None if there is none, or something else in its place, such as a pipe."""
-    try:
-        return read_file(path)
-    except OSError as error:
-        if error.errno == errno.EIO:
-            raise
-        return None
 
 
 def _names(folder: Path) -> set[str]:

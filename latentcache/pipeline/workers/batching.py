@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError
 from latentcache.failpoint import failpoint
@@ -28,8 +27,8 @@ from latentcache.fields.protocol import (
     Prepared,
     Producer,
     Read,
-    WorkSize,
 )
+from latentcache.pipeline.workers.tracking import Tracked
 
 #: Batches that the device has been given and whose results were not fetched, at most.
 IN_FLIGHT = 2
@@ -56,42 +55,56 @@ def prepare(producer: Producer, kind: FieldKind, job: Job) -> Read | Failure:
 class Candidate:
     """One item on its way through a worker."""
 
-    index: int
-    """Number of its job, for the activity board."""
-    job: Job
+    owner: Tracked
     prepared: Prepared
-    owner: Any = None
-    """What the caller keeps about the job."""
-    key: bytes = b""
 
     @property
     def group(self) -> int:
         """Position of its group."""
         return self.prepared.output.group
 
+    @property
+    def key(self) -> bytes:
+        """Of the item."""
+        return self.owner.keys[self.prepared.output.item]
+
 
 Result = tuple[Candidate, Made | Failure]
 
 
-class BatchSizes:
-    """Items per call of the encoder, by group.
+class Batches:
+    """The items of one worker that wait, by group, and the batches that its encoder has. For the encoding thread.
 
     Args:
-        work: Of the kind.
+        kind: Of the field.
+        spec: Storage of the field.
         groups: Of the field.
         batch_size: Items per call as asked for; None: by their cost.
+        warn: Told each time a batch is halved.
     """
 
-    def __init__(self, work: WorkSize, groups: Sequence[Group], batch_size: int | None) -> None:
-        self._work, self._groups, self._batch_size = work, groups, batch_size
-        self._limits: dict[int, int] = {}
+    producer: Producer
+    """Set before the first item."""
 
-    def take(self, waiting: Sequence[Candidate]) -> int:
-        """How many of these items (of one group, in order) make one batch; at least one."""
-        return min(self._most(waiting[0].group), len(waiting))
+    def __init__(
+        self,
+        kind: FieldKind,
+        spec: FieldSpec,
+        groups: Sequence[Group],
+        batch_size: int | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._kind, self._spec, self._groups, self._batch_size, self._warn = kind, spec, groups, batch_size, warn
+        self._work = kind.work
+        self.waiting: dict[int, list[Candidate]] = {}
+        self.waited_s = 0.0
+        """Seconds spent waiting for the device."""
+        self._costs = Counter[int]()
+        self._limits: dict[int, int] = {}
+        self._flights: deque[tuple[list[Candidate], Pending]] = deque()
 
     def parts(self, costs: Sequence[int], most_cost: int) -> Iterator[slice]:
-        """Jobs in parts that make one batch each, whose cost is limited."""
+        """Jobs in parts that make one batch each, whose cost is limited; for any thread."""
         start = cost = 0
         most, most_cost = self._batch_size or self._work.batch_items, min(most_cost, self._work.batch_cost)
         for number, own in enumerate(costs):
@@ -101,49 +114,25 @@ class BatchSizes:
                 start, cost = number, own
         yield slice(start, len(costs))
 
-    def full(self, group: int, number: int, cost: int) -> bool:
-        """True if so many items of so much cost make a batch: another one of that size would not fit."""
-        more = cost // number
-        return number >= self._most(group) or (self._batch_size is None and cost + more > self._work.batch_cost)
+    def add(self, item: Candidate) -> list[Candidate]:
+        """Have an item wait; gives the items of its group once another one would not fit into their batch."""
+        group = self._groups[item.group]
+        waiting = self.waiting.setdefault(item.group, [])
+        waiting.append(item)
+        own = math.prod(group.dims) if -1 not in group.shape else item.owner.job.cost // len(item.owner.job.outputs)
+        self._costs[item.group] += own
+        large = self._batch_size is None and self._costs[item.group] + own > self._work.batch_cost
+        return self.take(item.group) if large or len(waiting) >= self._most(item.group) else []
 
-    def halve(self, group: int, size: int) -> int:
-        """Remember that the device ran out of memory with so many; gives the size to go on with."""
-        self._limits[group] = min(self._limits.get(group, size), max(size // 2, 1))
-        return self._limits[group]
-
-    def cost(self, candidate: Candidate) -> int:
-        """The cost of one item: of its size, or its part of its job's."""
-        group = self._groups[candidate.group]
-        if -1 not in group.shape:
-            return math.prod(group.dims)
-        return candidate.job.cost // max(len(candidate.job.outputs), 1)
+    def take(self, group: int | None = None) -> list[Candidate]:
+        """The items that wait of a group [default: of the one that holds most memory]."""
+        if group is None:
+            group = max(self.waiting, key=lambda one: num_bytes(self.waiting[one]))
+        del self._costs[group]
+        return self.waiting.pop(group)
 
     def _most(self, group: int) -> int:
         return min(self._limits.get(group, 1 << 30), self._batch_size or self._work.batch_items)
-
-
-@dataclass(slots=True, kw_only=True)
-class BatchEncoder:
-    """Encodes items of one group at a time. For one thread.
-
-    Args:
-        producer: Does the work.
-        kind: Of the field.
-        spec: Storage of the field.
-        groups: Of the field.
-        sizes: Items per call.
-        warn: Called each time a batch is halved.
-    """
-
-    producer: Producer
-    kind: FieldKind
-    spec: FieldSpec
-    groups: Sequence[Group]
-    sizes: BatchSizes
-    warn: Callable[[str], None] = lambda message: None
-    waited_s: float = 0.0
-    """Seconds spent waiting for the device."""
-    _flights: deque[tuple[list[Candidate], Pending]] = field(default_factory=deque)
 
     @property
     def in_flight(self) -> list[Candidate]:
@@ -160,7 +149,7 @@ class BatchEncoder:
         done: list[Result] = []
         waiting = list(candidates)
         while waiting:
-            batch = waiting[: self.sizes.take(waiting)]
+            batch = waiting[: self._most(waiting[0].group)]
             while len(self._flights) >= IN_FLIGHT:
                 done += self._fetch()
             started = time.monotonic()
@@ -220,24 +209,27 @@ class BatchEncoder:
 
     def _check(self, group: int, made: Made) -> None:
         """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
-        expected, dtype = self.groups[group].shape, numpy_dtype(self.spec.dtype)
+        expected, dtype = self._groups[group].shape, numpy_dtype(self._spec.dtype)
         found, ragged = made.array.shape, expected[:1] == (-1,)
         if len(found) != len(expected) or found[ragged:] != expected[ragged:] or made.array.dtype != dtype:
             raise EncoderError(
                 "the encoder gives arrays of another shape or type than the field",
-                where=self.kind.name,
+                where=self._kind.name,
                 why=f"expected {expected} of {dtype}, found {found} of {made.array.dtype}",
                 fix="report this model",
             )
 
     def _halve(self, batch: Sequence[Candidate]) -> None:
-        group = batch[0].group
-        kept = self.sizes.halve(group, len(batch))
-        label = self.groups[group].label
-        self.warn(
-            f"out of memory with a batch of {len(batch)}{label and f' at {label}'}; the batch size is now {kept}"
-        )
+        group, size = batch[0].group, len(batch)
+        kept = self._limits[group] = min(self._limits.get(group, size), size // 2)
+        label = self._groups[group].label
+        self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
 
     def _give_up(self, batch: list[Candidate], error: DeviceMemoryError) -> list[Result]:
         """An item that does not fit alone."""
-        return [(batch[0], Failure(reason=reason(self.kind, "memory"), detail=error.why or error.what))]
+        return [(batch[0], Failure(reason=reason(self._kind, "memory"), detail=error.why or error.what))]
+
+
+def num_bytes(items: Sequence[Candidate]) -> int:
+    """Host memory that prepared items hold."""
+    return sum(item.prepared.num_bytes for item in items)

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
 from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare
+from latentcache.pipeline.workers.batching import Batches, Candidate, Result, num_bytes, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
 from latentcache.pipeline.workers.transport import Channel, Message
@@ -120,7 +120,7 @@ class WorkerLoop:
             paths.shards, opening.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
         )
         self.budget = ByteBudget(opening.budget_bytes)
-        self.sizes = BatchSizes(self.kind.work, task.groups, task.batch_size)
+        self.batches = Batches(self.kind, self.recipe.spec, task.groups, task.batch_size, self._warn)
         self._most_cost = opening.budget_bytes // (2 * self.kind.work.cost_bytes)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
@@ -130,8 +130,6 @@ class WorkerLoop:
         self._to_prepare: queue.SimpleQueue[Tracked | None] = queue.SimpleQueue()
         self._preparing: dict[int, Tracked] = {}
         self._remaining = 0
-        self._waiting: dict[int, list[Candidate]] = {}
-        self._costs = Counter[int]()
         self._units: dict[int, Unit] = {}
         self._told = time.monotonic()
         self._finished = self._durable = self._said = 0  # items: encoded, committed, last told to wait for
@@ -148,19 +146,11 @@ class WorkerLoop:
             DeviceError: The device failed.
             MemoryError: A job does not fit in the memory of this process, and it is limited.
         """
-        producer: Producer | None = None
         threads: list[threading.Thread] = []
+        producer: Producer | None = None
         try:
             with self.board.doing(ENCODER, OPENING):
-                producer = self._open()
-            self.batches = BatchEncoder(
-                producer=producer,
-                kind=self.kind,
-                spec=self.recipe.spec,
-                groups=self.opening.task.groups,
-                sizes=self.sizes,
-                warn=self._warn,
-            )
+                producer = self.batches.producer = self._open()
             for number in range(self.opening.threads):
                 arguments = (producer, FIRST_PREPARER + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
@@ -183,7 +173,7 @@ class WorkerLoop:
         if not self.kind.makes_jobs or unit.probe or any(len(one.keys) != 1 for one in tracked):
             self._prepare_jobs(tracked)
             return
-        for part in self.sizes.parts([one.job.cost for one in tracked], self._most_cost):
+        for part in self.batches.parts([one.job.cost for one in tracked], self._most_cost):
             self._inbox.put(tracked[part])
 
     def _prepare_jobs(self, jobs: Sequence[Tracked]) -> None:
@@ -243,9 +233,10 @@ class WorkerLoop:
                 self._remaining -= 1
                 self._take(*found)
             elif self._hurry():
-                self._encode(max(self._waiting, key=lambda group: _held(self._waiting[group])))
-            self._fetch(wait=not self._remaining and not self._waiting)
-            idle = not self._remaining and not self._waiting and not self.batches.in_flight
+                self._encode(self.batches.take())
+            last = not self._remaining and not self.batches.waiting
+            self._fetch(wait=last)
+            idle = last and not self.batches.in_flight
             if idle and not self._flushed:
                 self.writer.put(())  # nothing is left to wait for
             self._flushed = idle
@@ -274,9 +265,10 @@ class WorkerLoop:
 
     def _hurry(self) -> bool:
         """True if no further item comes before a batch is encoded: all are there, or memory waits for them."""
-        if not self._waiting or not self._remaining:
-            return bool(self._waiting)
-        return self.budget.starving(sum(map(_held, self._waiting.values())) + _held(self.batches.in_flight))
+        waiting = self.batches.waiting
+        if not waiting or not self._remaining:
+            return bool(waiting)
+        return self.budget.starving(sum(map(num_bytes, waiting.values())) + num_bytes(self.batches.in_flight))
 
     def _take(self, tracked: Tracked, outcome: Outcome) -> None:
         """Queue the items of a prepared job."""
@@ -305,19 +297,16 @@ class WorkerLoop:
 
     def _queue(self, tracked: Tracked, prepared: Prepared) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
-        key = tracked.keys[prepared.output.item]
-        item = Candidate(index=tracked.index, job=tracked.job, prepared=prepared, owner=tracked, key=key)
+        item = Candidate(owner=tracked, prepared=prepared)
         made = self._stored(item) if prepared.same and not tracked.unit.probe else None
         if made is not None:
-            self.jobs.copied(key)
+            self.jobs.copied(item.key)
             self._store([(item, made)])
             return
         self._open_encoder()
-        waiting = self._waiting.setdefault(item.group, [])
-        waiting.append(item)
-        self._costs[item.group] += self.sizes.cost(item)
-        if self.sizes.full(item.group, len(waiting), self._costs[item.group]):
-            self._encode(item.group)
+        batch = self.batches.add(item)
+        if batch:
+            self._encode(batch)
 
     def _stored(self, item: Candidate) -> Made | None:
         if self.lookup is None:
@@ -362,12 +351,10 @@ class WorkerLoop:
                 self.jobs.settle_if_done(one)
                 self._made(one)
 
-    def _encode(self, group: int) -> None:
-        items = self._waiting.pop(group)
-        del self._costs[group]
-        with self._encoding([item.index for item in items]):
+    def _encode(self, items: Sequence[Candidate]) -> None:
+        with self._encoding([item.owner.index for item in items]):
             for item in items:
-                failpoint("encoding", item.job.name)
+                failpoint("encoding", item.owner.job.name)
             done = self.batches.submit(items)
         self._store(done)
 
@@ -381,7 +368,7 @@ class WorkerLoop:
     @contextmanager
     def _encoding(self, indices: Sequence[int] = ()) -> Iterator[None]:
         """If the process ends in the block, one of these jobs may be the cause, or of those on the device."""
-        indices = [*(item.index for item in self.batches.in_flight), *indices]
+        indices = [*(item.owner.index for item in self.batches.in_flight), *indices]
         with self.board.doing(ENCODER, ENCODING, indices):
             self.suspects = indices
             yield
@@ -393,7 +380,7 @@ class WorkerLoop:
         """Hand encoded items to the writer; small ones when their unit is complete."""
         entries: list[NewEntry] = []
         for item, made in results:
-            tracked: Tracked = item.owner
+            tracked = item.owner
             self.budget.release(item.prepared.num_bytes)
             if isinstance(made, Failure):
                 self.jobs.fail(tracked, made)
@@ -530,10 +517,6 @@ class WorkerLoop:
         finally:
             if producer is not None:
                 producer.close()
-
-
-def _held(items: Sequence[Candidate]) -> int:
-    return sum(item.prepared.num_bytes for item in items)
 
 
 def _rows(body: bytes) -> list[bytes]:
