@@ -142,12 +142,7 @@ class _Build:
         }
 
     def kinds(self, listing: Listing) -> list[FieldKind]:
-        """The fields to build: those of the snapshot, those that were named, else the first that DATA allows.
-
-        Raises:
-            UsageError: A field needs an input that DATA lacks, or its kind is not installed.
-            CacheFormatError: The same, of a field that the cache holds.
-        """
+        """The fields to build: those of the snapshot, those that were named, else the first that DATA allows."""
         has = set(listing.samples.inputs)
         names = list(dict.fromkeys([*self.existing.field_names, *self.settings.fields]))
         kinds = [kind_of(name) for name in names]

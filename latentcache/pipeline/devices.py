@@ -32,11 +32,7 @@ class Device:
 
 
 def parse_devices(text: str) -> list[tuple[str, int | None]]:
-    """``cuda:0,cuda:1`` or ``cpu*2`` as kinds with numbers, one for each worker.
-
-    Raises:
-        UsageError: The text is not a list of devices, or names devices of several kinds.
-    """
+    """``cuda:0,cuda:1`` or ``cpu*2`` as kinds with numbers, one for each worker."""
     found: list[tuple[str, int | None]] = []
     for word in text.split(","):
         match = _ONE.fullmatch(word)
@@ -53,16 +49,7 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
 
 
 def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
-    """The devices of a build.
-
-    Args:
-        text: As in ``--device``; ``auto`` is every CUDA device if there are several.
-        needs_torch: False for an encoder that runs on the CPU whatever the device.
-
-    Raises:
-        UsageError: The text is not a list of devices.
-        DeviceError: A CUDA device that this machine does not have.
-    """
+    """The devices of a build."""
     wanted = parse_devices(text)
     if wanted == [("auto", None)] and needs_torch:
         several = cuda_count()

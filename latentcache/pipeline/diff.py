@@ -288,14 +288,7 @@ def usable_items(
 def find_items(
     work: FieldWork, samples: SampleTable, before: tuple[Sequence[str], int], catalog: Catalog
 ) -> NDArray[np.int64]:
-    """(P,) places of all items after a run, with the contents that it found by reading.
-
-    Args:
-        work: With places in ``before``.
-        samples: With the contents.
-        before: Shards and number of the committed items before the run.
-        catalog: Those after it.
-    """
+    """(P,) places of all items after a run, with the contents that it found by reading."""
     plan, content, recipe = work.plan, work.kind.content(samples), work.described.recipe
     place, moved = np.full(len(plan.sample), -1, dtype=np.int64), catalog.moved(before, work.place)
     if moved is not None:

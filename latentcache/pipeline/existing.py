@@ -53,11 +53,7 @@ class Existing:
         return None if self.snapshot is None else self.snapshot.fields.get(name)
 
     def cached(self, kind: FieldKind) -> Cached:
-        """What unsaid settings of a field follow.
-
-        Raises:
-            RecipeError: The recipe of the snapshot cannot be read.
-        """
+        """What unsaid settings of a field follow."""
         if (rows := self.rows(kind.name)) is not None:
             return Cached(recipe=rows.recipe, provenance=rows.provenance)
         try:
@@ -72,11 +68,7 @@ class Existing:
         return SourceOptions.from_json(self.state.get("source", {})).folders
 
     def options(self, settings: BuildSettings) -> SourceOptions:
-        """How DATA is read: as given, else as before.
-
-        Raises:
-            UsageError: The cache holds another part of its data.
-        """
+        """How DATA is read: as given, else as before."""
         given = settings.source.as_json() if settings.source is not None else {}
         for name, said in settings.fields.items():
             kind = field_kind(name)
@@ -90,11 +82,7 @@ class Existing:
         return settings.allow_failed or str(self.state.get("allow_failed", "0"))
 
     def part(self, settings: BuildSettings) -> str:
-        """The part that is built, ``i/n``; empty for all of the data.
-
-        Raises:
-            UsageError: The cache holds another part.
-        """
+        """The part that is built, ``i/n``; empty for all of the data."""
         then, asked = self.state.get("part"), settings.part
         if then and asked and _same_part(asked) != _same_part(then):
             raise UsageError(
@@ -112,11 +100,7 @@ def _same_part(text: str) -> str:
 
 
 def read_existing(paths: CachePaths) -> Existing:
-    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot.
-
-    Raises:
-        CacheFormatError: Written by a newer version.
-    """
+    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot."""
     state = _read_state(paths)
     begun, damage = bool(state), ""
     numbers = sorted(paths.snapshots(), reverse=True) if paths.root.exists() else []
@@ -142,11 +126,7 @@ def _said_by(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def check_damage(existing: Existing, settings: BuildSettings) -> None:
-    """Refuse to guess settings that a damaged cache cannot tell.
-
-    Raises:
-        CacheDamagedError: No snapshot is intact, and no field was named.
-    """
+    """Refuse to guess settings that a damaged cache cannot tell."""
     if existing.damage and existing.snapshot is None and not existing.state and not settings.fields:
         raise CacheDamagedError(
             "the manifest is damaged, so the settings of this cache are unknown",
@@ -175,11 +155,7 @@ def write_state(
 
 
 def _read_state(paths: CachePaths) -> Mapping[str, Any]:
-    """The build state; empty if there is none or it cannot be read.
-
-    Raises:
-        CacheFormatError: A newer version is at work here.
-    """
+    """The build state; empty if there is none or it cannot be read."""
     try:
         found = read_json(paths.building) if paths.building.exists() else {}
         version = int(found.get("format", 0))
@@ -195,11 +171,7 @@ def _read_state(paths: CachePaths) -> Mapping[str, Any]:
 
 
 def kind_of(name: str) -> FieldKind:
-    """The kind of a field.
-
-    Raises:
-        UsageError: It is not installed.
-    """
+    """The kind of a field."""
     kind = field_kind(name)
     if kind is None:
         raise UsageError(

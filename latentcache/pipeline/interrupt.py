@@ -22,12 +22,7 @@ PATIENCE_S = 5.0
 
 
 class StopSignal:
-    """Context manager that turns the two signals into a flag. Outside the main thread only :meth:`request` sets it.
-
-    Args:
-        on_second_signal: Called with the error when a second signal arrives while work is running; a command may end
-            the process there. Without it the workers are killed and the build raises.
-    """
+    """Context manager that turns both signals into a flag. Outside the main thread only :meth:`request` sets it."""
 
     def __init__(self, on_second_signal: Callable[[InterruptedBuildError], None] | None = None) -> None:
         self._on_second_signal = on_second_signal
@@ -67,9 +62,6 @@ class StopSignal:
         """A block in which a signal only raises the flag; the build ends when the block does.
 
         An exception out of a handler could leave a lock of a thread pool held, and the build would hang in it.
-
-        Raises:
-            InterruptedBuildError: The build was asked to end meanwhile.
         """
         before, self.orderly = self.orderly, True
         try:

@@ -234,11 +234,7 @@ def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[N
 
 
 def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
-    """Copy the entries of a part that are not there yet; each one is checked.
-
-    Raises:
-        CacheDamagedError: Some fail.
-    """
+    """Copy the entries of a part that are not there yet; each one is checked."""
     catalog, root = load_catalog(paths), snapshot.paths.root
     make_folder(paths.shards)
     lost = 0

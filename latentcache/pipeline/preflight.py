@@ -34,14 +34,7 @@ RESERVE_BYTES = 64 << 20
 
 
 def check_places(data: Path, cache: Path) -> None:
-    """Refuse a cache inside the data, or in a folder that holds something else.
-
-    Raises:
-        UsageError: As above.
-        SourceNotFoundError: DATA does not exist.
-        CacheReadOnlyError: The cache folder cannot be read.
-        CacheDamagedError: A folder is in the place of ``CURRENT``.
-    """
+    """Refuse a cache inside the data, or in a folder that holds something else."""
     if not data.exists():
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")
     with writing(cache):
@@ -58,11 +51,7 @@ def check_places(data: Path, cache: Path) -> None:
 
 
 def check_out(cache: Path) -> None:
-    """Refuse a folder that holds something else than a cache.
-
-    Raises:
-        UsageError: A file, or a folder with other content.
-    """
+    """Refuse a folder that holds something else than a cache."""
     if cache.exists() and not cache.is_dir():
         raise UsageError(f"--out={cache}: a file is there", where=str(cache), fix="give a folder")
     if cache.is_dir() and not CachePaths(cache).is_ours() and any(cache.iterdir()):
@@ -76,12 +65,7 @@ def check_out(cache: Path) -> None:
 
 @contextmanager
 def locked(paths: CachePaths) -> Iterator[int]:
-    """Hold the cache for building; gives the descriptor for workers. A folder made here is removed if it stays empty.
-
-    Raises:
-        CacheLockedError: Another build holds it.
-        StoreError: The folder cannot be written.
-    """
+    """Hold the cache for building; gives the descriptor for workers. A folder made here goes if it stays empty."""
     made = [path for path in (paths.root, *paths.root.resolve().parents) if not path.exists()]
     make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
@@ -126,11 +110,7 @@ def free_bytes(cache: Path) -> int:
 
 
 def check_space(plan: BuildPlan) -> None:
-    """Refuse a build that does not fit.
-
-    Raises:
-        DiskFullError: The plan needs more than is free.
-    """
+    """Refuse a build that does not fit."""
     if plan.to_make and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
         raise DiskFullError(
             "the disk is too full for this build",
@@ -151,11 +131,7 @@ _FLAGS = {"datasets": "dataset"}
 
 
 def check_source(asked: SourceOptions | None, kind: str, data: Path) -> None:
-    """Refuse settings that DATA of this kind would ignore.
-
-    Raises:
-        UsageError: One was given.
-    """
+    """Refuse settings that DATA of this kind would ignore."""
     for name in _OF_RECORDS if kind == "images" else _OF_IMAGES:
         value = getattr(asked, name, None)
         if value not in (None, "", (), False):
@@ -167,11 +143,7 @@ def check_source(asked: SourceOptions | None, kind: str, data: Path) -> None:
 
 
 def check_notes(notes: Sequence[Rejected], data: Path) -> None:
-    """Refuse data of which anything is not used.
-
-    Raises:
-        StrictError: There are notes.
-    """
+    """Refuse data of which anything is not used."""
     if not notes:
         return
     counts = Counter[str]()

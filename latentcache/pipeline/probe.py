@@ -49,9 +49,6 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
         field: Its name.
         items: Inputs that are read, at most.
         seconds: Seconds of encoding after which no further batch begins.
-
-    Raises:
-        As :func:`latentcache.pipeline.run.run_jobs`.
     """
     listing, samples = plan.listing, plan.samples_table
     assert listing is not None  # of every build

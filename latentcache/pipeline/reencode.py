@@ -52,11 +52,7 @@ class Reencode:
         self._described: dict[str, Described] = {}
 
     def described(self, snapshot: Snapshot, field: str) -> Described:
-        """The encoder of a field as it is now; files are read, nothing is loaded.
-
-        Raises:
-            EncoderError: It is not at hand, or cannot be used.
-        """
+        """The encoder of a field as it is now; files are read, nothing is loaded."""
         if field not in self._described:
             context = DescribeContext(device=self._asked, check=True, check_encoder=True)
             try:
@@ -70,12 +66,7 @@ class Reencode:
     def encode(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int]
     ) -> Iterator[tuple[int, Made | Failure]]:
-        """Encode the inputs of these rows again, in any order.
-
-        Raises:
-            EncoderError: The encoder cannot be used.
-            DeviceError: The device failed, or does not exist.
-        """
+        """Encode the inputs of these rows again, in any order."""
         root = names_root(root, snapshot.source)
         unread: list[tuple[int, Failure]] = []
         jobs = self._jobs(snapshot, root, field, rows, unread)

@@ -46,9 +46,6 @@ def run_jobs(
         progress: Called ten times a second.
         failed: Told of each job that gives no item, as soon as that is known.
         warn: Told of batches that were halved and workers that were replaced.
-
-    Raises:
-        As :meth:`Scheduler.run`; UsageError: The devices or the deadline do not make sense.
     """
     crew = Crew(
         task,

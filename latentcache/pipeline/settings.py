@@ -99,11 +99,7 @@ class BuildSettings:
 
 
 def _settings_of(name: str, said: Any) -> Any:
-    """Settings of a field as its kind's dataclass.
-
-    Raises:
-        UsageError: The kind has no such setting.
-    """
+    """Settings of a field as its kind's dataclass."""
     if not isinstance(said, Mapping):
         return said
     from latentcache.fields.registry import field_kind
@@ -125,11 +121,7 @@ def beside(data: Path) -> Path:
 
 
 def at_least(least: int, **given: int | None) -> None:
-    """Check numbers against their smallest value; None passes.
-
-    Raises:
-        UsageError: With the option's name.
-    """
+    """Check numbers against their smallest value; None passes."""
     for name, value in given.items():
         if value is not None and value < least:
             option = f"--{name.replace('_', '-')}"
@@ -139,11 +131,7 @@ def at_least(least: int, **given: int | None) -> None:
 
 
 def tolerated(allow_failed: str, samples: int) -> int:
-    """Number of rejected samples that exit status 0 allows: ``3``, or ``2%`` of all samples.
-
-    Raises:
-        UsageError: Neither a number nor a percentage up to 100.
-    """
+    """Number of rejected samples that exit status 0 allows: ``3``, or ``2%`` of all samples."""
     found = _ALLOWED.fullmatch(allow_failed)
     if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
         raise UsageError(

@@ -47,11 +47,7 @@ class Streaming:
         return replace(work, todo=work.todo[order], costs=work.costs[order])
 
     def failed(self, work: FieldWork, job: Job, failure: Failure) -> None:
-        """Append the samples that will not come: those of this content.
-
-        Raises:
-            StoreError: The line cannot be written.
-        """
+        """Append the samples that will not come: those of this content."""
         content = np.asarray(work.kind.content(self.samples))
         rows = np.flatnonzero((content == content[job.sample]).all(axis=1) & (self.numbers >= 0)).tolist()
         lines = [(row, rejection(self.samples, work, row, failure, self.root)) for row in rows]
@@ -68,20 +64,7 @@ def begin(
     seed: int,
     batch: int,
 ) -> Streaming:
-    """Publish the pending snapshot.
-
-    Args:
-        base: The pending snapshot without samples and fields.
-        paths: The cache, whose builder lock is held.
-        root: Of the data.
-        samples: With contents.
-        works: What every field needs.
-        seed: Of the loader that is followed.
-        batch: Its samples per step, of all ranks.
-
-    Raises:
-        StoreError: It cannot be written.
-    """
+    """Publish the pending snapshot."""
     content = [np.asarray(work.kind.content(samples)) for work in works]
     items = [np.flatnonzero(own[work.plan.sample].any(axis=1)) for work, own in zip(works, content, strict=True)]
     used = np.zeros(len(samples), dtype=np.bool_)
@@ -118,14 +101,7 @@ def _field(
 
 
 def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, batch: int) -> NDArray[np.int64]:
-    """(S,) when epoch 0 of a loader first asks for each sample; S where it does not.
-
-    Args:
-        works: Of all fields; the one with most items decides, as in a loader.
-        samples: Of the build.
-        seed: Of the loader.
-        batch: Samples per step of all ranks.
-    """
+    """(S,) when epoch 0 of a loader first asks for each sample; S where it does not."""
     rank = np.full(len(samples), len(samples), dtype=np.int64)
     firsts = [np.flatnonzero(one.described.recipe.spec.variant_of(one.plan.variant) == 0) for one in works]
     first, plan = max(zip(firsts, (one.plan for one in works), strict=True), key=lambda pair: len(pair[0]))

@@ -73,15 +73,7 @@ Result = tuple[Candidate, Made | Failure]
 
 
 class Batches:
-    """The items of one worker that wait, by group, and the batches that its encoder has. For the encoding thread.
-
-    Args:
-        kind: Of the field.
-        spec: Storage of the field.
-        groups: Of the field.
-        batch_size: Items per call as asked for; None: by their cost.
-        warn: Told each time a batch is halved.
-    """
+    """The items of one worker that wait, by group, and the batches that its encoder has. For the encoding thread."""
 
     producer: Producer
     """Set before the first item."""
@@ -140,12 +132,7 @@ class Batches:
         return [candidate for batch, _ in self._flights for candidate in batch]
 
     def submit(self, candidates: Sequence[Candidate]) -> list[Result]:
-        """Begin to encode items of one group; gives results that are there meanwhile, of these items or earlier ones.
-
-        Raises:
-            DeviceError: The device failed.
-            EncoderError: An array has another shape or type than the field.
-        """
+        """Begin to encode items of one group; gives results that are there meanwhile, also of earlier items."""
         done: list[Result] = []
         waiting = list(candidates)
         while waiting:

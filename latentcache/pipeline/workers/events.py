@@ -18,11 +18,7 @@ from latentcache.store.atomic_io import DISK_FULL
 
 
 class EventLog:
-    """Appends events to a file; without a path it does nothing.
-
-    Raises:
-        UsageError: The file cannot be opened for writing.
-    """
+    """Appends events to a file; without a path it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -38,12 +34,7 @@ class EventLog:
             raise self._failed(error) from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
-        """Append one line for keys that are durable.
-
-        Raises:
-            DiskFullError: The line does not fit.
-            UsageError: The file cannot be written any more.
-        """
+        """Append one line for keys that are durable."""
         if self._descriptor is None:
             return
         line = (json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n").encode("ascii")

@@ -65,12 +65,7 @@ def default_budget() -> int:
 
 
 def default_workers(total_cost: int, worth: int) -> int:
-    """CPU workers for so much work: one per core, none if starting them would cost more than they save.
-
-    Args:
-        total_cost: Of all jobs.
-        worth: Cost that is worth one further worker.
-    """
+    """CPU workers for so much work: one per core, none if starting them would cost more than they save."""
     wanted = min(cpu_count(), _MOST_WORKERS, total_cost // worth)
     return wanted if wanted > 1 else 0
 

@@ -152,14 +152,7 @@ class Scheduler:
         self._looked_at = time.monotonic()
 
     def run(self) -> None:
-        """Do everything, or as much as there is time for before a stop request.
-
-        Raises:
-            StoreError: The disk is full or fails; what was committed stays.
-            EncoderError: The model cannot be used.
-            DeviceError: No device is left that works.
-            WorkerError: Workers keep dying, and no sample is to blame.
-        """
+        """Do everything, or as much as there is time for before a stop request."""
         try:
             while not self._stop.requested and (self._waiting() or self._workers()):
                 self._start()
@@ -323,11 +316,7 @@ class Scheduler:
         self._died(slot, worker, begun, known, words=worker.stuck or words)
 
     def _failed(self, slot: _Slot, worker: _Worker, error: BaseException, known: bytes) -> None:
-        """An error of a worker is the build's, except of a device that has worked before.
-
-        Raises:
-            BaseException: The error.
-        """
+        """An error of a worker is the build's, except of a device that has worked before."""
         fatal = (
             not isinstance(error, DeviceError) or isinstance(error, DeviceMemoryError) or worker.launched.is_thread
         )
@@ -339,11 +328,7 @@ class Scheduler:
         self._warn(f"{_short(error)}; starting again on {slot.device.label}")
 
     def _died(self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
-        """A worker died without an error; the jobs that it was in the middle of are suspected.
-
-        Raises:
-            WorkerError: That happens again and again.
-        """
+        """A worker died without an error; the jobs that it was in the middle of are suspected."""
         self._streak += 1
         suspected = False
         for unit in worker.leases.values():

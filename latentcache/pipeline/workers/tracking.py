@@ -60,14 +60,7 @@ class Tracked:
 
 
 class Tracker:
-    """The jobs of one worker. Every method may be called from any thread.
-
-    Args:
-        kind: Of the field.
-        recipe: Of the field.
-        groups: Of the field.
-        lookup: Committed items; None: there are none.
-    """
+    """The jobs of one worker. Every method may be called from any thread."""
 
     def __init__(self, kind: FieldKind, recipe: FieldRecipe, groups: Sequence[Group], lookup: Catalog | None) -> None:
         self._kind, self._recipe, self._groups, self._lookup = kind, recipe, groups, lookup

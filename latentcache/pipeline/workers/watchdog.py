@@ -50,12 +50,7 @@ class Activity:
 
 
 class ActivityBoard:
-    """One row of numbers for each thread that takes steps, and a heartbeat.
-
-    Args:
-        num_preparers: Preparing threads.
-        descriptor: File to share; None: memory of this process alone.
-    """
+    """One row of numbers for each thread that takes steps, and a heartbeat."""
 
     def __init__(self, num_preparers: int, descriptor: int | None = None) -> None:
         rows = 1 + FIRST_PREPARER + num_preparers
@@ -112,11 +107,7 @@ def unnamed_file() -> int:
 
 
 def deadline_s() -> float:
-    """Seconds without progress: :data:`DEADLINE_S`, or the value of :data:`VARIABLE`.
-
-    Raises:
-        UsageError: The value is not a positive number.
-    """
+    """Seconds without progress: :data:`DEADLINE_S`, or the value of :data:`VARIABLE`."""
     text = os.environ.get(VARIABLE, "")
     try:
         found = float(text) if text else DEADLINE_S

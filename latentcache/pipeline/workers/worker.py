@@ -101,13 +101,7 @@ class Opening:
 
 
 class WorkerLoop:
-    """A worker at work: a loop that encodes, preparing threads, a writer thread.
-
-    Args:
-        opening: What it has to know.
-        channel: To the build.
-        board: Its activity board.
-    """
+    """A worker at work: a loop that encodes, preparing threads, a writer thread."""
 
     def __init__(self, opening: Opening, channel: Channel, board: ActivityBoard) -> None:
         self.opening, self.channel, self.board, task = opening, channel, board, opening.task
@@ -138,14 +132,7 @@ class WorkerLoop:
         """True if the end came from the build, which may have another field."""
 
     def run(self) -> dict[str, Any]:
-        """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message.
-
-        Raises:
-            StoreError: The disk is full or fails; what was committed stays.
-            EncoderError: The model cannot be used.
-            DeviceError: The device failed.
-            MemoryError: A job does not fit in the memory of this process, and it is limited.
-        """
+        """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message."""
         threads: list[threading.Thread] = []
         producer: Producer | None = None
         try:

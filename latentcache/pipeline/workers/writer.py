@@ -56,20 +56,12 @@ class WriterThread:
         self._thread.start()
 
     def put(self, entries: Sequence[NewEntry]) -> None:
-        """Hand entries over; waits while the disk is behind. No entries: commit without waiting for more.
-
-        Raises:
-            StoreError: The writer failed, or has been finished.
-        """
+        """Hand entries over; waits while the disk is behind. No entries: commit without waiting for more."""
         self._put(entries)
         self.check()
 
     def finish(self) -> None:
-        """Commit the rest and seal the shard. May be called again, from any thread.
-
-        Raises:
-            StoreError: The writer failed; earlier commits stay.
-        """
+        """Commit the rest and seal the shard. May be called again, from any thread."""
         self._put(None)
         self._thread.join()
         self.check()
@@ -83,11 +75,7 @@ class WriterThread:
             return
 
     def check(self) -> None:
-        """Raise the error of a writer that failed since the last call.
-
-        Raises:
-            StoreError: The writer failed.
-        """
+        """Raise the error of a writer that failed since the last call."""
         if self._error is not None:
             raise self._error
 
