@@ -205,7 +205,7 @@ class WarmWorker:
         self._waiting: list[tuple[Device, WorkerProcess]] = []
 
     def ask(self, target: str, /, **arguments: Any) -> Any:
-        """The result of ``module:function(**arguments)``, both in JSON; ``device`` is added if the function takes it."""
+        """The result of ``module:function(**arguments)`` in JSON; ``device`` is added if the function takes it."""
         if not self._waiting:
             device = devices_for(self._text, needs_torch=self._needs_torch)[0]
             self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
