@@ -14,7 +14,6 @@ from latentcache.encoders.protocol import Pixels
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.protocol import Finished, Job, Made, Prepared, ProducerContext
 from latentcache.images.decode import EncodedImage
-from latentcache.images.scratch import Scratch
 
 
 class MaskProducer(PixelProducer):
@@ -29,10 +28,10 @@ class MaskProducer(PixelProducer):
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)
 
-    def own_pixels(self, job: Job, image: EncodedImage, scratch: Scratch) -> NDArray[np.uint8]:
+    def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the mask: its colors, or the transparency of an image that is its own mask."""
         image_itself = len({place["path"] for place in job.inputs.values()}) == 1
-        return image.opacity() if image_itself else super().own_pixels(job, image, scratch)
+        return image.opacity() if image_itself else super().own_pixels(job, image)
 
     def encode(self, batch: Sequence[Prepared]) -> Finished:
         """See :class:`Producer`. Items of one group."""

@@ -29,7 +29,6 @@ from latentcache.images.cut import cut, encoded_file
 from latentcache.images.decode import EncodedImage
 from latentcache.images.headers import image_size, since_listed
 from latentcache.images.resize import pixel_hash, thread_setup
-from latentcache.images.scratch import Scratch
 from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
 
@@ -133,9 +132,9 @@ class PixelProducer(Producer):
         facts = {"original_size": (size.height, size.width)}
         return Read(content=content, stat=files.stat, contents=several, facts=facts, items=items)
 
-    def own_pixels(self, job: Job, image: EncodedImage, scratch: Scratch) -> NDArray[np.uint8]:
+    def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the image that the items of a job are made of."""
-        return image.pixels(self._recipe.pixels, scratch)
+        return image.pixels(self._recipe.pixels)
 
     def host_bytes(self, job: Job) -> int:
         """File, decoded image and crops at the peak of decoding."""
@@ -173,14 +172,15 @@ class PixelProducer(Producer):
 
     def _items(self, files: _Inputs, outputs: Sequence[Output]) -> list[Prepared]:
         """Decode once, crop once for each group and place, flip the crop for the second half of the variants."""
-        scratch, geometry = self._scratch(), self._recipe.geometry
+        self._set_up_thread()
+        geometry = self._recipe.geometry
         size, content, source = files.images[0].size, files.contents[:HASH_BYTES], files.images[-1]
         groups = [self._groups[output.group] for output in outputs]
         places = [
             _placement(output, group, size, content, geometry) for output, group in zip(outputs, groups, strict=True)
         ]
-        own = self.own_pixels(files.job, source, scratch) if isinstance(source, EncodedImage) else None
-        crops = cut(source, dict.fromkeys(places), groups[0].dims[0], self._recipe, scratch, own)
+        own = self.own_pixels(files.job, source) if isinstance(source, EncodedImage) else None
+        crops = cut(source, dict.fromkeys(places), groups[0].dims[0], self._recipe, own)
         items = []
         for output, upright in zip(outputs, places, strict=True):
             pixels, placement = crops[upright], upright
@@ -189,14 +189,12 @@ class PixelProducer(Producer):
             items.append(_prepared(output, pixels, placement, scaled=source.size != size))
         return items
 
-    def _scratch(self) -> Scratch:
-        """Memory of the calling thread; its first image also sets the thread up, if it does not encode."""
-        if not hasattr(self._local, "scratch"):
+    def _set_up_thread(self) -> None:
+        """With its first image, unless the calling thread also encodes."""
+        if not hasattr(self._local, "is_set_up"):
             if threading.get_ident() != self._encodes:
                 thread_setup()
-            self._local.scratch = Scratch()
-        scratch: Scratch = self._local.scratch
-        return scratch
+            self._local.is_set_up = True
 
 
 def bytes_per_pixel(head: bytes) -> int:

@@ -71,7 +71,7 @@ class PixelProfile:
     resample: str = "lanczos-pil"
     """``lanczos-pil`` (Pillow) or ``lanczos-u8`` (torch, uint8, antialias): at most 2 levels apart."""
     decoder: str = "libjpeg-turbo"
-    """Full-size decode; a self-test proves that simplejpeg and Pillow agree to the bit."""
+    """Decoded at full size."""
     orientation: str = "exif"
     """The EXIF orientation is applied before a bucket is chosen."""
     icc: str = "srgb"

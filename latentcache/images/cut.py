@@ -13,7 +13,6 @@ from latentcache.geometry.placement import Placement
 from latentcache.images.clips import EncodedClip, is_clip
 from latentcache.images.decode import EncodedImage
 from latentcache.images.resize import resize_crop
-from latentcache.images.scratch import Scratch, own_memory
 from latentcache.sources.causes import rejection
 
 
@@ -27,7 +26,6 @@ def cut(
     places: Iterable[Placement],
     frames: int,
     recipe: LatentsRecipe,
-    scratch: Scratch | None = None,
     pixels: NDArray[np.uint8] | None = None,
 ) -> dict[Placement, NDArray[np.uint8]]:
     """The pixels of some placements; the file is decoded once.
@@ -37,7 +35,6 @@ def cut(
         places: Of the crops.
         frames: Of the clip; 1 for an image.
         recipe: Says how pixels are made, and which frames of a video are used.
-        scratch: Memory for decoding.
         pixels: (H, W, 3) of an image that is decoded already.
 
     Returns:
@@ -55,6 +52,6 @@ def cut(
             for place, held in made.items():
                 held[number] = resize_crop(frame, place, resample)
         return made
-    pixels = source.pixels(recipe.pixels, scratch) if pixels is None else pixels
-    crops = {place: own_memory(resize_crop(pixels, place, resample), pixels) for place in places}
+    pixels = source.pixels(recipe.pixels) if pixels is None else pixels
+    crops = {place: resize_crop(pixels, place, resample) for place in places}
     return crops if clips is None else {place: crop[None] for place, crop in crops.items()}

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
-from latentcache.errors import RecipeError, UnusableSampleError, UsageError
+from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.latents import PixelProfile
 from latentcache.images.decode import decode, upright
 from latentcache.images.headers import image_size
@@ -305,11 +305,3 @@ def test_lenient_pillow_is_rejected(monkeypatch):
     with pytest.raises(UsageError, match="truncated") as caught:
         decode(FILES["png"], PROFILE)
     assert "LOAD_TRUNCATED_IMAGES = False" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    "fields", [{"icc": "p3"}, {"orientation": "none"}, {"deep": "float"}, {"decoder": "x"}, {"alpha": "whitish"}]
-)
-def test_unknown_policies_are_rejected(fields):
-    with pytest.raises(RecipeError):
-        decode(FILES["png"], PixelProfile(**fields))
