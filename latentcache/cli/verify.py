@@ -165,7 +165,7 @@ def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[Verif
         "commands": commands,
     }
     if not asked.repair:
-        return verify_cache(asked.cache, **look, same_image=None if depth.untrusted else _same_input), None
+        return verify_cache(asked.cache, **look), None
     from latentcache.verify.repair import repair_cache
 
     repaired = repair_cache(
@@ -176,38 +176,6 @@ def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[Verif
     if repaired.done:
         report = replace(report, findings=tuple(replace(one, fix=_after_repair(one.fix)) for one in report.findings))
     return report, repaired
-
-
-def _same_input(snapshot: Snapshot, sample: int, data: bytes) -> bool | None:
-    """True if the new bytes of a sample's file are what its items were made from (metadata was edited)."""
-    import numpy as np
-
-    from latentcache.fields.registry import load
-
-    for rows in snapshot.fields.values():
-        if rows.kind is None or not rows.kind.same_input or rows.packing != "entry":
-            continue
-        compare = load(rows.kind.same_input)
-        first = rows.spec.variant_of(rows.variant) == 0
-        for row in np.flatnonzero((np.asarray(rows.sample) == sample) & first).tolist():
-            columns = {name: column[row] for name, column in rows.columns.items()}
-            same = compare(
-                data, rows.recipe, rows.groups[int(rows.group[row])], columns, _same_hash(snapshot, rows, row)
-            )
-            if not same:
-                return same  # type: ignore[no-any-return]
-        return True
-    return None
-
-
-def _same_hash(snapshot: Snapshot, rows: FieldRows, row: int) -> bytes:
-    from latentcache.store.reader import EntryReader
-
-    reader = EntryReader(snapshot.paths, snapshot)
-    try:
-        return bytes(reader.header(rows.name, row).same[0])
-    finally:
-        reader.close()
 
 
 def _encoder(asked: _Asked) -> Any:

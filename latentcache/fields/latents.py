@@ -354,7 +354,6 @@ class Latents(FieldKind):
     check_again = FieldKind.check_again | {"needs-pyav"}
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
-    same_input = "latentcache.images.compare:same_input"
     checker = "latentcache.encoders.checks:check_vae"
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"

@@ -30,7 +30,6 @@ class Paired(Latents):
     """Items of an image that belongs to the image of a sample."""
 
     follows = "latents"
-    same_input = ""
 
     def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """As given, else beside latents wherever the data has such images."""

@@ -500,9 +500,6 @@ class FieldKind:
         }
     )
     """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""
-    same_input: str = ""
-    """``module:function``: ``(data, recipe, group, columns, same) -> bool | None``: True if the bytes of a file give
-    the ``Prepared.same`` of one row (variant 0), None if unknown. Tells an edit of metadata from a change."""
     describer: str = ""
     """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``; imported by the
     build process, must not import torch."""

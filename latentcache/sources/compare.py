@@ -35,8 +35,6 @@ _WINDOW = 1 << 12
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
 _GONE = frozenset({"not-found", "vanished", "unlisted", "hidden"})
-_METADATA = " (only metadata differs, the pixels are the same)"
-_UNKNOWN = " (the pixels could not be compared)"
 
 
 class State(IntEnum):
@@ -47,13 +45,12 @@ class State(IntEnum):
     MOVED = 2
     CAPTION_CHANGED = 3
     CHANGED = 4
-    METADATA = 5
-    REMOVED = 6
-    UNREADABLE = 7
-    NOT_CHECKED = 8
-    REPEATS_CHANGED = 9
-    FOCUS_CHANGED = 10
-    INPUT_CHANGED = 11
+    REMOVED = 5
+    UNREADABLE = 6
+    NOT_CHECKED = 7
+    REPEATS_CHANGED = 8
+    FOCUS_CHANGED = 9
+    INPUT_CHANGED = 10
 
 
 #: State -> category and reason of contract.md; the reasons of UNREADABLE and INPUT_CHANGED are those of the file.
@@ -63,7 +60,6 @@ CATEGORY: Mapping[State, tuple[str, str]] = {
     State.MOVED: ("touched", "line-changed"),
     State.CAPTION_CHANGED: ("stale", "caption-changed"),
     State.CHANGED: ("stale", "source-changed"),
-    State.METADATA: ("stale", "source-changed"),
     State.REMOVED: ("stale", "source-removed"),
     State.UNREADABLE: ("unverifiable", "io-error"),
     State.NOT_CHECKED: ("", ""),
@@ -144,8 +140,6 @@ class Compared:
         elif state == State.INPUT_CHANGED:
             name, reason = cause, f"{cause}-changed"
             hint = f"a build makes the {name} of this sample again, and nothing else"
-        elif state == State.METADATA:
-            hint = "a build stores the entry that it has under the new key and encodes nothing"
         elif state == State.CHANGED and not words:
             words = _expected(self.now.samples, int(self.place[row]), state)
         elif state == State.MOVED:
@@ -178,7 +172,6 @@ def compare(
     full: bool = False,
     chosen: NDArray[np.bool_] | None = None,
     stopping: Callable[[], bool] = bool,
-    same_pixels: Callable[[int, bytes], bool | None] | None = None,
     inputs: Collection[str] = (),
 ) -> Compared:
     """Compare a snapshot's samples with DATA as it is now.
@@ -190,44 +183,79 @@ def compare(
         full: Hash every image, whatever its stat says.
         chosen: (S,) samples to look at; all by default.
         stopping: Once it returns True, no further file is read.
-        same_pixels: Tells a metadata edit from a change: (sample, the file's bytes); None if it cannot tell.
         inputs: Those that fields are made of; further images of a sample are compared if they are among them.
     """
-    wanted = np.ones(len(samples), dtype=np.bool_) if chosen is None else chosen
-    if now.data_kind == "records":
-        return _Records(samples, now, rejected, wanted).compared()
-    found = _Images(samples, now, rejected, wanted, full=full, stopping=stopping, same_pixels=same_pixels)
-    return found.compared(sorted(set(inputs).intersection(samples.inputs) - {"image", "caption"}))
+    found = _Comparison(samples, now, rejected, full=full, stopping=stopping)
+    further = sorted(set(inputs).intersection(samples.inputs) - {"image", "caption", "record"})
+    return found.compared(np.ones(len(samples), dtype=np.bool_) if chosen is None else chosen, further)
 
 
-class _Images:
-    """Samples that are files."""
+class _Comparison:
+    """Samples that are files, parts of archives, or records."""
 
     def __init__(
         self,
         samples: SampleTable,
         now: Listing,
         rejected: Sequence[Rejected],
-        wanted: NDArray[np.bool_],
         *,
         full: bool,
         stopping: Callable[[], bool],
-        same_pixels: Callable[[int, bytes], bool | None] | None,
     ) -> None:
-        self._now, self._rejected, self._full = now, rejected, full
-        self._stopping, self._same_pixels = stopping, same_pixels
-        self._input = samples.inputs["image"]
-        place = match_names(samples.names, now.samples.names)
-        state = np.where(wanted, State.OK, State.NOT_CHECKED).astype(np.uint8)
+        self._now, self._rejected, self._full, self._stopping = now, rejected, full, stopping
+        self._of_records = now.data_kind == "records"
+        self._own = "record" if self._of_records else "image"
+        state = np.full(len(samples), State.OK, dtype=np.uint8)
+        place = (
+            _records_paired(samples, now, state)
+            if self._of_records
+            else match_names(samples.names, now.samples.names)
+        )
         met = np.zeros(len(now.samples), dtype=np.bool_)
         met[place[place >= 0]] = True
         self.found = Compared(samples=samples, now=now, state=state, place=place, new=np.flatnonzero(~met))
 
-    def compared(self, further: Sequence[str]) -> Compared:
+    def compared(self, wanted: NDArray[np.bool_], further: Sequence[str]) -> Compared:
         """Everything; ``further``: inputs of samples beside images and captions."""
         found, place, state = self.found, self.found.place, self.found.state
+        file = np.asarray(found.samples.inputs[self._own].file)
+        state[~wanted] = State.NOT_CHECKED
+        if self._now.unread.any():
+            names = self._now.samples.files.names.select(np.flatnonzero(self._now.unread))
+            unread = match_names(found.samples.files.names, names) >= 0
+            state[unread[file] & (place < 0)] = State.NOT_CHECKED
         own = np.flatnonzero((state == State.OK) & (place >= 0))
-        changed = self._captions(own)
+        if self._of_records:
+            self._touched(own, file)
+        else:
+            self._images(own, further)
+        said = {
+            item.label: item
+            for item in (*self._now.notes, *self._now.rejected)
+            if not (item.line and self._of_records)
+        }
+        absent = np.flatnonzero((state == State.OK) & (place < 0))
+        state[absent] = State.REMOVED
+        called = (
+            found.samples.files.names.take(file[absent]) if self._of_records else found.samples.names.take(absent)
+        )
+        for row, name in zip(absent.tolist(), called, strict=True) if said else ():
+            state[row], words = _absent(name, said)
+            if words[1]:
+                found._details[row] = words
+        self._others(said)
+        return found
+
+    def _touched(self, own: NDArray[np.intp], file: NDArray[Any]) -> None:
+        """Records that are as they were, in files that were written with the same bytes."""
+        old, new = self.found.samples.files, self._now.samples.files
+        before, after = file[own], self._now.samples.inputs["record"].file[self.found.place[own]]
+        same = (np.asarray(old.content)[before] == new.content[after]).all(axis=1)
+        moved = (np.asarray(old.stat)[before, :5] != new.stat[after, :5]).any(axis=1)
+        self.found.state[own[same & moved]] = State.TOUCHED
+
+    def _images(self, own: NDArray[np.intp], further: Sequence[str]) -> None:
+        state, changed = self.found.state, self._captions(own)
         self._hash(own)
         for name in further:
             self._further(name, own[np.isin(state[own], (State.OK, State.TOUCHED))])
@@ -238,17 +266,6 @@ class _Images:
             strict=True,
         ):
             state[rows[np.isin(state[rows], (State.OK, State.TOUCHED))]] = word
-        said = {item.label: item for item in (*self._now.notes, *self._now.rejected)}
-        absent = np.flatnonzero((state == State.OK) & (place < 0))
-        if self._now.unread.any():
-            names = self._now.samples.files.names.select(np.flatnonzero(self._now.unread))
-            unread = match_names(found.samples.files.names, names) >= 0
-            state[absent[unread[np.asarray(self._input.file)[absent]]]] = State.NOT_CHECKED
-            absent = absent[state[absent] == State.OK]
-        for row, name in zip(absent.tolist(), found.samples.names.take(absent), strict=True):
-            state[row], found._details[row] = _absent(name, said)
-        self._others(said)
-        return found
 
     def _captions(self, own: NDArray[np.intp]) -> NDArray[np.intp]:
         """Of samples, those with another caption now."""
@@ -292,7 +309,7 @@ class _Images:
         content = np.asarray(before.content)
 
         def look(row: int, at: Place) -> State:
-            state, words = self._look(row if name == "image" else -1, [at], content[row].tobytes())
+            state, words = self._look([at], content[row].tobytes())
             if name != "image" and state != State.OK:
                 state, words = State.INPUT_CHANGED, (name, f"{at['path']}: {words[1]}")
             if words[1]:
@@ -304,18 +321,14 @@ class _Images:
                 self.found.state[row] = State.NOT_CHECKED if state is None else state
             self.found.hashed += state is not None
 
-    def _look(self, row: int, files: Sequence[Place], content: bytes) -> tuple[State, tuple[str, str]]:
-        """Hash one image, or several as one content; below 0 the row is of an image without a sample."""
+    def _look(self, files: Sequence[Place], content: bytes) -> tuple[State, tuple[str, str]]:
+        """Hash one image, or several as one content."""
         try:
-            hashes = [content_hash(data := read_image(self._now.root, place)[0]) for place in files]
+            hashes = [content_hash(read_image(self._now.root, place)[0]) for place in files]
         except UnusableSampleError as error:
             return _unusable(error.slug, error.what)
         now = hashes[0] if len(hashes) == 1 else content_hash(b"".join(hashes))
-        if now == content:
-            return State.OK, ("", "")
-        same = self._same_pixels(row, data) if self._same_pixels is not None and row >= 0 else False
-        words = now.hex() + (_METADATA if same else _UNKNOWN if same is None else "")
-        return State.METADATA if same else State.CHANGED, ("", words)
+        return (State.OK, ("", "")) if now == content else (State.CHANGED, ("", now.hex()))
 
     def _map(
         self, look: Callable[[int, Place], State], rows: NDArray[np.intp], now: NDArray[np.int64], name: str
@@ -335,37 +348,62 @@ class _Images:
             close_tables()
 
     def _others(self, said: Mapping[str, Rejected]) -> None:
-        """Files that the snapshot rejected, and files that are rejected now."""
+        """Files and records that the snapshot rejected, and those that are rejected now."""
         found, now = self.found, self._now
         names = Strings.of(item.label for item in (*self._rejected, *now.rejected))
-        is_sample = (match_names(names, found.samples.names) >= 0).tolist()
-        fresh = match_names(names, now.samples.names).tolist()
-        recorded = {
-            item.label: (item, row)
-            for item, row, own in zip(self._rejected, fresh, is_sample, strict=False)
-            if not own
+        own = match_names(names, found.samples.names) >= 0
+        if self._of_records:  # several records may be on one line
+            own[:] = False
+        before = {
+            (item.label, item.content): item
+            for item, is_sample in zip(self._rejected, own.tolist(), strict=False)
+            if not is_sample
         }
-        others = [
-            _quarantined(item)
-            for item, own in zip(now.rejected, is_sample[len(self._rejected) :], strict=True)
-            if not own
+        unread = set(now.samples.files.names.take(np.flatnonzero(now.unread)))
+        still, others = {item.label for item in now.rejected}, list[Found]()
+        others += [
+            _quarantined(item) for item, one in zip(now.rejected, own[len(self._rejected) :], strict=True) if not one
         ]
-        still = {item.label for item in now.rejected}
-        for name, (item, row) in recorded.items():
+        rows = self._now_used(list(before.values()))
+        for item, row in zip(before.values(), rows, strict=True):
             if row >= 0:
                 others.append(self._rejected_then(item, row))
-            elif name not in still:
-                state, (cause, words) = _absent(name, said)
+            elif item.name in unread and item.label not in still:
+                others.append(_quarantined(item))
+            elif item.label not in still:
+                state, (cause, words) = _absent(item.name, said)
                 category, reason = CATEGORY[state]
-                reason, path, line = cause if state == State.UNREADABLE else reason, item.name, item.line
-                others.append(
-                    Found(category=category, reason=reason, path=path, line=line, expected="the file", found=words)
-                )
-        found.new = np.setdiff1d(found.new, [row for _, row in recorded.values() if row >= 0])
+                reason = cause if state == State.UNREADABLE else reason
+                others.append(_recorded(item, category, reason, words))
+        found.new = found.new[~np.isin(found.new, rows)]
         found.others = tuple(others)
 
+    def _now_used(self, items: Sequence[Rejected]) -> list[int]:
+        """Rows of the listing that are what the snapshot rejected: by content, then by place; -1: none."""
+        now, new = self._now.samples, self.found.new
+        names = now.files.names if self._of_records else now.names
+        hits = match_names(names, Strings.of({item.name if self._of_records else item.label for item in items})) >= 0
+        fresh, taken = dict[tuple[str, Any], list[int]](), set[int]()
+        for row in new[hits[now.inputs["record"].file[new] if self._of_records else new]].tolist():
+            name, line = now.where(row)
+            for key in ((name, now.inputs[self._own].content[row].tobytes()), (name, line)):
+                fresh.setdefault(key, []).append(row)
+
+        def take(key: tuple[str, Any]) -> int:
+            row = next((row for row in fresh.get(key, ()) if row not in taken), -1)
+            taken.add(row)
+            return row
+
+        rows = [take((item.name, item.content)) if item.content else -1 for item in items]
+        return [take((item.name, item.line)) if row < 0 else row for item, row in zip(items, rows, strict=True)]
+
     def _rejected_then(self, item: Rejected, row: int) -> Found:
-        """A file that the snapshot rejected and that the listing takes: only other bytes or captions matter."""
+        """What the snapshot rejected and the listing takes: only other bytes or captions matter."""
+        if self._of_records:
+            content = self._now.samples.inputs["record"].content[row].tobytes()
+            if item.content == content:
+                return _quarantined(item, line=self._now.samples.where(row)[1])
+            return _recorded(item, "stale", "source-changed", content.hex()[:8])
         table, kind = self._now.samples, field_kind(item.target) if not item.stat else None
         names = kind.inputs if kind is not None and kind.inputs[0] == "image" else ("image",)
         there = [name for name in names if name in table.inputs and int(table.inputs[name].file[row]) >= 0]
@@ -375,135 +413,40 @@ class _Images:
             memo = memo_row(item.stat or (0,) * 6)
             if not self._full and (memo[:5] == stat[:5]).all() and not racy(memo[None])[0]:
                 return _quarantined(item)
-            state, (_, words) = self._look(-1, files, item.content)
+            state, (_, words) = self._look(files, item.content)
             self.found.hashed += 1
-            return _quarantined(item) if state != State.CHANGED else _stale(item, "source-changed", words)
+            return _quarantined(item) if state != State.CHANGED else _recorded(item, "stale", "source-changed", words)
         if item.reason.startswith("caption"):
-            return _stale(item, "caption-changed", f"rejected as {item.reason}; it can be read now")
-        if len(there) < len(names) or self._look(-1, files, b"")[1][0]:
+            return _recorded(item, "stale", "caption-changed", f"rejected as {item.reason}; it can be read now")
+        if len(there) < len(names) or self._look(files, b"")[1][0]:
             return _quarantined(item)
         words = f"rejected as {item.reason}; it can be read now"
         if item.reason in ("empty", "changing"):
-            return _stale(item, "source-changed", words)
-        return Found(category="missing", reason="not-built", path=item.name, found=words)
+            return _recorded(item, "stale", "source-changed", words)
+        return _recorded(item, "missing", "not-built", words)
 
 
-class _Records:
-    """Samples that are records of files."""
-
-    def __init__(
-        self, samples: SampleTable, now: Listing, rejected: Sequence[Rejected], wanted: NDArray[np.bool_]
-    ) -> None:
-        self._now, self._rejected, self._wanted = now, rejected, wanted
-        self._old, self._new = samples.inputs["record"], now.samples.inputs["record"]
-        self._file = match_names(_numbered(samples.files.names), _numbered(now.samples.files.names))
-        state = np.full(len(samples), State.REMOVED, dtype=np.uint8)
-        place = np.full(len(samples), -1, dtype=np.int64)
-        self.found = Compared(samples=samples, now=now, state=state, place=place, new=np.empty(0, dtype=np.intp))
-
-    def compared(self) -> Compared:
-        """Everything."""
-        found, now = self.found, self._now
-        mine, theirs = self._columns()
-        left, right = self._match(mine, theirs)
-        found.new = right
-        said = {item.name: item for item in (*now.notes, *now.rejected) if not item.line}
-        for file in np.unique(np.asarray(self._old.file)[left]).tolist() if said else []:
-            state, words = _absent(found.samples.files.names[file], said)
-            rows = left[np.asarray(self._old.file)[left] == file]
-            found.state[rows] = state
-            found._details.update(dict.fromkeys(rows.tolist(), words) if words[1] else {})
-        unread = np.append(now.unread, False)[self._file[self._old.file]]
-        found.state[unread | ~self._wanted] = State.NOT_CHECKED
-        self._touched()
-        self._others()
-        return found
-
-    def _columns(self) -> tuple[_Keys, _Keys]:
-        assert self._old.line is not None
-        assert self._new.line is not None
-        mine = _Keys(
-            self._file[np.asarray(self._old.file)], np.asarray(self._old.line), np.asarray(self._old.content)
-        )
-        return mine, _Keys(np.asarray(self._new.file), np.asarray(self._new.line), np.asarray(self._new.content))
-
-    def _match(self, mine: _Keys, theirs: _Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Pair rows; gives the rows of the snapshot and those of the listing that have no partner."""
-        found = self.found
-        pairs = ((mine.file, theirs.file), (mine.line, theirs.line), (mine.content, theirs.content))
-        if all(np.array_equal(*pair) for pair in pairs):
-            found.state[:], found.place[:] = State.OK, np.arange(len(theirs.file))
-            return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp)
-        left, right = np.flatnonzero(mine.file >= 0), np.arange(len(theirs.file))
-        steps = ((_Keys.place, True, State.OK), (_Keys.moved, True, State.MOVED), (_Keys.place, False, State.CHANGED))
-        for key, exact, state in steps:
-            if not len(left) or not len(right):
-                break
-            one, other = _pairs(key(mine, left), key(theirs, right))
-            if exact:
-                equal = (mine.content[left[one]] == theirs.content[right[other]]).all(axis=1)
-                one, other = one[equal], other[equal]
-            found.state[left[one]] = state
-            found.place[left[one]] = right[other]
-            left, right = np.delete(left, one), np.delete(right, other)
-        return np.flatnonzero(found.place < 0), right
-
-    def _touched(self) -> None:
-        """Records that are as they were, in files that were written or moved with the same bytes."""
-        old, new = self.found.samples.files, self._now.samples.files
-        there = np.flatnonzero(self._file >= 0)
-        place = self._file[there]
-        same = (np.asarray(old.content)[there] == new.content[place]).all(axis=1)
-        moved = (np.asarray(old.stat)[there, :5] != new.stat[place, :5]).any(axis=1)
-        touched = np.zeros(len(self._file), dtype=np.bool_)
-        touched[there] = same & moved
-        rows = touched[np.asarray(self._old.file)] & (self.found.state == State.OK)
-        self.found.state[rows] = State.TOUCHED
-
-    def _others(self) -> None:
-        """Records that were rejected then or are rejected now."""
-        now = self._now
-        lines = Counter((item.name, item.line, item.reason) for item in now.rejected)
-        files = Counter((item.name, item.reason) for item in now.rejected)
-        fresh, taken = self._fresh({item.name for item in self._rejected}), set[int]()
-        unread = set(now.samples.files.names.take(np.flatnonzero(now.unread)))
-        others = [_quarantined(item) for item in now.rejected]
-
-        def take(key: tuple[str, Any]) -> int:
-            row = next((row for row in fresh.get(key, ()) if row not in taken), -1)
-            taken.add(row)
-            return row
-
-        left = list[Rejected]()
-        for item in self._rejected:
-            row = take((item.name, item.content)) if item.content else -1
-            still = not item.content and lines[item.name, item.line, item.reason] > 0
-            lines[item.name, item.line, item.reason] -= still
-            files[item.name, item.reason] -= still
-            if row >= 0 or (item.name in unread and not still):
-                others.append(_quarantined(item, line=now.samples.where(row)[1] if row >= 0 else 0))
-            elif not still:
-                left.append(item)
-        for item in left:
-            row = take((item.name, item.line))
-            if row >= 0:
-                others.append(_stale(item, "source-changed", self._new.content[row].tobytes().hex()[:8]))
-            elif not item.content and files[item.name, item.reason] > 0:  # on another line
-                files[item.name, item.reason] -= 1
-            else:
-                others.append(_stale(item, "source-removed", "no such record"))
-        self.found.new = self.found.new[~np.isin(self.found.new, list(taken))]
-        self.found.others = tuple(others)
-
-    def _fresh(self, names: set[str]) -> dict[tuple[str, Any], list[int]]:
-        """New rows in files with rejected records: by name and content, and by name and line."""
-        samples, found = self._now.samples, dict[tuple[str, Any], list[int]]()
-        files = np.flatnonzero(match_names(samples.files.names, Strings.of(names)) >= 0)
-        for row in self.found.new[np.isin(self._new.file[self.found.new], files)].tolist():
-            name, line = samples.where(row)
-            found.setdefault((name, self._new.content[row].tobytes()), []).append(row)
-            found.setdefault((name, line), []).append(row)
-        return found
+def _records_paired(samples: SampleTable, now: Listing, state: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(S,) row of the listing of each record, or -1; fills in the states of those that moved or changed."""
+    old, new = samples.inputs["record"], now.samples.inputs["record"]
+    assert old.line is not None
+    assert new.line is not None
+    numbers = match_names(_numbered(samples.files.names), _numbered(now.samples.files.names))
+    mine = _Keys(numbers[np.asarray(old.file)], np.asarray(old.line), np.asarray(old.content))
+    theirs = _Keys(np.asarray(new.file), np.asarray(new.line), np.asarray(new.content))
+    place = np.full(len(samples), -1, dtype=np.int64)
+    left, right = np.flatnonzero(mine.file >= 0), np.arange(len(theirs.file))
+    steps = ((_Keys.place, True, State.OK), (_Keys.moved, True, State.MOVED), (_Keys.place, False, State.CHANGED))
+    for key, exact, word in steps:
+        if not len(left) or not len(right):
+            break
+        one, other = _pairs(key(mine, left), key(theirs, right))
+        if exact:
+            equal = (mine.content[left[one]] == theirs.content[right[other]]).all(axis=1)
+            one, other = one[equal], other[equal]
+        state[left[one]], place[left[one]] = word, right[other]
+        left, right = np.delete(left, one), np.delete(right, other)
+    return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,7 +524,7 @@ def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
 
 
 def _expected(samples: SampleTable, row: int, state: State) -> str:
-    if state not in (State.CHANGED, State.METADATA) or row < 0:
+    if state != State.CHANGED or row < 0:
         return ""
     held = next(iter(samples.inputs.values()))
     content = np.asarray(held.content[row]).tobytes().hex()
@@ -606,6 +549,14 @@ def _quarantined(item: Rejected, line: int = 0) -> Found:
     )
 
 
-def _stale(item: Rejected, reason: str, words: str) -> Found:
+def _recorded(item: Rejected, category: str, reason: str, words: str) -> Found:
+    """What became of a file or record that the snapshot rejected."""
     expected = item.content.hex() or f"rejected as {item.reason}"
-    return Found(category="stale", reason=reason, path=item.name, line=item.line, expected=expected, found=words)
+    return Found(
+        category=category,
+        reason=reason,
+        path=item.name,
+        line=item.line,
+        expected=expected,
+        found=words or "no such file or record",
+    )

@@ -25,9 +25,6 @@ from latentcache.store.snapshot import Snapshot
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import EACH, HINTS, NAMES, Finding, RecipeChange
 
-#: Tells whether new bytes of a sample's image decode to the pixels that were encoded; None if that is unknown here.
-SamePixels = Callable[[Snapshot, int, bytes], bool | None]
-
 
 @dataclass(slots=True, kw_only=True)
 class SourcesChecked:
@@ -70,7 +67,6 @@ def check_sources(
     full: bool,
     chosen: NDArray[np.bool_] | None,
     over: Callable[[], bool],
-    same_image: SamePixels | None,
 ) -> SourcesChecked:
     """Compare every sample with its source.
 
@@ -80,7 +76,6 @@ def check_sources(
         full: Read every source, even if its stat proves it unchanged.
         chosen: (S,) samples whose sources are read; None for all.
         over: Asked between files; True ends the check.
-        same_image: Tells a metadata edit from a change of pixels.
 
     Raises:
         SourceError: A table of the data, or a file of records, cannot be read.
@@ -88,7 +83,6 @@ def check_sources(
     snapshot, samples = store.snapshot, store.findings.table
     rejected = tuple(store.rejected_whole)
     everything = full and chosen is None
-    pixels = None if same_image is None else lambda row, data: same_image(snapshot, row, data)
     options = SourceOptions.from_json(snapshot.source.get("options", {}))
     try:
         now = scan(
@@ -108,8 +102,7 @@ def check_sources(
             apply=lambda: store.findings.add("stale", "source-removed", rows, found="the data holds no samples now"),
         )
     used = {name for view in store.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
-    more: dict[str, Any] = {"stopping": over, "same_pixels": pixels, "inputs": used}
-    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, **more)
+    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, stopping=over, inputs=used)
 
     def apply() -> None:
         for state in set(State) - {State.OK, State.NOT_CHECKED}:

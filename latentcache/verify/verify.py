@@ -34,7 +34,6 @@ from latentcache.verify.fixes import Commands, Fixes
 from latentcache.verify.payloads import Scanned, scan_payloads
 from latentcache.verify.selection import Chosen, Deadline, Depth, choose, confidence
 from latentcache.verify.sources import (
-    SamePixels,
     SourcesChecked,
     check_plans,
     check_recipes,
@@ -69,7 +68,6 @@ def verify_cache(
     requested: RequestedBy | None = None,
     depth: Depth | None = None,
     reencode: Reencode | None = None,
-    same_image: SamePixels | None = None,
     commands: Commands | None = None,
 ) -> VerifyReport:
     """Check a cache against its sources and against itself.
@@ -80,7 +78,6 @@ def verify_cache(
         requested: Gives the recipes to compare with; every sample is stale if its recipe differs.
         depth: How much to look at.
         reencode: Encodes the samples that ``depth.reencode`` asks for.
-        same_image: Tells a metadata edit from a change of pixels.
         commands: Words for the printed commands.
 
     Raises:
@@ -96,7 +93,7 @@ def verify_cache(
     if depth.untrusted:
         return sandbox.verify_untrusted(cache, data=data, depth=depth, commands=commands)
     check = Check(cache=cache, depth=depth, commands=commands)
-    return check.run(data=data, requested=requested, reencode=reencode, same_image=same_image)
+    return check.run(data=data, requested=requested, reencode=reencode)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +114,6 @@ class Check:
         data: Path | None,
         requested: RequestedBy | None = None,
         reencode: Reencode | None = None,
-        same_image: SamePixels | None = None,
     ) -> VerifyReport:
         """Check, and report. Arguments and errors as :func:`verify_cache`."""
         started, deadline = time.monotonic(), Deadline(self.depth.max_duration_s)
@@ -126,7 +122,7 @@ class Check:
         root = find_data(self.cache, snapshot, data) if self.trusted or data is not None else None
         self.store = store = Store.of(snapshot)
         chosen = choose(snapshot, self.depth.selection)
-        scanned, sources = self.look(root, chosen, deadline, same_image)
+        scanned, sources = self.look(root, chosen, deadline)
         sources.apply()
         looked = _looked(store, chosen, scanned, sources)
         changes = check_recipes(store, asked.recipes, asked.provenances)
@@ -173,9 +169,7 @@ class Check:
             elapsed_s=time.monotonic() - started,
         )
 
-    def look(
-        self, root: Path | None, chosen: Chosen, deadline: Deadline, same_image: SamePixels | None
-    ) -> tuple[Scanned | None, SourcesChecked]:
+    def look(self, root: Path | None, chosen: Chosen, deadline: Deadline) -> tuple[Scanned | None, SourcesChecked]:
         """Look at entries and sources; payloads are read only if ``depth`` says so."""
         store = self.store
 
@@ -183,8 +177,7 @@ class Check:
             if root is None:
                 return SourcesChecked(looked=np.ones(len(store.findings.table), np.bool_))
             some = None if chosen.everything else chosen.samples
-            more: dict[str, Any] = {"over": deadline.over, "same_image": same_image}
-            return check_sources(store, root, full=self.depth.reads, chosen=some, **more)
+            return check_sources(store, root, full=self.depth.reads, chosen=some, over=deadline.over)
 
         with ExitStack() as stack:
             reading, scanned = look, None

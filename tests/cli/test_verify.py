@@ -3,8 +3,6 @@ import os
 import shlex
 
 import pytest
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from small_cache import SMALL, build, damage_payload, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
@@ -171,19 +169,6 @@ def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
 
 
 # depths
-
-
-def test_a_metadata_edit_is_told_apart_by_its_pixels(run, cache, data):
-    info = PngInfo()
-    info.add_text("Comment", "edited")
-    Image.open(data / "p0.png").save(data / "p0.png", pnginfo=info)
-    draw(data / "p1.png", (64, 96), seed=77)
-    items = {item["path"]: item for item in run("verify", cache, "--json").json["items"]}
-    edited, drawn = items["p0.png"], items["p1.png"]
-    assert {edited["reason"], drawn["reason"]} == {"source-changed"}
-    assert edited["found"].endswith("(only metadata differs, the pixels are the same)")
-    assert "encodes nothing" in edited["hint"]
-    assert len(drawn["found"]) == 32
 
 
 def test_a_part_of_the_samples(run, cache):
