@@ -435,8 +435,11 @@ class Latents(FieldKind):
         if not is_finite(payload):
             return "not finite"
         if "crop" in row and "resize" in row:
-            (top, left), (height, width) = np.asarray(row["crop"]).tolist(), np.asarray(row["resize"]).tolist()
-            if top + group.dims[1] > height or left + group.dims[2] > width:
+            crop, resize = (np.asarray(row[name], dtype=np.int64).reshape(-1, 2) for name in ("crop", "resize"))
+            outside = (crop + group.dims[1:] > resize).any(axis=1)
+            if outside.any():
+                at = int(outside.argmax())
+                (top, left), (height, width) = crop[at].tolist(), resize[at].tolist()
                 return f"the crop at ({top}, {left}) is outside the resized image of {height}x{width}"
         return ""
 

@@ -583,7 +583,15 @@ class FieldKind:
         return CaptionVariants().text(text, variant)
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
-        """Why a payload with a correct checksum is wrong all the same (not finite, id out of range); empty: right."""
+        """Why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
+
+        Args:
+            group: Of the items.
+            payload: (n, ...) of n entries of one item, with ``row`` their own columns (n, ...); of a block its items
+                or their elements, of a ragged item its elements.
+            row: Own columns; none of a block.
+            recipe: Of the field.
+        """
         if payload.dtype.kind == "f" and not np.isfinite(payload).all():
             return "not finite"
         return ""

@@ -324,7 +324,7 @@ class Catalog:
         place_of[self._columns["row"]] = np.arange(len(self), dtype=np.uint32)
         for shard, base in enumerate(bases[:-1].tolist()):
             index = self._index(shard)
-            source = index.item_columns()["same"] if index.has_blocks else index.columns["same"]
+            source = index.item_columns("same")["same"] if index.has_blocks else index.columns["same"]
             for start in range(0, index.items, _TOGETHER):
                 hashes = source[start : start + _TOGETHER]
                 places = place_of[base + start : base + start + len(hashes)]
@@ -339,7 +339,7 @@ class Catalog:
         for number in np.unique(shard).tolist():
             at = np.flatnonzero(shard == number)
             index = self._index(number)
-            source = index.item_columns()["same"] if index.has_blocks else index.columns["same"]
+            source = index.item_columns("same")["same"] if index.has_blocks else index.columns["same"]
             found[at] = source[item[at]]
         return found
 
@@ -415,18 +415,24 @@ def _sorted_columns(indexes: Sequence[ShardIndex]) -> dict[str, NDArray[Any]]:
     frames, _ = np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0, return_index=True)
     numbers = {frame.tobytes(): number for number, frame in enumerate(frames)}
     bases = np.cumsum([0, *(index.items for index in indexes)])
+    mixtures = _mixtures(frames)
     narrow = np.dtype(np.uint16 if len(frames) < 1 << 16 else np.uint32)
     mixed, tail = np.empty(bases[-1], dtype=np.uint64), np.empty(bases[-1], dtype=np.uint64)
     frame = np.empty(bases[-1], dtype=narrow)
-    for index, theirs, start, stop in zip(indexes, known, bases, bases[1:], strict=False):
-        columns, part = index.item_columns(), slice(start, stop)
-        number = np.array([numbers[one.tobytes()] for one in theirs], dtype=narrow)[columns["frame"]]
-        halves = columns["content"].view(">u8")
-        mixed[part], tail[part], frame[part] = halves[:, 0], halves[:, 1], number
-        mixed[part] ^= _mixtures(frames)[number]
-        del columns, halves, number
+    for index, theirs, base in zip(indexes, known, bases.tolist(), strict=False):
+        numbers_of = np.array([numbers[one.tobytes()] for one in theirs], dtype=narrow)
+        columns = index.item_columns("content", "frame") if index.has_blocks else index.columns
+        for start in range(0, index.items, _TOGETHER):
+            part = slice(start, min(start + _TOGETHER, index.items))
+            into = slice(base + part.start, base + part.stop)
+            frame[into] = numbers_of[columns["frame"][part]]
+            halves = np.ascontiguousarray(columns["content"][part]).view(">u8")
+            mixed[into], tail[into] = halves[:, 0], halves[:, 1]
+            mixed[into] ^= mixtures[frame[into]]
     order = _order(mixed)
-    mixed, tail, frame = mixed[order], tail[order], frame[order]
+    mixed = mixed[order]
+    tail = tail[order]  # one after the other: memory
+    frame = frame[order]
     twice = np.flatnonzero((mixed[1:] == mixed[:-1]) & (tail[1:] == tail[:-1]) & (frame[1:] == frame[:-1])) + 1
     columns = {"mixed": mixed, "tail": tail, "frame": frame, "row": order}
     if len(twice):

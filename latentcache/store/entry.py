@@ -33,6 +33,8 @@ MAX_DIMENSIONS = 8
 PACKED, RAGGED = 1, 2
 #: Bytes of the fixed part and of the checksum at the end of a head; what a head's length leaves when divided by 64.
 FIXED_BYTES, CHECKSUM_BYTES, _REST = 96, 8, 48
+#: Byte of a head at which the key begins.
+KEY_AT = 32
 #: Names of columns that the format itself defines.
 CONTENT, SAME, LENGTH = "content", "same", "length"
 #: Names of counts of ragged columns end so.
@@ -301,7 +303,7 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
         CorruptEntryError: A field, a column or the checksum is wrong.
         CacheFormatError: A version that this release does not know.
     """
-    hexed = (bytes(data[32:64]) if key is None else key).hex()
+    hexed = (bytes(data[KEY_AT : KEY_AT + KEY_BYTES]) if key is None else key).hex()
     try:
         return _parsed(memoryview(data), key)
     except (ValueError, struct.error, LookupError) as error:
@@ -310,7 +312,7 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
 
 def head_intact(head: Buffer, key: bytes) -> bool:
     """True if the bytes are a head of this key whose checksum holds; it may still contradict itself."""
-    if len(head) <= FIXED_BYTES or bytes(head[:4]) != MAGIC or bytes(head[32 : 32 + KEY_BYTES]) != key:
+    if len(head) <= FIXED_BYTES or bytes(head[:4]) != MAGIC or bytes(head[KEY_AT : KEY_AT + KEY_BYTES]) != key:
         return False
     stop = len(head) - CHECKSUM_BYTES
     with memoryview(head) as memory:

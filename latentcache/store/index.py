@@ -218,16 +218,16 @@ def leaf_values(meta: Meta, numbers: list[int], pages: NDArray[np.uint8]) -> Val
     if (key_lengths != KEY_BYTES).any() or (places + np.where(big, 8, lengths) > size).any():
         raise ValueError("a key has another length, or a value leaves its page")
     offsets = np.array(numbers, dtype=np.int64)[starts // size] * size + places
-    pointers = _gather(pages, starts[big] + _NODE_BYTES + KEY_BYTES, 8).view("<u8")[:, 0]
+    pointers = gather_bytes(pages, starts[big] + _NODE_BYTES + KEY_BYTES, 8).view("<u8")[:, 0]
     if (pointers > meta.last_page).any():
         raise ValueError("a value leaves the file")
     offsets[big] = pointers.astype(np.int64) * size + PAGE_HEADER_BYTES
     if (offsets + lengths > meta.file_bytes).any():
         raise ValueError("a value leaves the file")
-    return Values(keys=_gather(pages, starts + _NODE_BYTES, KEY_BYTES), offsets=offsets, lengths=lengths)
+    return Values(keys=gather_bytes(pages, starts + _NODE_BYTES, KEY_BYTES), offsets=offsets, lengths=lengths)
 
 
-def _gather(pages: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+def gather_bytes(pages: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
     """(N, length) bytes from each start on; C-contiguous."""
     flat = pages.reshape(-1)
     everywhere: NDArray[Any] = np.ndarray((len(flat) - length + 1,), f"V{length}", flat.data, strides=(1,))
@@ -277,21 +277,20 @@ class ShardIndex:
         counts = np.maximum(np.asarray(self.block).astype(np.int64), 1)
         return np.repeat(np.arange(self.entries), counts)
 
-    def item_columns(self) -> dict[str, NDArray[Any]]:
-        """Of all items, in entry order: ``content`` (I, 16), ``frame`` (I,) and ``same`` (I, 16)."""
-        content, frame, same = (np.asarray(self.columns[name]) for name in ("content", "frame", "same"))
-        if not self.has_blocks:
-            return {"content": content, "frame": frame, "same": same}
-        entry = self.entry_of_items()
-        in_block = np.asarray(self.block)[entry] > 0
-        found = {"content": content[entry], "frame": frame[entry], "same": same[entry]}
-        found["content"][in_block] = self.columns["item.content"]
-        found["same"][in_block] = self.columns["item.same"]
+    def item_columns(self, *names: str) -> dict[str, NDArray[Any]]:
+        """Of all items, in entry order, as asked for: ``content`` (I, 16), ``frame`` (I,) and ``same`` (I, 16)."""
+        found = {name: np.asarray(self.columns[name]) for name in names}
+        if self.has_blocks:
+            entry = self.entry_of_items()
+            in_block = np.asarray(self.block)[entry] > 0
+            found = {name: column[entry] for name, column in found.items()}
+            for name in {"content", "same"}.intersection(names):
+                found[name][in_block] = self.columns[f"item.{name}"]
         return found
 
     def keys(self) -> NDArray[np.uint8]:
         """(I, 32) keys of all items."""
-        columns = self.item_columns()
+        columns = self.item_columns("content", "frame")
         return joined_keys(columns["content"], np.asarray(self.columns["frames"])[columns["frame"]])
 
     def lengths(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
@@ -419,7 +418,9 @@ def _signed(fronts: NDArray[np.uint8], head_bytes: NDArray[np.integer]) -> NDArr
     begins = np.arange(len(fronts)) * _FRONT_BYTES
     spans = zip(begins.tolist(), (begins + stops).tolist(), strict=True)
     found = np.array([checksum(memory[begin:stop]) for begin, stop in spans], dtype=np.uint64)
-    stored = _gather(np.ascontiguousarray(fronts), begins + stops, CHECKSUM_BYTES) if len(fronts) else fronts[:, :8]
+    stored = (
+        gather_bytes(np.ascontiguousarray(fronts), begins + stops, CHECKSUM_BYTES) if len(fronts) else fronts[:, :8]
+    )
     same: NDArray[np.bool_] = found == np.ascontiguousarray(stored).view("<u8")[:, 0]
     return same
 

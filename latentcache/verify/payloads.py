@@ -7,10 +7,11 @@ fail in a reader, which checks the same checksum of the same bytes.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, pairwise, repeat
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,13 +22,15 @@ from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
+from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import open_file
-from latentcache.store.entry import head_intact, read_header
+from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, head_intact, read_header
+from latentcache.store.index import gather_bytes
 from latentcache.verify.entries import Store, View, shard_parts, unreadable, words
 
 _THREADS = 2
 #: Bytes read at once, and the largest gap between two entries that is read over.
-_READ_BYTES, _GAP_BYTES = 4 << 20, 1 << 16
+_READ_BYTES, _GAP_BYTES = 2 << 20, 1 << 16
 #: Reads that are planned ahead of the threads.
 _AHEAD = 8
 
@@ -111,11 +114,17 @@ def _scan_shard(
 
     try:
         size = os.fstat(descriptor).st_size
+        ahead = deque[tuple[_Run, Future[list[_Wrong] | None]]]()
         runs = (run for view, entries in parts for run in _runs(view, _within(scanned, view, entries, size)))
-        while ahead := list(islice(runs, _AHEAD * _THREADS)):
-            for run, wrong in zip(ahead, pool.map(look, ahead), strict=True):
-                if wrong is not None:
-                    _take(store, scanned, run, wrong)
+        for run in chain(runs, repeat(None)):
+            if run is not None:
+                ahead.append((run, pool.submit(look, run)))
+            if not ahead:
+                break
+            if run is None or len(ahead) > _AHEAD:
+                done, found = ahead.popleft()
+                if (wrong := found.result()) is not None:
+                    _take(store, scanned, done, wrong)
     finally:
         os.close(descriptor)
 
@@ -157,41 +166,59 @@ def _runs(view: View, entries: NDArray[np.intp]) -> Iterator[_Run]:
 
 
 def _look(descriptor: int, run: _Run, buffer: memoryview) -> list[_Wrong]:
-    """Read the entries of a run and check each of them."""
-    wrong, view = list[_Wrong](), run.view
+    """Read the entries of a run, and check all of them at once; the wrong ones are looked at again one by one."""
+    wrong, view, entries = list[_Wrong](), run.view, run.entries
     try:
         got = os.preadv(descriptor, [buffer], run.first) if run.length else 0
         while 0 < got < run.length and (more := os.preadv(descriptor, [buffer[got:]], run.first + got)):
             got += more
     except OSError as error:
         reason, text = unreadable(error), words(error)
-        return [(entry, "unverifiable", reason, text, False) for entry in run.entries.tolist()]
-    offsets, heads, sizes = (column[run.entries].tolist() for column in (view.offset, view.head, view.bytes))
-    sums, rows = view.checksum[run.entries].tolist(), view.first_rows(run.entries).tolist()
-    for entry, offset, head, size, expected, row in zip(
-        run.entries.tolist(), offsets, heads, sizes, sums, rows, strict=True
-    ):
-        at = offset - run.first
-        if at + size > got:
-            wrong.append((entry, "corrupt", "truncated", "its shard ends before it", False))
-            continue
-        payload = buffer[at : at + size]
-        found = checksum(payload)
-        if found != expected:
-            text = f"checksum: expected {expected:016x}, found {found:016x}"
-            wrong.append((entry, "corrupt", "payload", text, False))
-        elif text := _wrong_head(buffer[at - head : at], view, entry):
+        return [(entry, "unverifiable", reason, text, False) for entry in entries.tolist()]
+    begins = view.offset[entries] - run.first
+    beyond = begins + view.bytes[entries] > got
+    if beyond.any():
+        wrong += [(entry, "corrupt", "truncated", "its shard ends before it", False) for entry in entries[beyond]]
+        entries, begins = entries[~beyond], begins[~beyond]
+    ends, expected = begins + view.bytes[entries], view.checksum[entries]
+    pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+    found = np.array([checksum(buffer[begin:end]) for begin, end in pairs], dtype=np.uint64)
+    same = found == expected
+    for one in () if same.all() else np.flatnonzero(~same).tolist():
+        text = f"checksum: expected {int(expected[one]):016x}, found {int(found[one]):016x}"
+        wrong.append((int(entries[one]), "corrupt", "payload", text, False))
+    whole = same & _heads_intact(buffer, view, entries, begins)
+    for one in () if whole.all() else np.flatnonzero(same & ~whole).tolist():
+        entry, begin = int(entries[one]), int(begins[one])
+        text = _wrong_head(buffer[begin - int(view.head[entry]) : begin], view.key[entry].tobytes())
+        if text:
             wrong.append((entry, "corrupt", "header", text, False))
-        elif text := _wrong_values(payload, view, row):
-            wrong.append((entry, "corrupt", "values", text, True))
+    if view.rows.kind is not None and view.rows.recipe is not None:
+        wrong += _wrong_values(buffer, view, entries[whole], begins[whole])
     return wrong
 
 
-def _wrong_head(head: memoryview, view: View, entry: int) -> str:
-    """Why the head of an entry is wrong; empty if it is right. Parsed only if its checksum or its key is wrong."""
-    key = view.key[entry].tobytes()
-    if head_intact(head, key):
-        return ""
+def _heads_intact(
+    buffer: memoryview, view: View, entries: NDArray[np.intp], begins: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """(n,) heads of the right keys whose checksums hold; they may still contradict themselves."""
+    heads = view.head[entries]
+    firsts, stops, keys = begins - heads, begins - CHECKSUM_BYTES, view.key[entries]
+    good: NDArray[np.bool_] = heads > FIXED_BYTES
+    if not good.all():
+        return np.array([head_intact(buffer[a:b], k.tobytes()) for a, b, k in zip(firsts, begins, keys, strict=True)])
+    pairs = zip(firsts.tolist(), stops.tolist(), strict=True)
+    found = np.array([checksum(buffer[first:stop]) for first, stop in pairs], dtype=np.uint64)
+    pages = np.frombuffer(buffer, dtype=np.uint8)
+    fronts, stored = gather_bytes(pages, firsts, FIXED_BYTES), gather_bytes(pages, stops, CHECKSUM_BYTES)
+    good &= (fronts[:, : len(MAGIC)] == np.frombuffer(MAGIC, dtype=np.uint8)).all(axis=1)
+    good &= (fronts[:, KEY_AT : KEY_AT + KEY_BYTES] == keys).all(axis=1)
+    good &= found == stored.view("<u8")[:, 0]
+    return good
+
+
+def _wrong_head(head: memoryview, key: bytes) -> str:
+    """Why the head of an entry is wrong; empty if it is right after all."""
     try:
         read_header(head, key)
     except StoreError as error:
@@ -199,18 +226,48 @@ def _wrong_head(head: memoryview, view: View, entry: int) -> str:
     return ""
 
 
-def _wrong_values(payload: memoryview, view: View, row: int) -> str:
-    """Why the kind does not accept a payload whose checksum is right; empty if it does, or is not installed."""
-    rows = view.rows
-    if rows.kind is None or rows.recipe is None:
-        return ""
-    group, own = rows.groups[int(view.group[row])], {name: column[row] for name, column in view.own.items()}
-    shape = group.shape
+def _wrong_values(
+    buffer: memoryview, view: View, entries: NDArray[np.intp], begins: NDArray[np.int64]
+) -> list[_Wrong]:
+    """Entries whose payloads the kind does not accept, although their checksums are right."""
+    wrong, rows = list[_Wrong](), view.first_rows(entries)
+    group, size = view.group[rows], view.bytes[entries]
+    many = view.rows.spec.ragged or view.rows.packing == "block"
+    step = np.diff(begins)
+    # Entries of one shape that follow each other at one distance are one array.
+    cut = np.ones(len(entries) + 1, dtype=np.bool_)
+    if not many and len(entries):
+        cut[1:-1] = (group[1:] != group[:-1]) | (size[1:] != size[:-1])
+        cut[2:-1] |= step[1:] != step[:-1]
+    bounds = np.flatnonzero(cut).tolist()
+    for first, stop in pairwise(bounds):
+        distance = int(step[first]) if stop - first > 1 else 0
+        some = rows[first:stop], int(begins[first]), int(size[first]), distance
+        if not _why_wrong(buffer, view, *some):
+            continue
+        for one in range(first, stop):
+            text = _why_wrong(buffer, view, rows[one : one + 1], int(begins[one]), int(size[one]), 0)
+            if text:
+                wrong.append((int(entries[one]), "corrupt", "values", text, True))
+    return wrong
+
+
+def _why_wrong(buffer: memoryview, view: View, rows: NDArray[np.intp], begin: int, size: int, distance: int) -> str:
+    """Why the kind does not accept payloads of ``size`` bytes, one every ``distance`` bytes; empty: it does."""
+    spec, kind = view.rows.spec, view.rows.kind
+    assert kind is not None
+    assert view.rows.recipe is not None
+    group, dtype = view.rows.groups[int(view.group[rows[0]])], numpy_dtype(spec.dtype)
+    own = {name: column[rows] for name, column in view.own.items()}
     try:
-        values: NDArray[Any] = np.frombuffer(payload, dtype=numpy_dtype(rows.spec.dtype))
-        many = rows.spec.ragged or rows.packing == "block"
-        values = values.reshape(-1, *(shape[1:] if rows.spec.ragged else shape)) if many else values.reshape(shape)
+        values: NDArray[Any] = np.frombuffer(buffer, dtype, size // dtype.itemsize, begin)
+        if spec.ragged or view.rows.packing == "block":
+            values = values.reshape(-1, *(group.shape[1:] if spec.ragged else group.shape))
+            own = {name: column[0] for name, column in own.items()}
+        else:
+            strides = values.reshape(group.shape).strides
+            values = np.ndarray((len(rows), *group.shape), dtype, buffer, begin, (distance, *strides))
     except ValueError:
-        return f"{len(payload)} bytes are no {rows.spec.dtype} of shape {list(shape)}"
-    text: str = rows.kind.check(group, values, own, rows.recipe)
+        return f"{size} bytes are no {spec.dtype} of shape {list(group.shape)}"
+    text: str = kind.check(group, values, own, view.rows.recipe)
     return text

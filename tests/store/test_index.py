@@ -113,7 +113,7 @@ def test_an_index_says_where_every_item_is(tmp_path, names):
     assert index.items == len(keys) == len(made)
     data = (folder / "data.mdb").read_bytes()
     offset, size = np.asarray(index.offset).astype(int), np.asarray(index.bytes).astype(int)
-    same = index.item_columns()["same"]
+    same = index.item_columns("same")["same"]
     for row, key in enumerate(keys):
         item = made[key.tobytes()]
         payload = data[offset[entry[row]] : offset[entry[row]] + size[entry[row]]]
