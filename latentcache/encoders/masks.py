@@ -36,7 +36,7 @@ class MaskProducer(PixelProducer):
     def encode(self, batch: Sequence[Prepared]) -> Finished:
         """See :class:`Producer`. Items of one group."""
         group = self._groups[batch[0].output.group]
-        images = (item.value.pixels.reshape(*group.dims[1:], 3) for item in batch)  # a clip of one frame as well
+        images = (item.value.reshape(*group.dims[1:], 3) for item in batch)  # a clip of one frame as well
         made = (cell_means(image, self._recipe.encoder.factor) for image in images)
         return Finished([Made(array=array.reshape(group.shape)) for array in made])
 

@@ -42,16 +42,6 @@ _HEAD_BYTES = 12
 _RGB_BYTES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class PixelValue:
-    """What the encoder gets for one item."""
-
-    pixels: Pixels
-    """(H, W, 3); (F, H, W, 3) if the recipe has clips"""
-    noise: bytes
-    """Names the noise of a draw."""
-
-
 @dataclass(slots=True)
 class _Inputs:
     """The image files of a job, as far as they are read."""
@@ -225,7 +215,7 @@ def _prepared(output: Output, pixels: Pixels, placement: Placement, *, scaled: b
     same, crop, resize = pixel_hash(pixels), placement.crop, placement.resize
     return Prepared(
         output=output,
-        value=PixelValue(pixels, output.same or same),
+        value=pixels,
         same=same,
         columns={"crop": (crop.top, crop.left), "resize": (resize.height, resize.width), "scaled": int(scaled)},
         num_bytes=pixels.nbytes,

@@ -24,8 +24,8 @@ class EncodedBatch:
     """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
 
     latents: NDArray[Any]
-    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels, all means before
-    all logvars; if one draw of them is stored, they come in float32 and ``storage.drawn`` makes the draw."""
+    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels,
+    all means before all logvars."""
     finite: NDArray[np.bool_]
     """(B,) True if every value of the item is finite in the storage type."""
 

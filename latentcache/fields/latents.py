@@ -44,7 +44,7 @@ from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import checksum
 from latentcache.identity.key import MAX_DIM
 
-POSTERIORS = ("mode", "sample", "moments")
+POSTERIORS = ("mode", "moments")
 STORAGE_DTYPES = ("float16", "bfloat16", "float32")
 COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
 RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
@@ -119,8 +119,8 @@ class EncoderSpec:
     compute_dtype: str = "float32"
     storage_dtype: str = "float16"
     posterior: str = "mode"
-    """``mode``: the mean of the posterior; the only value for encoders without one. ``sample``: one draw, equal for
-    equal pixels. ``moments``: mean and logvar, from which a loader draws."""
+    """``mode``: the mean of the posterior; the only value for encoders without one. ``moments``: mean and logvar,
+    from which a loader draws."""
     tiling: bool = False
     normalization: Normalization = field(default_factory=Normalization)
     generic: bool = False
@@ -316,7 +316,7 @@ class LatentsSettings:
     compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=COMPUTE_DTYPES)
     storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=STORAGE_DTYPES)
     latents: str | None = setting(
-        "Store the mean, one draw, or the moments of the posterior [default: mode]", choices=POSTERIORS
+        "Store the mean or the moments of the posterior [default: mode]", choices=POSTERIORS
     )
     tiling: bool | None = setting("Encode large images in tiles: less memory, other latents (another recipe).")
     resample: str | None = setting("Resize kernel [default: auto]", choices=RESAMPLERS)

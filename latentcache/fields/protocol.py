@@ -152,8 +152,6 @@ class Output:
     variant: int = 0
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The field's own columns as stored, if the item is made again to be compared; the producer follows them."""
-    same: bytes = b""
-    """Its ``Prepared.same`` as stored, if the item is made again."""
 
 
 # Not frozen: there is one for each item, and a frozen one takes three times as long to make.

@@ -32,8 +32,6 @@ from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.pipeline.workers.batching import prepare, reason
 from latentcache.sources.scan import Listing, SourceOptions, listing_of, names_root
-from latentcache.store.entry import EntryHeader
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 
@@ -97,7 +95,7 @@ class Reencode:
         own = [(sample, [row for _, row in pairs]) for sample, pairs in groupby(wanted, key=lambda pair: pair[0])]
         listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
         inputs = _inputs(listing, [sample for sample, _ in own], kind.inputs)
-        content, reader = kind.content(samples), EntryReader(snapshot.paths, snapshot)
+        content = kind.content(samples)
         for (sample, items), given in zip(own, inputs, strict=True):
             if isinstance(given, Failure):
                 unread += [(row, given) for row in items]
@@ -108,7 +106,7 @@ class Reencode:
                 inputs=given,
                 content=np.asarray(content[sample]).tobytes(),
                 facts={name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()},
-                outputs=tuple(_output(held, row, reader.header(field, row)) for row in items),
+                outputs=tuple(_output(held, row) for row in items),
             )
 
 
@@ -166,14 +164,7 @@ def _inputs(listing: Listing, rows: Sequence[int], names: Sequence[str]) -> Iter
             yield Failure(reason="source-changed", detail=error.what)
 
 
-def _output(held: FieldRows, row: int, header: EntryHeader) -> Output:
+def _output(held: FieldRows, row: int) -> Output:
     """What is made again, with what was stored beside it."""
     columns = {name: np.asarray(values[row]).tolist() for name, values in held.columns.items()}
-    own = np.flatnonzero((header.item_keys() == held.row_keys(np.array([row]))[0]).all(axis=1))
-    return Output(
-        item=row,
-        group=int(held.group[row]),
-        variant=int(held.variant[row]),
-        columns=columns,
-        same=header.same[own[0]].tobytes() if len(own) else b"",
-    )
+    return Output(item=row, group=int(held.group[row]), variant=int(held.variant[row]), columns=columns)

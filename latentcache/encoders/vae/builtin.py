@@ -2,7 +2,7 @@
 
 ``stub``: 8x8 block means. Channels are the means of red, green and blue and the mean of all three, each over a block
 of 8x8 pixels and mapped from [0, 255] to [-1, 1]: ``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n of
-64 or 192. Its posterior, for ``--latents sample`` and ``moments``: those values as means, each logvar is its mean
+64 or 192. Its posterior, for ``--latents moments``: those values as means, each logvar is its mean
 minus 2. ``delay_ms`` makes it as slow as a model, per image. The same image gives the same bytes in any batch on any
 machine.
 
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.protocol import Computed, EncodedBatch, Pixels
-from latentcache.encoders.vae.storage import encoded, encoded_dtype
+from latentcache.encoders.vae.storage import encoded
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import EncoderSpec
 from latentcache.identity.content import content_hash, json_hash
@@ -87,7 +87,7 @@ class StubEncoder(_Builtin):
     Args:
         delay_ms: Milliseconds to sleep per image.
         storage_dtype: float16, bfloat16 or float32.
-        posterior: mode, sample or moments.
+        posterior: mode or moments.
     """
 
     def __init__(self, delay_ms: int = 0, *, storage_dtype: str = "float16", posterior: str = "mode") -> None:
@@ -105,7 +105,7 @@ class StubEncoder(_Builtin):
         values = np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32)
         if self.spec.posterior != "mode":
             values = np.concatenate([values, values - 2], axis=1)
-        return encoded(values, encoded_dtype(self.spec))
+        return encoded(values, self.spec.storage_dtype)
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:

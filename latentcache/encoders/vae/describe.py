@@ -135,7 +135,7 @@ def describe_model(
         compute_dtype: ``auto`` is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
             bfloat16 if the configuration says ``force_upcast``.
         storage_dtype: float16, bfloat16 or float32.
-        posterior: The part that is stored: mode, sample or moments.
+        posterior: The part that is stored: mode or moments.
         tiling: Encode large images in tiles, as the class itself does. Other latents than of whole images.
         config: ``config.json`` for weights that have none beside them.
         on_cuda: True if the encoder runs on a CUDA device.

@@ -23,7 +23,7 @@ from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
 from latentcache.encoders.vae.modules import enable_tiling, is_video, load_module
-from latentcache.encoders.vae.storage import encoded_channels, encoded_dtype, no_posterior
+from latentcache.encoders.vae.storage import no_posterior
 from latentcache.errors import DeviceError, EncoderError
 from latentcache.fields.latents import EncoderSpec
 
@@ -72,7 +72,7 @@ class VaeEncoder:
         self._fold = fold
         self._family = FAMILIES.get(description.spec.family, GENERIC)
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
-        self._storage: torch.dtype = getattr(torch, encoded_dtype(description.spec))
+        self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
         self._modules: dict[torch.dtype, nn.Module] = {}
         self._clips = bool(self._family.video)
         advice = f"use sides that are multiples of {description.spec.multiple}, or another model"
@@ -172,7 +172,7 @@ class VaeEncoder:
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
         batch, *_, height, width, _ = pixels
         spec, found = self.spec, tuple(latents.shape)
-        expected = (batch, encoded_channels(spec), height // spec.factor, width // spec.factor)
+        expected = (batch, spec.stored_channels, height // spec.factor, width // spec.factor)
         if (*found[:2], *found[-2:]) != expected or len(found) != len(pixels):
             raise EncoderError(
                 f"{spec.family} gives latents of shape {tuple(latents.shape)}, expected {expected}",

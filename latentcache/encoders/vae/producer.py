@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.pixels import PixelProducer, PixelValue
-from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, encode
+from latentcache.encoders.pixels import PixelProducer
+from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels, encode
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.opening import EXACT, check_encoder, measured_noise, open_encoder
-from latentcache.encoders.vae.storage import drawn, encoded_channels, encoded_dtype
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.latents import LatentsRecipe
@@ -65,7 +64,7 @@ class VaeProducer(PixelProducer):
         """See :class:`Producer`. Items of one group."""
         self.open()
         values = [item.value for item in batch]
-        return _Batch(values, self._encoder.submit([value.pixels for value in values]), self._made)
+        return _Batch(values, self._encoder.submit(values), self._made)
 
     def close(self) -> None:
         """Free the memory of the device, and close files."""
@@ -73,20 +72,21 @@ class VaeProducer(PixelProducer):
         if self._is_open:
             self._encoder.close()
 
-    def _made(self, values: Sequence[PixelValue], encoded: EncodedBatch) -> list[Made | Failure]:
+    def _made(self, values: Sequence[Pixels], encoded: EncodedBatch) -> list[Made | Failure]:
         """Items that are finite; the others are encoded again, one by one: float32 needs twice the memory."""
-        encoded = self._stored(values, encoded)
+        _check_encoded(self._encoder, values, encoded)
         return [
             Made(array=np.ascontiguousarray(latents)) if finite else self._precisely(value)
             for value, latents, finite in zip(values, encoded.latents, encoded.finite, strict=True)
         ]
 
-    def _precisely(self, value: PixelValue) -> Made | Failure:
+    def _precisely(self, value: Pixels) -> Made | Failure:
         """One item from float32 throughout, or why there is none."""
         try:
-            encoded = self._stored([value], encode(self._encoder, [value.pixels], precise=True))
+            encoded = encode(self._encoder, [value], precise=True)
         except DeviceMemoryError as error:
             return _failure("out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}")
+        _check_encoded(self._encoder, [value], encoded)
         if encoded.finite[0]:
             return Made(array=np.ascontiguousarray(encoded.latents[0]))
         if _is_only_too_large(encoded.latents):
@@ -94,21 +94,14 @@ class VaeProducer(PixelProducer):
             return _failure("storage-overflow", f"values beyond the range of {storage}")
         return _failure("non-finite", "the encoder gives NaN or infinity for it, also in float32")
 
-    def _stored(self, values: Sequence[PixelValue], encoded: EncodedBatch) -> EncodedBatch:
-        """The stored form: the encoder's result, or one draw from it."""
-        _check_encoded(self._encoder, values, encoded)
-        if self._recipe.encoder.posterior != "sample":
-            return encoded
-        return drawn(encoded, [value.noise for value in values], self._recipe)
-
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """A batch that the device has been given; see :class:`fields.protocol.Pending`."""
 
-    values: Sequence[PixelValue]
+    values: Sequence[Pixels]
     pending: PendingBatch
-    made: Callable[[Sequence[PixelValue], EncodedBatch], list[Made | Failure]]
+    made: Callable[[Sequence[Pixels], EncodedBatch], list[Made | Failure]]
 
     def done(self) -> bool:
         """True if ``result`` would return at once."""
@@ -133,16 +126,16 @@ def _check_resample(recipe: LatentsRecipe) -> None:
         )
 
 
-def _check_encoded(encoder: Encoder, values: Sequence[PixelValue], encoded: EncodedBatch) -> None:
+def _check_encoded(encoder: Encoder, values: Sequence[Pixels], encoded: EncodedBatch) -> None:
     """Check shape and type.
 
     Raises:
         EncoderError: They are not those of geometry and recipe: a fault of the encoder, not of a file.
     """
     spec = encoder.spec
-    cells = latent_size(Size(*values[0].pixels.shape[-3:-1]), spec.factor)
-    expected = (len(values), encoded_channels(spec), cells.height, cells.width)
-    shape, dtype = encoded.latents.shape, numpy_dtype(encoded_dtype(spec))
+    cells = latent_size(Size(*values[0].shape[-3:-1]), spec.factor)
+    expected = (len(values), spec.stored_channels, cells.height, cells.width)
+    shape, dtype = encoded.latents.shape, numpy_dtype(spec.storage_dtype)
     found = (*shape[:2], *shape[-2:])  # frames of a latent are those of its group: the engine compares
     if found != expected or encoded.latents.dtype != dtype or encoded.finite.shape != expected[:1]:
         raise EncoderError(

@@ -72,7 +72,7 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
         expected = resize_crop(pixels, upright, "lanczos-pil")
         expected = expected[:, ::-1] if output.variant else expected
         placement = flipped(upright) if output.variant else upright
-        assert np.array_equal(item.value.pixels, expected)
+        assert np.array_equal(item.value, expected)
         assert item.same == pixel_hash(expected)
         assert item.columns["crop"] == (placement.crop.top, placement.crop.left)
         assert item.columns["resize"] == (placement.resize.height, placement.resize.width)
@@ -147,7 +147,7 @@ def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
         draw(tmp_path / f"{number}.jpg", number, height=64, width=64)
     items = [item for number in range(4) for item in producer.prepare(job(f"{number}.jpg")).items]
     assert len({item.same for item in items}) == 4
-    assert [pixel_hash(item.value.pixels) for item in items] == [item.same for item in items]
+    assert [pixel_hash(item.value) for item in items] == [item.same for item in items]
 
 
 def test_any_thread_gives_the_same_items(tmp_path):
@@ -175,21 +175,10 @@ def test_an_item_that_is_made_again_is_cut_where_it_was_cut(tmp_path):
     )
     pixels = decode((tmp_path / "a.png").read_bytes(), producer._recipe.pixels)
     whole = np.asarray(Image.fromarray(pixels).resize((112, 70), Image.Resampling.LANCZOS))
-    upright, turned = (item.value.pixels for item in read.items)
+    upright, turned = (item.value for item in read.items)
     assert np.array_equal(upright, whole[3:67, 20:84])
     assert np.array_equal(turned, whole[:, ::-1][3:67, 20:84])
     assert [item.columns["crop"] for item in read.items] == [(3, 20), (3, 20)]
-
-
-def test_a_draw_that_is_made_again_has_the_noise_of_the_stored_pixels(tmp_path):
-    draw(tmp_path / "a.png")
-    producer = opened(tmp_path, latents="sample")
-    stored = producer.prepare(job("a.png")).items[0].same
-    (made,) = encode(producer, producer.prepare(job("a.png")))
-    (again,) = encode(producer, producer.prepare(job("a.png", Output(item=0, group=0, same=stored))))
-    (other,) = encode(producer, producer.prepare(job("a.png", Output(item=0, group=0, same=b"x" * 16))))
-    assert np.array_equal(made.array, again.array)
-    assert not np.array_equal(made.array, other.array)
 
 
 class Faulty:
@@ -230,7 +219,7 @@ def four(tmp_path):
 
 
 def alone(items):
-    return [StubEncoder().encode(item.value.pixels[None]).latents[0].tobytes() for item in items]
+    return [StubEncoder().encode(item.value[None]).latents[0].tobytes() for item in items]
 
 
 def test_every_item_is_of_its_own_pixels(four):
@@ -243,7 +232,7 @@ def test_every_item_is_of_its_own_pixels(four):
 
 def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
     producer, items = four()
-    producer._encoder = Faulty([items[2].value.pixels], mends=True)
+    producer._encoder = Faulty([items[2].value], mends=True)
     assert [made.array.tobytes() for made in producer.encode(items).result()] == alone(items)
     assert producer._encoder.calls == [(4, False), (1, True)]
 
@@ -254,7 +243,7 @@ def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
 )
 def test_latents_that_are_never_finite_are_a_failure_of_their_item_alone(four, options, reason):
     producer, items = four()
-    producer._encoder = Faulty([items[0].value.pixels], **options)
+    producer._encoder = Faulty([items[0].value], **options)
     failure, *others = producer.encode(items).result()
     assert isinstance(failure, Failure)
     assert failure.reason == reason
@@ -284,20 +273,13 @@ def test_another_shape_or_type_is_an_error_of_the_encoder(four, change):
     assert "expected (1, 4, 8, 8)" in caught.value.why
 
 
-@pytest.mark.parametrize("posterior", ["sample", "moments"])
-def test_a_draw_does_not_depend_on_the_batch(four, posterior):
+@pytest.mark.parametrize("posterior", ["mode", "moments"])
+def test_latents_do_not_depend_on_the_batch(four, posterior):
     producer, items = four(latents=posterior)
     together = [made.array.tobytes() for made in producer.encode(items).result()]
     one_by_one = [producer.encode([item]).result()[0].array.tobytes() for item in reversed(items)]
     assert together == one_by_one[::-1]
     assert producer.encode(items).result()[0].array.shape[0] == (8 if posterior == "moments" else 4)
-
-
-def test_moments_that_are_not_finite_are_encoded_again_before_the_draw(four):
-    producer, items = four(latents="sample")
-    expected = [made.array.tobytes() for made in producer.encode(items).result()]
-    producer._encoder = Faulty([items[0].value.pixels], mends=True, posterior="sample")
-    assert [made.array.tobytes() for made in producer.encode(items).result()] == expected
 
 
 def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
