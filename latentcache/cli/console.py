@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -36,8 +35,6 @@ EXIT_BUG = 70
 _ARGUMENT = re.compile(
     r"(?<!-)\b(batch_size|world_size|remainder|max_repeat|samples|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
 )
-#: Words of a line, and of a command, in which blanks between quotes belong to a word.
-_WORD, _QUOTED = re.compile(r"\S+"), re.compile(r"(?:'[^']*'|\S)+")
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -206,17 +203,16 @@ def prepare_streams() -> None:
 def say(text: str) -> None:
     """Write a line to stderr; a broken stderr is ignored."""
     with contextlib.suppress(OutputError):
-        _write(sys.stderr, _fitted(printable(text), sys.stderr) + "\n", flush_now=True)
+        _write(sys.stderr, printable(text) + "\n", flush_now=True)
 
 
-def out(text: str = "", *, whole: bool = False) -> None:
-    """Write a line to stdout; a terminal gets it in several lines if it is too narrow, unless it is ``whole``.
+def out(text: str = "") -> None:
+    """Write a line to stdout.
 
     Raises:
         OutputError: stdout is not writable.
     """
-    line = printable(text)
-    _write(sys.stdout, (line if whole else _fitted(line, sys.stdout)) + "\n")
+    _write(sys.stdout, printable(text) + "\n")
 
 
 def flush() -> None:
@@ -263,27 +259,6 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
-def _fitted(line: str, stream: TextIO) -> str:
-    is_terminal = not stream.closed and stream.isatty()
-    return folded(line, shutil.get_terminal_size().columns) if is_terminal else line
-
-
-def folded(line: str, width: int) -> str:
-    """A line in lines of at most ``width`` columns; words and paths stay whole, and a command stays one command."""
-    if len(line) <= width:
-        return line
-    first = line[: len(line) - len(line.lstrip())]
-    is_command = line.lstrip().startswith("fix: latentcache ")
-    words = (_QUOTED if is_command else _WORD).findall(line)
-    lines = [first + words[0]]
-    for word in words[1:]:
-        if len(lines[-1]) + 1 + len(word) + 2 * is_command <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"{first}    {word}")
-    return (" \\\n" if is_command else "\n").join(lines)
-
-
 def _escaped(letter: str) -> str:
     if "\udc80" <= letter <= "\udcff":  # a byte that is not UTF-8
         return f"\\x{ord(letter) - 0xDC00:02x}"
@@ -318,7 +293,7 @@ def table(rows: Iterable[Iterable[object]]) -> list[str]:
 def show_table(rows: Iterable[Iterable[object]], indent: str = "  ") -> None:
     """Write a table to stdout."""
     for line in table(rows):
-        out(indent + line, whole=True)
+        out(indent + line)
 
 
 def show_rejected(category: str, found: Sequence[Rejected]) -> None:

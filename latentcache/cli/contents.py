@@ -1,7 +1,6 @@
 """The contents of DATA and of one field of a snapshot, for ``inspect``, ``info`` and ``build``: JSON and text.
 
-Cost: one pass over the columns of the rows; payloads are not read. Packed rows are counted by packing lengths, about
-a second per million items, so fields of more than ``PACKED_ITEMS`` items get a lower bound.
+Cost: one pass over the columns of the rows; payloads are not read.
 """
 
 from __future__ import annotations
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows, Snapshot
 
-#: Row lengths that rows are counted for.
-ROW_LENGTHS = (512, 1024, 2048, 4096, 8192)
-#: Items up to which packed rows are counted exactly.
-PACKED_ITEMS = 2_000_000
 #: ``Record.form`` of a conversation.
 _CHAT = 1
 #: Records whose roles are counted.
@@ -57,8 +52,6 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
         lengths = np.asarray(rows.length).astype(np.int64)
         found["lengths"] = _lengths(lengths)
         found["sources"] = _sources(rows, snapshot, lengths)
-        if rows.spec.collate == "pack":
-            found["rows"] = [_rows_of(lengths, length) for length in ROW_LENGTHS]
     return found
 
 
@@ -155,33 +148,6 @@ def _sources(rows: FieldRows, snapshot: Snapshot, lengths: Any) -> list[dict[str
     totals = np.bincount(files, weights=lengths, minlength=len(items)).astype(np.int64)
     names = snapshot.samples.files.names
     return [{"name": names[int(i)], "items": int(items[i]), "total": int(totals[i])} for i in np.flatnonzero(items)]
-
-
-def _rows_of(lengths: Any, length: int) -> dict[str, Any]:
-    """Rows that ``cache.rows(pad=, pack=, chunk=)`` would have at one length, too long items left out."""
-    fits = lengths[lengths <= length]
-    inside, total = int(fits.sum()), int(lengths.sum())
-    packed = _packed(fits, length)
-    return {
-        "length": length,
-        "too_long": len(lengths) - len(fits),
-        "too_long_total": total - inside,
-        "pad": len(fits),
-        "pad_efficiency": round(inside / (len(fits) * length), 4) if len(fits) else 0.0,
-        "pack": packed,
-        "pack_at_least": -(-inside // length),
-        "pack_efficiency": round(inside / (packed * length), 4) if packed else None,
-        "chunk": -(-total // length),
-    }
-
-
-def _packed(lengths: Any, length: int) -> int | None:
-    from latentcache.plan.packing import best_fit
-
-    if len(lengths) > PACKED_ITEMS:
-        return None
-    lengths = lengths[lengths > 0]
-    return len(best_fit(lengths, length)[1]) if len(lengths) else 0
 
 
 # DATA
@@ -356,7 +322,7 @@ def show_repeats(repeats: Sequence[Mapping[str, int]]) -> None:
 
 
 def show_lengths(field: Mapping[str, Any]) -> None:
-    """Lengths, numbers, sources and row counts of a ragged field as text."""
+    """Lengths, numbers and sources of a ragged field as text."""
     lengths, numbers = field.get("lengths"), field.get("numbers", {})
     if numbers:
         out("  " + ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in numbers.items()))
@@ -380,20 +346,3 @@ def show_lengths(field: Mapping[str, Any]) -> None:
         )
         if len(sources) > SHOWN:
             out(f"  ... and {len(sources) - SHOWN} more (all of them with --json)")
-    _show_rows(field.get("rows", ()))
-
-
-def _show_rows(rows: Any) -> None:
-    if not rows:
-        return
-    cells: list[tuple[object, ...]] = [
-        ("rows of", "padded", "efficiency", "packed", "efficiency", "too long", "chunks")
-    ]
-    for one in rows:
-        least = f"{one['pack_at_least']} or more"
-        packed = (least, "") if one["pack"] is None else (one["pack"], f"{one['pack_efficiency'] or 0:.1%}")
-        cells.append(
-            (one["length"], one["pad"], f"{one['pad_efficiency']:.1%}", *packed, one["too_long"], one["chunk"])
-        )
-    show_table(cells)
-    out("  one epoch is rows / (batch size x ranks) steps, rounded up, before gradient accumulation")

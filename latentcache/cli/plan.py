@@ -230,7 +230,7 @@ def _require_samples(path: Path, cache: Any) -> None:
         raise UsageError(
             f"{path}: the steps of documents depend on the length of rows",
             where=str(path),
-            fix=f"add --pack, --pad or --chunk; `latentcache info {shlex.quote(str(path))}` counts rows",
+            fix=f"add --pack N, --pad N or --chunk N; `latentcache info {shlex.quote(str(path))}` shows lengths",
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli.console import SHOWN, counted, human_bytes, say
@@ -49,7 +48,9 @@ class Talk:
         """Show plain work: a number of things done, their rate and the time left."""
         if self._due():
             rate = done / self._elapsed
-            self._show(done, total, [f"{rate:.0f} {noun}/s, {clock((total - done) / rate) if rate else '-:--'} left"])
+            self._show(
+                done, total, f"{rate:.0f} {noun}/s", f"{clock((total - done) / rate) if rate else '-:--'} left"
+            )
 
     def _begin(self) -> None:
         """Start the clock of rates."""
@@ -66,27 +67,23 @@ class Talk:
     def _elapsed(self) -> float:
         return max(time.monotonic() - self._started, 1e-6)
 
-    def _show(self, done: int, total: int, lines: Sequence[str]) -> None:
-        """Show numbers and the longest of ``lines`` that fits."""
+    def _show(self, done: int, total: int, facts: str, left: str) -> None:
+        """Show numbers, facts and the time left, which no narrow terminal may cut off."""
         if sys.stderr.isatty():
-            self._draw(done, total, lines)
+            self._draw(done, total, f"{left}, {facts}")
         else:
-            say(f"{done}/{total} {lines[0]}")
+            say(f"{done}/{total} {facts}, {left}")
 
-    def _draw(self, done: int, total: int, lines: Sequence[str]) -> None:
+    def _draw(self, done: int, total: int, text: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
         if self._bar is None:
-            console = Console(stderr=True)
-            columns = BarColumn(min(40, console.width // 4)), MofNCompleteColumn(), TextColumn("{task.description}")
-            self._bar = Bar(*columns, console=console, transient=True)
+            columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(None)
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("", total=total)
             self._bar.start()
-        width = self._bar.console.width
-        room = width - min(40, width // 4) - 2 * len(str(total)) - 4  # bar, "12/40", the spaces between
-        text = next((line for line in lines if len(line) <= room), lines[-1])
         self._bar.update(self._task, completed=done, total=total, description=text)
 
 
@@ -124,10 +121,10 @@ class BuildTalk(Talk):
         self.committed[progress.field] = progress
         if self._due():
             done = min(progress.done + progress.waiting, progress.total)
-            self._show(done, progress.total, self._lines(progress))
+            self._show(done, progress.total, *self._told(progress))
 
-    def _lines(self, progress: Progress) -> tuple[str, ...]:
-        """The same facts in fewer and fewer words; each has the time left."""
+    def _told(self, progress: Progress) -> tuple[str, str]:
+        """Rates and counts, and the time left."""
         elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
         encoded, reused = progress.encoded + progress.waiting, progress.copied + progress.skipped
         rate, settled = encoded / elapsed, progress.encoded + reused
@@ -137,10 +134,8 @@ class BuildTalk(Talk):
         ahead = max(progress.total - progress.done, 1)
         cost = (progress.cost_total - progress.cost_done) * max(ahead - expected, 0) / ahead
         left = f"{clock(cost / speed) if speed else '-:--'} left"
-        each, rejected = f"{rate:.1f} {progress.field}/s", f"{progress.failed} rejected"
-        counts = f"{encoded} encoded, {reused} reused, {rejected}"
-        whole = f"{each}, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}, {left}"
-        return whole, f"{each}, {rejected}, {left}", f"{each}, {left}", left
+        counts = f"{encoded} encoded, {reused} reused, {progress.failed} rejected"
+        return f"{rate:.1f} {progress.field}/s, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}", left
 
 
 def _show_field(field: FieldWork) -> None:

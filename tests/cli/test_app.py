@@ -1,10 +1,8 @@
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -13,16 +11,10 @@ import typer
 from small_cache import SMALL, draw
 
 from latentcache.cli import app as front_door
-from latentcache.cli.app import application, main
+from latentcache.cli.app import application
 
 PROGRAM = [sys.executable, "-m", "latentcache"]
 COMMANDS = ("build", "merge", "verify", "info", "gc", "export", "plan")
-
-
-def test_every_command_is_there(run):
-    done = run("--help")
-    assert done.status == 0
-    assert [name for name in COMMANDS if not re.search(rf"^  {name} ", done.out, re.M)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -100,17 +92,6 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
     assert len(done.err.splitlines()) == 3
 
 
-def test_a_bug_shows_its_traceback_only_when_asked(capsys, monkeypatch, shared):
-    cache = shared[1]
-    monkeypatch.setenv("LATENTCACHE_DEBUG", "1")
-    monkeypatch.setattr("latentcache.store.snapshot.current_or_none", lambda _: 1 / 0)
-    capsys.readouterr()
-    assert main(["info", str(cache), "--json"]) == 70
-    out, err = capsys.readouterr()
-    assert "ZeroDivisionError" in err
-    assert json.loads(out)["exit_code"] == 70
-
-
 @pytest.mark.parametrize(
     ("error", "slug", "status"),
     [
@@ -165,15 +146,6 @@ def test_the_handlers_of_the_caller_are_put_back(run, shared):
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_main_runs_outside_the_main_thread(shared):
-    cache = shared[1]
-    statuses = []
-    thread = threading.Thread(target=lambda: statuses.append(main(["info", str(cache)])))
-    thread.start()
-    thread.join()
-    assert statuses == [0]
-
-
 @pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["verify"], ["plan", "--batch-size", "1"]])
 def test_a_reader_that_goes_away_is_no_error(shared, words):
     """``latentcache ... | true``: no traceback, no other status."""
@@ -183,15 +155,6 @@ def test_a_reader_that_goes_away_is_no_error(shared, words):
     done = subprocess.run([*PROGRAM, words[0], cache, *words[1:]], stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_build_goes_on_when_nobody_reads_its_talk(data, tmp_path):
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [*PROGRAM, "build", data, *SMALL, "--out", tmp_path / "c", "--json"]
-    done = subprocess.run(words, stderr=writer, stdout=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert (done.returncode, json.loads(done.stdout)["counts"]["encoded"]) == (0, 4)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -205,12 +168,6 @@ def test_an_output_that_cannot_be_written_is_said(shared, words):
     assert done.returncode == 3
     assert done.stderr.startswith("error[output]: the output cannot be written\n")
     assert "Traceback" not in done.stderr
-
-
-def test_closed_streams_are_no_error(shared):
-    cache = shared[1]
-    command = f'"{sys.executable}" -m latentcache verify "{cache}" >&- 2>&-'
-    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,47 +1,9 @@
 import json
 
-import numpy as np
 import pytest
-from small_tokens import build, texts, write_texts
+from small_tokens import write_texts
 
 from latentcache import open_cache
-from latentcache.cli import contents
-
-
-def facts(lengths, length):
-    return contents._rows_of(np.array(lengths, dtype=np.int64), length)
-
-
-def test_rows_of_common_lengths():
-    one = facts([512, 600, 5000], 512)
-    assert (one["pad"], one["too_long"], one["pad_efficiency"], one["too_long_total"]) == (1, 2, 1.0, 5600)
-    assert (facts([512, 600, 5000], 8192)["pack_at_least"], facts([512, 600, 5000], 8192)["chunk"]) == (1, 1)
-    one = facts([512, 600, 5000], 1024)
-    assert (one["pack"], one["pack_efficiency"], one["chunk"]) == (2, round(1112 / 2048, 4), 6)
-    assert (facts([512, 600, 5000], 8192)["pack"], facts([512, 600, 5000], 8192)["too_long_total"]) == (1, 0)
-
-
-def test_rows_of_nothing():
-    one = facts([], 512)
-    assert (one["pad_efficiency"], one["pack"], one["pack_efficiency"]) == (0.0, 0, None)
-
-
-def test_of_very_many_documents_a_bound_is_given(monkeypatch):
-    monkeypatch.setattr(contents, "PACKED_ITEMS", 2)
-    one = facts([300, 300, 300], 512)
-    assert (one["pack"], one["pack_efficiency"], one["pack_at_least"]) == (None, None, 2)
-
-
-@pytest.mark.parametrize("length", [512, 1024, 8192])
-def test_numbers_are_those_of_the_loader(run, tmp_path, length):
-    build(write_texts(tmp_path / "a.jsonl", texts(200, longest=4000)), tmp_path / "cache")
-    rows = run("info", tmp_path / "cache", "--json").json["fields"]["input_ids"]["rows"]
-    (one,) = [one for one in rows if one["length"] == length]
-    cache = open_cache(tmp_path / "cache")
-    packed, padded = cache.rows(pack=length, overflow="drop"), cache.rows(pad=length, overflow="drop")
-    assert (one["pack"], one["pack_efficiency"]) == (len(packed), round(packed.packing_efficiency, 4))
-    assert (one["pad"], one["pad_efficiency"]) == (len(padded), round(padded.packing_efficiency, 4))
-    assert one["chunk"] == len(cache.rows(chunk=length))
 
 
 @pytest.fixture
@@ -66,7 +28,6 @@ def test_info_shows_documents(run, cache):
     assert all(entry["checksum"] for entry in found["entries"])
     text = run("info", cache, "--entries", "--quarantine").out
     assert "length 4 to 8, mean 6, total 12" in text
-    assert "rows of" in text
 
 
 def test_the_steps_of_documents_depend_on_rows(run, cache):
