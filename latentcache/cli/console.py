@@ -55,11 +55,7 @@ class Signalled(BaseException):
 
 
 def emit(command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None) -> None:
-    """Write the one JSON object of a command; later signals change nothing.
-
-    Raises:
-        OutputError: stdout is not writable.
-    """
+    """Write the one JSON object of a command; later signals change nothing."""
     text = json.dumps(as_object(command, payload, exit_code=exit_code, error=error), ensure_ascii=True) + "\n"
     ignore_signals()
     _write(sys.stdout, text)
@@ -207,20 +203,12 @@ def say(text: str) -> None:
 
 
 def out(text: str = "") -> None:
-    """Write a line to stdout.
-
-    Raises:
-        OutputError: stdout is not writable.
-    """
+    """Write a line to stdout."""
     _write(sys.stdout, printable(text) + "\n")
 
 
 def flush() -> None:
-    """Flush stdout.
-
-    Raises:
-        OutputError: stdout is not writable.
-    """
+    """Flush stdout."""
     _write(sys.stdout, "", flush_now=True)
 
 

@@ -161,11 +161,7 @@ class Requested:
 
 
 def register(targets: Iterable[str]) -> None:
-    """Load the kinds of ``--field MODULE:NAME``.
-
-    Raises:
-        UsageError: A kind cannot be imported.
-    """
+    """Load the kinds of ``--field MODULE:NAME``."""
     if wanted := list(targets):
         from latentcache.fields import registry
 
@@ -258,11 +254,7 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 def _requested(
     options: Mapping[str, _Option], values: Mapping[str, Any], names: str | None, kinds: tuple[str, ...]
 ) -> Requested:
-    """Settings of each requested field.
-
-    Raises:
-        UsageError: A name of no known field, or a flag of a field that ``--fields`` leaves out.
-    """
+    """Settings of each requested field."""
     from latentcache.fields import registry
 
     known = registry.field_kinds()

@@ -47,11 +47,7 @@ class _Asked:
     whole: bool
 
     def check(self) -> None:
-        """Reject contradicting flags before anything is read.
-
-        Raises:
-            UsageError: Flags without the flag they belong to, or no terminal to confirm on.
-        """
+        """Reject contradicting flags before anything is read."""
         if self.reencode is not None and self.untrusted:
             why = "the manifest of an untrusted cache would name the model to load"
             raise UsageError("--reencode: not available with --untrusted", why=why, fix="leave one of them out")
@@ -243,11 +239,7 @@ def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
 
 
 def _read_recipes(file: Path, cache: Path) -> dict[str, Mapping[str, Any]]:
-    """Field -> recipe of a JSON file: output of build or info, or a manifest.
-
-    Raises:
-        UsageError: The file holds no recipes.
-    """
+    """Field -> recipe of a JSON file: output of build or info, or a manifest."""
     try:
         fields = json.loads(file.read_text("utf-8"))["fields"]
         return {name: field["recipe"] for name, field in fields.items()}

@@ -125,10 +125,3 @@ def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
     assert known.what
     assert known.fix
     assert (known is error) == isinstance(error, EmptyPlanError)
-
-
-LINES = [
-    "  why: the model folder /data/models/a-rather-long-name/vae has no weights, and the build needs about 12 GB",
-    "  fix: latentcache build '/data/with a blank/images' --out /data/caches/images --model /data/models/vae",
-    "note a/" + "very" * 30 + ".png [upscaled]: one word that is wider than the terminal",
-]
