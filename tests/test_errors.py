@@ -9,10 +9,8 @@ import pytest
 from latentcache import errors
 from latentcache.errors import (
     CacheLockedError,
-    CorruptEntryError,
     InterruptedBuildError,
     LatentcacheError,
-    UnusableSampleError,
     UsageError,
     as_python,
     python_words,
@@ -69,11 +67,6 @@ def test_the_text_alone_says_what_where_why_and_the_fix(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_empty_parts_leave_no_trace_in_the_text(cls):
-    assert str(make(cls, fix="do it")) == "it broke; fix: do it"
-
-
-@pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_an_error_crosses_between_processes_whole(cls, duplicate):
     error = make(cls, where="here", why="because", fix="this")
@@ -82,28 +75,6 @@ def test_an_error_crosses_between_processes_whole(cls, duplicate):
     assert again.as_json() == error.as_json()
     assert str(again) == str(error)
     assert again.exit_code == error.exit_code
-
-
-def test_a_sample_error_carries_its_cause_word():
-    error = UnusableSampleError("it ends after 3 bytes", slug="truncated")
-    assert error.as_json()["slug"] == "truncated"
-    assert UnusableSampleError.slug == "unusable"
-
-
-def test_a_locked_cache_names_its_holder():
-    error = CacheLockedError("busy", holder={"pid": 12, "host": "a", "since": "b"})
-    assert error.as_json()["holder"] == {"pid": 12, "host": "a", "since": "b"}
-    assert error.exit_code == 3
-
-
-def test_a_corrupt_entry_names_its_sample_and_key():
-    error = CorruptEntryError("damaged", sample="a.png", key="00ff", where="shard 1")
-    assert (error.sample, error.key, error.where) == ("a.png", "00ff", "shard 1")
-
-
-@pytest.mark.parametrize(("signal_number", "status"), [(2, 130), (15, 143)])
-def test_an_interrupted_build_leaves_as_the_shell_expects(signal_number, status):
-    assert InterruptedBuildError("stopped", signal_number=signal_number).exit_code == status
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,6 @@ def test_every_name_is_there(name):
     assert getattr(latentcache, name) is not None
 
 
-def test_dir_offers_what_there_is():
-    assert set(latentcache.__all__) <= set(dir(latentcache))
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = latentcache.no_such_name
-
-
 def test_no_name_is_also_a_folder():
     # importing a sub-package rebinds the attribute, so a function of that name would turn into a module
     modules_here = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in folders()}

@@ -125,14 +125,6 @@ def test_labels_that_would_be_lost_are_rejected(run, tmp_path, words):
     assert run("export", tmp_path / "all", tmp_path / "out", *words[:2], *length).status == 0
 
 
-@pytest.mark.parametrize("trainer", ["plain", "llama-factory", "trl", "unsloth", "axolotl"])
-def test_it_says_what_comes_next(run, tokens, tmp_path, trainer):
-    done = run("export", tokens, tmp_path / "out", "--pad", 64, "--for", trainer)
-    assert done.status == 0
-    assert "train: 40 rows of 64 tokens" in done.out
-    assert str(tmp_path / "out") in done.out.splitlines()[-1]
-
-
 @pytest.mark.parametrize("layout", ["pack", "chunk"])
 def test_other_layouts(run, tokens, tmp_path, layout):
     value = run("export", tokens, tmp_path / "out", f"--{layout}", 128, "--json").json
@@ -200,17 +192,6 @@ def test_pyarrow_is_asked_for_before_anything_starts(run, tokens, tmp_path, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data.jsonl"]
     assert run("export", tokens, tmp_path / "out", "--to", "megatron").status == 0
     assert "needs pyarrow" in " ".join(run("export", "--help").out.split())
-
-
-def test_a_part_without_documents(run, tokens, tmp_path):
-    done = run("export", tokens, tmp_path / "out", "--to", "megatron", "--validation", 0.000001, "--json")
-    assert (done.status, done.error["slug"]) == (1, "plan")
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_tokenizer_is_named(run, tokens, tmp_path):
-    assert run("export", tokens, tmp_path / "out", "--to", "datatrove").status == 0
-    assert (tmp_path / "out/train/00000_tokens.ds.metadata").read_text().startswith("stub|2\n")
 
 
 def test_a_folder_of_the_user_is_never_deleted(run, tokens, tmp_path):

@@ -1,5 +1,4 @@
 import base64
-from pathlib import Path
 
 from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
 
@@ -86,12 +85,6 @@ def test_the_text(run, cache, data):
     assert "  bucket  items" in lines
 
 
-def test_a_demo_cache_says_that_it_is_one(run, data, tmp_path):
-    run("build", data, "--resolution", "64", "--out", tmp_path / "c")
-    assert run("info", tmp_path / "c", "--json").json["demo"] is True
-    assert "(demo: not for training)" in run("info", tmp_path / "c").out
-
-
 def test_no_cache(run, tmp_path):
     done = run("info", tmp_path / "none", "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
@@ -101,19 +94,6 @@ def test_no_cache(run, tmp_path):
     run("build", tmp_path / "data", *SMALL)
     fix = run("info", tmp_path / "data", "--json").error["fix"]
     assert fix == f"give the cache of this data: {tmp_path / 'data.latentcache'}"
-
-
-def test_files_that_vanish_while_they_are_counted(run, cache, monkeypatch):
-    """A running build renames its temporary files at any moment."""
-    real = Path.lstat
-
-    def vanishing(self):
-        if self.name == "data.mdb":
-            raise FileNotFoundError(2, "gone", str(self))
-        return real(self)
-
-    monkeypatch.setattr(Path, "lstat", vanishing)
-    assert run("info", cache, "--json").json["bytes"] > 0
 
 
 def test_samples_without_a_caption_are_counted(run, cache, data, tmp_path):
@@ -143,14 +123,6 @@ def test_notes_of_fields_are_shown(run, data, cache):
     (note,) = run("info", cache, "--json").json["notes"]
     assert (note["reason"], note["path"]) == ("upscaled", "small.png")
     assert "note: upscaled: 1 image is enlarged" in run("info", cache).out
-
-
-def test_names_with_control_characters_are_escaped(run, data, tmp_path):
-    draw(data / "x\x07\x1b]0;y.png", seed=8)
-    run("build", data, *SMALL, "--out", tmp_path / "c")
-    out = run("info", tmp_path / "c", "--entries").out
-    assert "\x1b" not in out
-    assert "x\\x07\\x1b]0;y.png" in out
 
 
 def test_a_first_build_that_goes_on_says_what_it_makes(run, data, tmp_path):
@@ -201,9 +173,3 @@ def test_what_is_quarantined_by_cause(run, data, tmp_path):
     assert "5 empty: the file has no bytes: download or export it again, or remove it" in lines
     assert "  empty0.png: it has 0 bytes" in lines
     assert "  and 2 more (all of them with --json)" in lines
-
-
-def test_nothing_is_quarantined(run, cache):
-    assert run("info", cache, "--quarantine").out.endswith("nothing is quarantined\n")
-    value = run("info", cache, "--quarantine", "--json").json
-    assert (value["causes"], value["items"], value["fix"]) == ([], [], "")

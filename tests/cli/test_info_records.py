@@ -60,4 +60,3 @@ def test_info_shows_sources(run, tmp_path):
     text = run("info", tmp_path / "data.latentcache").out
     found = [line.split() for line in text.splitlines() if ".jsonl" in line]
     assert found == [["a.jsonl", "2", "8"], ["b.jsonl", "1", "6"]]
-    assert "one epoch is rows" in text

@@ -71,14 +71,6 @@ def test_a_policy_that_refuses(run, shared):
     assert "does not divide into full batches" in done.error["what"]
 
 
-def test_an_unknown_policy(run, shared):
-    cache = shared[1]
-    done = run("plan", cache, "--batch-size", "2", "--remainder", "merge", "--json")
-    assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "--remainder merge" in done.error["what"]
-    assert done.error["fix"] == "--remainder repeat"
-
-
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
 def test_optimizer_steps_are_rounded_up(run, shared, accumulation, steps):
     cache = shared[1]
@@ -102,12 +94,6 @@ def test_the_text(run, shared):
     assert out.splitlines()[-2] == (
         "2 steps per epoch at batch size 2 on 2 ranks, gradient accumulation 2: 4 samples used, 8 repeated, 0 dropped"
     )
-
-
-def test_pictures_are_not_masked(run, shared):
-    done = run("plan", shared[1], "--batch-size", "2", "--remainder", "mask", "--json")
-    assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "--remainder mask" in done.error["what"]
 
 
 def test_left_over_samples_are_named(run, shared):

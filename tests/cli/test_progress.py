@@ -3,7 +3,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -83,14 +82,6 @@ def test_time_left(seconds, text):
     assert progress.clock(seconds) == text
 
 
-def test_before_anything_is_looked_at_nothing_is_divided_by_zero(clock, capsys):
-    talk = BuildTalk(quiet=False)
-    talk.advanced(state(total=10))
-    clock.s += 11
-    talk.advanced(state(total=10))
-    assert capsys.readouterr().err.startswith("0/10 0.0 latents/s")
-
-
 def on_a_terminal(command):
     """What a command writes to a terminal of 120 columns, and its status."""
     leader, follower = pty.openpty()
@@ -126,22 +117,6 @@ def test_a_bar_on_a_terminal_that_is_taken_away(data, tmp_path):
     assert "━" not in after
     assert "12 encoded, 0 reused, 0 quarantined" in out
     assert "\x1b" not in out
-
-
-def test_a_warning_makes_the_bar_go_away_first(capsys, monkeypatch):
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
-    talk = BuildTalk(quiet=False)
-    time.sleep(0.12)
-    talk.advanced(state(total=4, done=1))
-    assert talk._bar is not None
-    talk.warned("slow")
-    assert talk._bar is None
-    time.sleep(0.12)
-    talk.advanced(state(total=4, done=2))
-    assert talk._bar is not None
-    talk.close()
-    talk.close()
-    assert "warning: slow\n" in capsys.readouterr().err
 
 
 def test_entries_that_wait_for_a_commit_are_shown(clock, capsys):

@@ -64,12 +64,6 @@ def test_what_is_left_of_a_command(fix, left):
     assert _after_repair(fix) == left
 
 
-def test_nothing_to_do(run, cache):
-    done = run("verify", cache, "--repair", "--yes", "--json")
-    assert (done.status, done.json["repair"]["done"], done.json["repair"]["log"]) == (0, False, "")
-    assert "nothing to repair" in done.err
-
-
 def test_it_asks_only_on_a_terminal(run, cache, monkeypatch):
     damage_payload(cache)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -106,12 +100,6 @@ def test_stale_entries_on_request(run, cache, data):
     (data / "p3.png").unlink()
     done = run("verify", cache, "--repair", "--drop-stale", "--yes", "--json").json
     assert (done["repair"]["removed"], done["counts"]["stale"]) == (1, 1)
-
-
-def test_no_cache(run, tmp_path):
-    done = run("verify", tmp_path, "--repair", "--yes", "--json")
-    assert (done.status, done.error["slug"]) == (3, "cache-not-found")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("more", [["--sample", "1"], ["--max-duration", "5"], ["--untrusted"]])

@@ -1,11 +1,10 @@
 import json
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.identity.content import HASH_BYTES, canonical_json, checksum, content_hash, json_hash
+from latentcache.identity.content import canonical_json, checksum, content_hash, json_hash
 
 scalars = st.none() | st.booleans() | st.integers() | st.text()
 values = st.recursive(
@@ -17,14 +16,6 @@ def test_the_hashes_are_the_published_ones():
     # xxHash's own values for the empty input with seed 0
     assert content_hash(b"").hex() == "99aa06d3014798d86001c324468d497f"
     assert checksum(b"") == 0x2D06800538D394C2
-
-
-@given(st.binary(max_size=2000))
-def test_the_kind_of_buffer_does_not_matter(data):
-    assert content_hash(data) == content_hash(bytearray(data)) == content_hash(memoryview(data))
-    assert content_hash(data) == xxhash.xxh3_128(data).digest()
-    assert checksum(data) == checksum(memoryview(data)) == xxhash.xxh3_64(data).intdigest()
-    assert len(content_hash(data)) == HASH_BYTES
 
 
 @given(st.binary(min_size=1, max_size=500), st.data())
@@ -41,13 +32,6 @@ def test_canonical_json_means_what_it_was_made_from(value):
     spelled = canonical_json(value)
     assert json.loads(spelled) == value
     assert spelled.isascii()
-
-
-@given(st.dictionaries(st.text(), scalars, min_size=2), st.randoms())
-def test_the_order_of_names_changes_nothing(value, rng):
-    names = list(value)
-    rng.shuffle(names)
-    assert canonical_json({name: value[name] for name in names}) == canonical_json(value)
 
 
 def test_the_spelling_is_pinned():
@@ -67,10 +51,4 @@ def test_floats_are_refused_wherever_they_are(value):
 @pytest.mark.parametrize("value", [{1: "a"}, {None: 1}, {"a": {True: 1}}, [{b"a": 1}]])
 def test_names_that_are_no_text_are_refused(value):
     with pytest.raises(TypeError, match="must be text"):
-        canonical_json(value)
-
-
-@pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), {"a": [b""]}])
-def test_what_json_cannot_say_is_refused(value):
-    with pytest.raises(TypeError):
         canonical_json(value)

@@ -31,11 +31,6 @@ def test_the_order_of_bytes_is_the_order_of_the_fields(first, second):
     assert (first.pack() < second.pack()) == (fields(first) < fields(second))
 
 
-@given(keys, keys)
-def test_different_keys_have_different_bytes(first, second):
-    assert (first == second) == (first.pack() == second.pack())
-
-
 def test_the_layout_is_pinned():
     key = EntryKey(kind=1, content=bytes(range(16)), dims=(1, 0x0102, 0x0304), recipe=b"recipe-8")
     assert key.pack()[CONTENT_AT : CONTENT_AT + 16] == bytes(range(16))
@@ -46,17 +41,6 @@ def test_the_layout_is_pinned():
 def test_a_key_of_another_length_is_refused(length):
     with pytest.raises(ValueError, match=str(length)):
         EntryKey.unpack(bytes(length))
-
-
-def test_a_key_without_dimensions_is_refused():
-    with pytest.raises(ValueError, match="dimensions"):
-        EntryKey.unpack(bytes(KEY_BYTES))
-
-
-@pytest.mark.parametrize(("content", "recipe"), [(15, 8), (17, 8), (32, 8), (16, 7), (16, 16), (0, 0)])
-def test_a_hash_of_another_length_is_never_cut_or_padded(content, recipe):
-    with pytest.raises(ValueError, match=rf"{content} \+ {recipe}"):
-        EntryKey(kind=1, content=bytes(content), recipe=bytes(recipe))
 
 
 def test_a_side_that_does_not_fit_is_refused():

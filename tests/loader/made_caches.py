@@ -1,7 +1,6 @@
 """Small caches made through the store alone: latents, documents and edges of known values, without an encoder."""
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -231,7 +230,3 @@ def flip_byte(root, snapshot, field="latents", row=0, place=5):
         file.seek(at)
         file.write(bytes([byte ^ 0x10]))
     return str(snapshot.samples.names[int(rows.sample[row])])
-
-
-def with_recipe(field, **changes):
-    return replace(field, encoder=replace(field.encoder, **changes))

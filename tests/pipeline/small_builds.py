@@ -3,7 +3,6 @@
 import json
 import struct
 import threading
-import zlib
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -29,12 +28,6 @@ def draw(path, seed, *, height=64, width=64, **options):
     return path
 
 
-def folder_of(path, count, **size):
-    for number in range(count):
-        draw(path / f"{number:03}.png", number, **size)
-    return path
-
-
 def png_with_text(data, text):
     """The same pixels with another comment, so another file."""
     info, buffer = PngInfo(), BytesIO()
@@ -48,16 +41,6 @@ def jpeg_with_comment(data, text):
     """The same JPEG with a COM segment behind its first two bytes: no sample is coded again."""
     body = text.encode("ascii")
     return data[:2] + b"\xff\xfe" + struct.pack(">H", len(body) + 2) + body + data[2:]
-
-
-def bomb_header(height, width):
-    """A PNG that claims a size and has no pixels."""
-
-    def chunk(name, body):
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.pipeline.diff import distinct, field_work, rejected_before
+from latentcache.pipeline.diff import field_work, rejected_before
 from latentcache.pipeline.publish import select_samples
 
 KIND = field_kind("latents")
@@ -124,10 +124,6 @@ def test_what_was_rejected_before_is_known_by_content_or_by_a_trusted_stat():
     assert rejected_before(samples, KIND, one, Before(one), again) == {}
     racy = [Rejected(name="00001.png", reason="empty", stat=(*stat[:5], 8), target="latents")]
     assert rejected_before(samples, KIND, one, Before(one), racy) == {}
-
-
-def test_distinct_places():
-    assert [distinct(np.array(places, dtype=np.int64)) for places in ([], [-1], [3, 3, -1, 0])] == [0, 0, 2]
 
 
 def test_samples_that_go_take_their_files_with_them():

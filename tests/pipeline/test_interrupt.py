@@ -60,15 +60,6 @@ def test_a_deferred_block_ends_before_the_error():
     assert done == [1]
 
 
-def test_afterwards_the_handlers_are_as_before():
-    before = [signal.getsignal(number) for number in WATCHED]
-    with StopSignal() as stop:
-        stop.orderly = True
-        assert [signal.getsignal(number) for number in WATCHED] != before
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert [signal.getsignal(number) for number in WATCHED] == before
-
-
 def test_outside_the_main_thread_only_a_request_sets_the_flag():
     found = []
 

@@ -3,8 +3,6 @@ from pathlib import Path
 import pytest
 
 from latentcache.errors import UsageError
-from latentcache.fields.table import Rejected
-from latentcache.pipeline.report import quarantined
 from latentcache.pipeline.settings import BuildSettings, beside, tolerated
 
 
@@ -43,11 +41,6 @@ def test_the_cache_is_beside_the_data(tmp_path):
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("3", 3), ("2%", 20), ("0.25%", 2), ("100%", 1000)])
 def test_tolerated_failures(text, number):
     assert tolerated(text, 1000) == number
-
-
-def test_a_sample_that_several_fields_reject_is_quarantined_once():
-    twice = [Rejected(name="a", reason="empty", target=target) for target in ("x", "y")]
-    assert quarantined([*twice, Rejected(name="a", reason="empty", line=2)]) == 2
 
 
 def test_settings_of_a_field_may_be_a_mapping():

@@ -20,14 +20,12 @@ from made_entries import (
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.identity.content import checksum, content_hash
-from latentcache.store import entry as entry_module
 from latentcache.store.entry import (
     BLOCK_BYTES,
     CHECKSUM_BYTES,
     FIXED_BYTES,
     Item,
     head_intact,
-    pack_entry,
     pack_items,
     read_header,
 )
@@ -176,15 +174,3 @@ def test_a_swapped_entry_is_found():
     with pytest.raises(CorruptEntryError, match=r"it is that of") as caught:
         read_header(one.value, two.key)
     assert caught.value.key == two.key.hex()
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (1,) * 9])
-def test_a_payload_has_one_to_eight_dimensions(shape):
-    with pytest.raises(ValueError, match="dimensions"):
-        pack_entry(key=bytes(32), recipe_id=bytes(16), dtype="uint8", shape=shape, payload=b"")
-    with pytest.raises(ValueError, match="needs"):
-        pack_entry(key=bytes(32), recipe_id=bytes(16), dtype="uint8", shape=(3,), payload=b"xx")
-
-
-def test_the_fixed_part_for_numpy_is_the_one_for_struct():
-    assert entry_module.FIXED_DTYPE.itemsize == entry_module._FIXED.size == FIXED_BYTES

@@ -18,18 +18,6 @@ def paths(tmp_path):
     return CachePaths(tmp_path)
 
 
-def test_shards_are_told_apart_by_their_names(paths):
-    for name in ("b", "a", "c.open", "a.open"):
-        make_folder(paths.shards / name)
-    (paths.shards / "file").touch()
-    assert [path.name for path in paths.sealed_shards()] == ["a", "b"]
-    assert [path.name for path in paths.open_shards()] == ["a.open", "c.open"]
-
-
-def test_a_folder_without_shards_has_none(paths):
-    assert paths.sealed_shards() == paths.open_shards() == paths.snapshots() == []
-
-
 def test_current_names_the_snapshot(paths):
     paths.current.write_bytes(b"000041\n")
     assert paths.current_snapshot() == 41
@@ -118,12 +106,6 @@ def test_shards_that_cannot_be_listed_are_damage_and_none_are_none(tmp_path):
     paths.shards.write_text("x")
     with pytest.raises(CacheDamagedError, match="shards cannot be read"):
         paths.sealed_shards()
-
-
-def test_a_path_that_is_too_long_is_no_damage(tmp_path):
-    with pytest.raises(CacheNotFoundError) as caught:
-        CachePaths(tmp_path / ("x" * 300)).current_snapshot()
-    assert "rm" not in caught.value.fix
 
 
 def test_a_folder_in_the_place_of_current_is_called_so(paths):

@@ -1,12 +1,7 @@
 """The benchmark of text encoding runs with tiny models."""
 
 import pytest
-from bench_text import TINY, captions, clip, measure, t5, table
-
-
-def test_a_word_is_a_token():
-    for _, tokenizer in (t5(TINY), clip(TINY)):
-        assert {len(tokenizer(text)["input_ids"]) - len(text.split()) for text in captions(5)} <= {1, 2}
+from bench_text import TINY, measure, table
 
 
 def test_ratios_are_taken_round_by_round():

@@ -7,10 +7,8 @@ from bench_tokens import (
     PACKED_FLOOR,
     bench_build,
     bench_packed,
-    bench_packing,
     by_hand,
     make_cache,
-    rows_table,
 )
 
 from latentcache import open_cache
@@ -23,17 +21,6 @@ def test_rows_by_hand_are_the_packed_rows(tmp_path):
     (expected,), found = by_hand(tmp_path, ids, rows.row_plans[0])(plan), rows.batch(plan[0])
     mask = found["attention_mask"]
     assert all(bool((expected[name] * mask == found[name] * mask).all()) for name in expected)
-
-
-def test_packing_is_counted(tmp_path):
-    found = bench_packing(tmp_path, documents=300)
-    assert 0.9 < found["efficiency"] <= 1
-    assert found["rows"] >= found["least"]
-
-
-def test_a_table_has_the_ratio_to_the_floor():
-    text = rows_table({"mine": [(2.0, 1.0)], "floor": [(1.0, 1.0)]}, ["floor"])
-    assert "| mine | 2.00 | 0 | 1 |" in text
 
 
 @pytest.mark.slow

@@ -18,12 +18,6 @@ def test_a_text_is_its_bytes_and_an_end():
     assert document.spans.tolist() == [[0, 4]]
 
 
-def test_the_ends_are_settings():
-    description = stub_description(add_bos=True, add_eos=False)
-    (document,) = open_tokenizer(description).tokenize([text_record("a", 1, "h")])
-    assert document.ids.tolist() == [256, 104]
-
-
 def test_what_the_assistant_says_carries_loss_with_its_end():
     tokenizer = open_tokenizer(stub_description(chat=True))
     (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID, ASKED, SAID))])
@@ -34,11 +28,6 @@ def test_all_of_a_conversation_carries_loss_where_asked():
     tokenizer = open_tokenizer(stub_description(chat=True, loss="all"))
     (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID))])
     assert document.spans.tolist() == [[0, len(document.ids)]]
-
-
-def test_a_delay_is_no_part_of_the_recipe():
-    assert stub_description(delay_ms=5).recipe == stub_description().recipe
-    assert stub_description(chat=True).recipe != stub_description().recipe
 
 
 def test_the_stub_needs_no_library():

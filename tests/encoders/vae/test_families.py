@@ -28,14 +28,6 @@ def test_defaults_are_those_of_the_class(name):
             assert plain(parameters[field].default) == value, field
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_row_names_its_source_and_its_own_fields(name):
-    row = FAMILIES[name]
-    assert row.source.startswith("diffusers ")
-    assert {row.channels, row.factor, row.colors} <= set(row.encode)
-    assert not set(row.encode) & {"scaling_factor", "shift_factor", "latents_mean", "latents_std"}
-
-
 def test_every_autoencoder_of_the_installed_diffusers_has_an_answer():
     import diffusers
 

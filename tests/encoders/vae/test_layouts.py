@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_weights import ldm_name
 
-from latentcache.encoders.vae.weights import PREFIXES, encoder_names, encoder_shape, is_encoder
+from latentcache.encoders.vae.weights import PREFIXES, encoder_names, encoder_shape
 
 MIDDLE = "encoder.mid_block.attentions.0"
 #: Name in an original latent-diffusion file, or one of old diffusers -> name in diffusers.
@@ -40,27 +40,6 @@ LEFT_OUT += ["bn.num_batches_tracked", "encoder.norm.num_batches_tracked"]
 def test_an_original_name(prefix, original, modern):
     names = [prefix + original, prefix + "encoder.conv_in.weight"]
     assert encoder_names(names, ldm=True)[modern] == prefix + original
-
-
-@pytest.mark.parametrize("modern", TRANSLATED.values())
-def test_a_name_of_diffusers_is_kept(modern):
-    assert encoder_names([modern], ldm=True) == {modern: modern}
-    assert encoder_names([modern], ldm=False) == {modern: modern}
-
-
-def test_other_classes_keep_their_names():
-    assert encoder_names(TRANSLATED, ldm=False) == {name: name for name in TRANSLATED}
-
-
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_no_encoder_uses(name):
-    assert not is_encoder(name)
-    assert encoder_names([name, "encoder.a"], ldm=True) == {"encoder.a": "encoder.a"}
-
-
-@pytest.mark.parametrize("name", ["encoder.decoder.weight", "quant_conv.weight", "latents_mean", "bn.running_var"])
-def test_what_an_encoder_uses(name):
-    assert is_encoder(name)
 
 
 def test_a_full_checkpoint_gives_its_autoencoder_only():

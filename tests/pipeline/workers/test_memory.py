@@ -62,11 +62,6 @@ def test_workers_follow_the_work_and_the_cores(monkeypatch):
     assert [default_workers(cost, 100) for cost in (0, 199, 200, 500, 10_000)] == [0, 0, 2, 5, 8]
 
 
-def test_cores_are_counted_without_affinity(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert memory.cpu_count() >= 1
-
-
 def test_a_request_that_does_not_fit_waits_for_a_release():
     budget = ByteBudget(10)
     assert budget.acquire(8)

@@ -51,10 +51,6 @@ def test_a_process_that_is_being_started_has_more_time():
     assert seconds_until_stuck(Watchdog(3, on_cpu=True), lambda n: (0, [])) == pytest.approx(30.5)
 
 
-def test_an_idle_worker_is_not_stuck():
-    assert seconds_until_stuck(Watchdog(2, on_cpu=True), lambda n: (n, [])) is None
-
-
 @pytest.mark.parametrize(
     ("stage", "items", "on_cpu", "expected"),
     [
@@ -93,11 +89,6 @@ def test_a_wrong_deadline_is_an_error(monkeypatch, text):
 def test_a_large_job_has_more_time():
     watch = Watchdog(10, on_cpu=True, weight=lambda number: 3.0)
     assert seconds_until_stuck(watch, lambda n: (n, [step()])) == 30.5
-
-
-def test_a_thread_has_no_heartbeat():
-    watch = Watchdog(2, on_cpu=True, heartbeat=False)
-    assert seconds_until_stuck(watch, lambda n: (0, [])) is None
 
 
 @pytest.mark.parametrize("memfd", [True, False])
