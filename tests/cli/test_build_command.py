@@ -1,7 +1,6 @@
 import base64
 import os
 
-import pytest
 from small_cache import SMALL, counts, draw
 
 KEYS = {
