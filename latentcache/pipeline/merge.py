@@ -103,15 +103,9 @@ def _check_names(parts: Sequence[Path], out: Path) -> None:
 
 def _opened(part: Path) -> Snapshot:
     snapshot = open_leased(part)
-    if not snapshot.complete:
+    if not snapshot.complete or CachePaths(part).building.exists():
         raise CacheIncompleteError(
-            f"{part}: a repair removed entries of this cache and no build has made them again",
-            where=str(part),
-            fix="run `latentcache build` on it, then merge again",
-        )
-    if CachePaths(part).building.exists():
-        raise CacheIncompleteError(
-            f"{part}: its last build has not finished",
+            f"{part}: its last build has not finished, or a repair removed entries",
             where=str(part),
             fix="run the same `latentcache build` again, then merge",
         )

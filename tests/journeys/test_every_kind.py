@@ -451,6 +451,7 @@ def test_a_build_whose_only_worker_hangs_obeys_the_first_signal(kind, tmp_path):
     process.send_signal(signal.SIGINT)
     assert finished(process, 15).code == 130
     assert time.monotonic() - started < 10
+    assert not CachePaths(cache).open_shards()  # the build seals them for workers that it has to kill
     goes_on(kind, data, cache, events)
 
 
