@@ -33,7 +33,7 @@ SHOWN = 10
 EXIT_BUG = 70
 #: Arguments of Python that are flags of commands, with a value.
 _ARGUMENT = re.compile(
-    r"(?<!-)\b(batch_size|world_size|remainder|max_repeat|samples|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
+    r"(?<!-)\b(batch_size|world_size|remainder|samples|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
 )
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -45,10 +45,6 @@ def plan(
     ),
     weight: list[str] | None = option(None, "--weight W", "Weight of a source, once for each path."),
     samples: int | None = option(None, "--samples N", "Samples per epoch, split by --weight.", min=1),
-    max_repeat: list[str] | None = option(
-        None, "--max-repeat N", "Limit of repetitions of a source in an epoch: one for all, or once for each path."
-    ),
-    seed: flags.Seed = 0,
     strict: flags.Strict = False,
     requested: flags.Requested,
     source: flags.Source,
@@ -65,17 +61,17 @@ def plan(
             fix=f"latentcache plan {shlex.join(map(str, paths))} --batch-size {batch_size} --pack {pack or 4096}",
         )
     layout = {**rows, "overflow": overflow} if rows else {}
-    mixing = _mixing(weight, samples, max_repeat)
+    mixing = _mixing(weight, samples)
     try:
         with console.python_as_flags():
             sizes = (batch_size, world_size, remainder)
-            planned = _planned(paths, sizes, seed, layout, (requested, source), mixing)
+            planned = _planned(paths, sizes, layout, (requested, source), mixing)
         if strict:
             check_notes(planned.notes, paths[0])
     except StrictError as error:
         return refused("plan", error, as_json=as_json)
     report = planned.report
-    payload = _payload(report, grad_accum) | {"quarantined": planned.rejected, "seed": seed}
+    payload = _payload(report, grad_accum) | {"quarantined": planned.rejected}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     payload |= {"path": str(paths[0]), "sources": _sources(report, paths)}
     payload["fields"] = {name: {"items": one, "variants": more} for name, (one, more) in planned.items.items()}
@@ -116,7 +112,6 @@ def _items(spec: FieldSpec, variant: Any) -> tuple[int, int]:
 def _planned(
     paths: Sequence[Path],
     layout: tuple[int, int, str],
-    seed: int,
     rows: Mapping[str, Any],
     asked: tuple[flags.Requested, flags.Source],
     mixing: Mapping[str, Any],
@@ -130,7 +125,7 @@ def _planned(
     if all(held):
         source = asked[1]
         repeats = source is None or source.repeats is not False
-        return _of_caches(paths, batches, seed, rows, mixing, repeats)
+        return _of_caches(paths, batches, rows, mixing, repeats)
     if len(paths) > 1 or mixing:
         raise UsageError(
             "several sources and --weight are for caches",
@@ -138,7 +133,7 @@ def _planned(
             why="a folder that is not built is planned alone",
             fix=f"latentcache build {shlex.quote(str(paths[held.index(False)]))}",
         )
-    planned = _of_data(paths[0], batches, seed, asked)
+    planned = _of_data(paths[0], batches, asked)
     if rows:
         raise _no_documents(paths[0], rows)
     return planned
@@ -154,21 +149,16 @@ def _is_cache(path: Path) -> bool:
         return False
 
 
-def _mixing(weights: list[str] | None, samples: int | None, max_repeat: list[str] | None) -> dict[str, Any]:
+def _mixing(weights: list[str] | None, samples: int | None) -> dict[str, Any]:
     """Options of a mixture; empty without weights."""
-    if weights:
-        limit = max_repeat[0] if max_repeat and len(max_repeat) == 1 else max_repeat or None
-        return {"weights": weights, "samples": samples, "max_repeat": limit}
-    for flag, value in (("--samples", samples), ("--max-repeat", " ".join(max_repeat or []) or None)):
-        if value is not None:
-            raise UsageError(f"{flag}={value}: needs --weight", fix="add --weight 1 for each path")
-    return {}
+    if samples is not None and not weights:
+        raise UsageError(f"--samples={samples}: needs --weight", fix="add --weight 1 for each path")
+    return {"weights": weights, "samples": samples} if weights else {}
 
 
 def _of_caches(
     paths: Sequence[Path],
     batches: BatchPlan,
-    seed: int,
     rows: Mapping[str, Any],
     mixing: Mapping[str, Any],
     repeats: bool,
@@ -188,9 +178,7 @@ def _of_caches(
             _require_samples(path, cache)
     parts: list[Any] = [cache.rows(**rows) for cache in caches] if rows else list(caches)
     source = parts[0] if len(parts) == 1 and not mixing else combine(parts, **mixing)
-    report = source.plan(
-        batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder, seed=seed
-    )
+    report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
     return _Planned(
         report=report,
         rejected=sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots),
@@ -234,7 +222,7 @@ def _require_samples(path: Path, cache: Any) -> None:
         )
 
 
-def _of_data(path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Requested, flags.Source]) -> _Planned:
+def _of_data(path: Path, batches: BatchPlan, asked: tuple[flags.Requested, flags.Source]) -> _Planned:
     """The plan that the cache of this folder would have; nothing is written."""
     import numpy as np
 
@@ -256,12 +244,9 @@ def _of_data(path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Reque
     served, column = np.unique(items.sample), samples.columns.get("repeats")
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
-    sample = items.sample[order]
-    index = sample_index(
-        items, order, identify=lambda: str(path), names_of=lambda rows: samples.names.take(sample[rows])
-    )
+    index = sample_index(items, order, identify=lambda: str(path))
     return _Planned(
-        report=plan_report(index, batches, seed=seed),
+        report=plan_report(index, batches),
         rejected=len(planned.rejected),
         notes=planned.notes,
         repeats=times_counted(None if column is None else column[served], len(served)),
@@ -308,9 +293,7 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
         "samples_used": report.samples_used,
         "samples_dropped": report.samples_dropped,
         "samples_repeated": report.samples_repeated,
-        "overfilled": [str(one) for one in report.overfilled],
-        "repeated_names": list(report.repeated_names),
-        "dropped_names": list(report.dropped_names),
+        "overfilled": list(report.overfilled),
     }
 
 
@@ -354,11 +337,6 @@ def _show(payload: dict[str, Any]) -> None:
         out(f"warning: {told}")
     if payload["overfilled"]:
         out("  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets")
-    for what in ("repeated", "dropped"):
-        found = payload[f"{what}_names"]
-        if found:
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            out(f"{what} in the first epoch of seed {payload['seed']}: {', '.join(found[:SHOWN])}{more}")
     if payload["quarantined"]:
         out(f"{counted(payload['quarantined'], 'rejected sample')} not counted: `latentcache build` lists them")
 

@@ -40,7 +40,6 @@ class _Asked:
     recipe_file: Path | None
     repair: bool
     yes: bool
-    drop_stale: bool
     device: str
     reencode: int | None
     untrusted: bool
@@ -55,14 +54,13 @@ class _Asked:
             raise UsageError(f"--device={self.device}: needs --reencode", fix="add --reencode 300, or leave it out")
         if self.repair and not self.whole:
             raise UsageError(
-                "--repair: not available with --sample, --max-duration or --untrusted",
+                "--repair: not available with --sample or --untrusted",
                 why="a repair removes the findings of a complete check",
                 fix=f"latentcache verify {shlex.quote(str(self.cache))} --repair",
             )
-        if not self.repair and (self.yes or self.drop_stale):
-            flag = "--yes" if self.yes else "--drop-stale"
-            fix = f"latentcache verify {shlex.quote(str(self.cache))} --repair {flag}"
-            raise UsageError(f"{flag}: needs --repair", fix=fix)
+        if not self.repair and self.yes:
+            fix = f"latentcache verify {shlex.quote(str(self.cache))} --repair --yes"
+            raise UsageError("--yes: needs --repair", fix=fix)
         if self.repair and not self.yes and not sys.stdin.isatty():
             raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
@@ -76,14 +74,12 @@ def verify(
         None, "--sample PART", "Read a part only: 1/7 (the first of seven), 5%, 2G (bytes) or 300 (samples)."
     ),
     seed: flags.Seed = 0,
-    max_duration: float | None = option(None, "--max-duration SECONDS", "Stop reading after this time.", min=0),
     reencode: int | None = option(
         None, "--reencode N", "Encode N samples again and compare the results (loads the encoder).", min=1
     ),
     device: str = option("auto", "--device DEVICE", "Device of --reencode: auto, cpu, cuda, cuda:N. [default: auto]"),
     repair: bool = option(False, "--repair", "Remove corrupt entries after a full check; a build makes them again."),
     yes: bool = option(False, "--yes", "Repair without confirmation."),
-    drop_stale: bool = option(False, "--drop-stale", "Remove stale entries with --repair too."),
     untrusted: bool = option(
         False, "--untrusted", "Check a cache from elsewhere in a sandbox; follow no path in it."
     ),
@@ -102,8 +98,8 @@ def verify(
     from latentcache.verify.selection import Depth, parse_selection
 
     if (cache / "latentcache.json").is_file() and not (cache / "CURRENT").exists():  # an exported folder
-        others = (sample, max_duration, reencode, recipe_file, allow_failed, report_to)
-        given = repair or yes or drop_stale or untrusted or bool(requested.fields)
+        others = (sample, reencode, recipe_file, allow_failed, report_to)
+        given = repair or yes or untrusted or bool(requested.fields)
         return _verify_export(cache, data, full, given or any(one is not None for one in others), as_json=as_json)
     if allow_failed is not None:
         tolerated(allow_failed, 0)
@@ -114,11 +110,10 @@ def verify(
         recipe_file=recipe_file,
         repair=repair,
         yes=yes,
-        drop_stale=drop_stale,
         device=device,
         reencode=reencode,
         untrusted=untrusted,
-        whole=sample is None and max_duration is None and not untrusted,
+        whole=sample is None and not untrusted,
     )
     asked.check()
     run = reports.Run(command="verify", cache=cache, wanted=report_to, silent=untrusted and report_to is None)
@@ -126,7 +121,6 @@ def verify(
         depth = Depth(
             full=full or repair,
             selection=None if sample is None else parse_selection(sample, seed),
-            max_duration_s=max_duration,
             untrusted=untrusted,
             reencode=reencode or 0,
             seed=seed,
@@ -164,9 +158,7 @@ def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[Verif
         return verify_cache(asked.cache, **look), None
     from latentcache.verify.repair import repair_cache
 
-    repaired = repair_cache(
-        asked.cache, **look, drop_stale=asked.drop_stale, confirm=lambda plan: _confirmed(plan, yes=asked.yes)
-    )
+    repaired = repair_cache(asked.cache, **look, confirm=lambda plan: _confirmed(plan, yes=asked.yes))
     _show_repair(repaired)
     report = repaired.plan.report
     if repaired.done:
@@ -263,7 +255,7 @@ def _confirmed(plan: RepairPlan, *, yes: bool) -> bool:
     for one in plan.removals[:SHOWN]:
         say(f"  {one.path or one.key} [{one.reason}]")
     if len(plan.removals) > SHOWN:
-        say(f"  ... and {len(plan.removals) - SHOWN} more (the log will list all of them)")
+        say(f"  ... and {len(plan.removals) - SHOWN} more")
     if plan.shards:
         say(f"{counted(len(plan.shards), 'damaged shard')}: intact entries are copied into a new shard")
     return yes or typer.confirm("Remove them?", err=True)
@@ -276,8 +268,6 @@ def _show_repair(report: RepairReport) -> None:
         say("nothing was changed")
     else:
         say(f"{counted(len(report.removals), 'entry', 'entries')} removed, {report.saved} saved from damaged shards")
-        if report.log:
-            say(f"{report.log} lists the removed entries; a build makes them again")
 
 
 def _after_repair(fix: str) -> str:

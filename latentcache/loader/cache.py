@@ -420,16 +420,14 @@ class Cache:
         batch_size: int,
         world_size: int = 1,
         remainder: Remainder = "repeat",
-        seed: int = 0,
         fields: Sequence[str] | None = None,
     ) -> PlanReport:
-        """What an epoch would do, before training starts, with the names of samples that are repeated or left out.
+        """What an epoch would do, before training starts, bucket by bucket.
 
         Args:
             batch_size: Samples per rank and step.
             world_size: Number of ranks.
             remainder: What happens to samples that do not fill a batch.
-            seed: Of the order that the names are from; they are those of its first epoch.
             fields: Fields that samples must have; by default all.
 
         Raises:
@@ -438,7 +436,7 @@ class Cache:
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
         index = self._selection.index if fields is None else self._made(fields).index
-        return plan_report(index, batches, seed=whole("seed", seed, -(2**63)))
+        return plan_report(index, batches)
 
     def loader(
         self,

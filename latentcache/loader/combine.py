@@ -14,11 +14,9 @@ import numpy as np
 from latentcache.errors import UsageError
 from latentcache.loader.cache import Cache
 from latentcache.plan.mixing import (
-    Repeats,
     Weight,
     deduplicate_names,
     mixture,
-    require_no_options,
     source_name,
 )
 from latentcache.plan.numbers import choice, several
@@ -36,7 +34,6 @@ def combine(
     weights: Sequence[Weight] | None = None,
     samples: int | None = None,
     names: Sequence[str] | None = None,
-    max_repeat: Repeats | None = None,
     by: Unit = "rows",
 ) -> Cache: ...
 @overload
@@ -46,7 +43,6 @@ def combine(
     weights: Sequence[Weight] | None = None,
     samples: int | None = None,
     names: Sequence[str] | None = None,
-    max_repeat: Repeats | None = None,
     by: Unit = "rows",
 ) -> Rows: ...
 def combine(
@@ -55,7 +51,6 @@ def combine(
     weights: Sequence[Weight] | None = None,
     samples: int | None = None,
     names: Sequence[str] | None = None,
-    max_repeat: Repeats | None = None,
     by: Unit = "rows",
 ) -> Any:
     """Several caches, or several views of rows, as one: a batch may hold samples of any of them.
@@ -69,8 +64,6 @@ def combine(
         names: Name of each, in ``plan(...).sources``, ``loader.samples_seen()`` and checkpoints; which of its samples
             get an extra occurrence follows from it. By default the last part of the cache's path, without
             ``.latentcache``.
-        max_repeat: How often an epoch may repeat a source, at most: one number or one for each. More is an error,
-            with the longest epoch that keeps to it.
         by: With rows: what weights count, ``rows``, ``tokens`` or ``documents``.
 
     Raises:
@@ -89,12 +82,14 @@ def combine(
     _check_rows(found) if rows else _check_caches(found)
     mix = None
     if weights is None:
-        require_no_options(samples=samples, names=names, max_repeat=max_repeat)
+        for name, value in (("samples", samples), ("names", names)):
+            if value is not None:
+                raise UsageError(f"{name}={value!r}: only allowed with weights", fix="pass weights too, as [1, 1]")
     else:
         called = names or deduplicate_names([_name(one) for one in found])
         counts = [len(one) for one in found]
         given = _per_row(found, weights, by) if rows else weights
-        mix = mixture(counts, given, samples=samples, names=called, max_repeat=max_repeat)
+        mix = mixture(counts, given, samples=samples, names=called)
     parts = [part for one in found for part in one.parts]
     if rows:
         return type(found[0])(parts, found[0].settings, mixture=mix)

@@ -139,7 +139,7 @@ class Loader:
                 fix="remainder='repeat', 'drop' or 'partial', or format='plain', which has is_pad",
             )
         self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
-        self.report: PlanReport = require_steps(plan_report(reader.index, batches, seed=seed))
+        self.report: PlanReport = require_steps(plan_report(reader.index, batches))
         self._position = Position(reader.index, self.report, seed=seed, tokens=reader.tokens)
         self._substitutes = Substitutes(reader.index, _Names(reader), on_error)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
@@ -445,7 +445,7 @@ class Loader:
         batches = state.pop("batches")
         vars(self).update(state, _passes=weakref.WeakSet())
         index = self._reader.index
-        self.report = plan_report(index, batches, seed=self.seed)
+        self.report = plan_report(index, batches)
         self._position.attach(index, self.report, self._reader.tokens)
         self._substitutes.attach(index)
 
@@ -470,7 +470,7 @@ class Loader:
         if found:
             more = f"; {len(found) - _TOLD} more buckets too" if len(found) > _TOLD else ""
             warnings.warn(
-                f"{'; '.join(map(str, found[:_TOLD]))}{more}: use remainder='partial' or 'drop', a smaller"
+                f"{'; '.join(found[:_TOLD])}{more}: use remainder='partial' or 'drop', a smaller"
                 " batch_size, or fewer buckets",
                 stacklevel=4,
             )

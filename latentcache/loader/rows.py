@@ -99,7 +99,6 @@ class Rows(Dataset[Batch]):
             identify=self._identify,
             mixture=mixture,
             lengths=self.row_lengths if several else None,
-            names_of=self.names_of,
             snapshot=self._parts[0].reader.documents.snapshot.number,
         )
         self._open(4, "cpu")
@@ -275,9 +274,7 @@ class Rows(Dataset[Batch]):
         """
         return RowCollator(format, isolated=self.isolated, ids=self.settings.field)
 
-    def plan(
-        self, *, batch_size: int, world_size: int = 1, remainder: Remainder = "repeat", seed: int = 0
-    ) -> PlanReport:
+    def plan(self, *, batch_size: int, world_size: int = 1, remainder: Remainder = "repeat") -> PlanReport:
         """What an epoch would do, before training starts; a bucket is an allowed length.
 
         Raises:
@@ -285,7 +282,7 @@ class Rows(Dataset[Batch]):
             PlanError: The policy ``error`` met rows that do not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
-        return plan_report(self.index, batches, seed=seed)
+        return plan_report(self.index, batches)
 
     def steps(
         self, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False

@@ -184,7 +184,6 @@ class Selection:
             buckets=tuple(shape.bucket for shape in self.shapes),
             identify=self._identify,
             mixture=mixture,
-            names_of=self.names_of,
             snapshot=parts[0].snapshot.number,
         )
 

@@ -47,7 +47,6 @@ def check_places(data: Path, cache: Path) -> None:
                 fix=f"use --out {source.with_name(source.name + '.latentcache')}",
             )
         check_out(cache)
-        CachePaths(cache).check_current()
 
 
 def check_out(cache: Path) -> None:

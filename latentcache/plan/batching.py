@@ -8,7 +8,7 @@ R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -33,9 +33,6 @@ Remainder = Literal["repeat", "drop", "partial", "pad", "error"]
 last batch is smaller, filled only up to equal sizes on all ranks. ``pad``: the last batch is filled with padding
 rows, which have no loss and count as nothing. ``error``: refuse.
 """
-
-
-UnevenNames = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,26 +131,6 @@ class BucketPlan:
         return used / (used + self.repeated + self.padded) if used else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overfilled:
-    """A bucket whose samples an epoch serves more than ``MAX_COPIES`` times to fill a batch."""
-
-    bucket: Bucket
-    samples: int
-    copies: int
-    """How often an epoch serves one of them at most."""
-    names: tuple[str, ...]
-    """The first of them."""
-
-    def __str__(self) -> str:
-        more = ", ..." if self.samples > len(self.names) else ""
-        named = f" ({', '.join(self.names)}{more})" if self.names else ""
-        return (
-            f"bucket {self.bucket} has {self.samples} sample{'s' * (self.samples != 1)}{named} and repeats"
-            f" {'them' if self.samples > 1 else 'it'} {self.copies} times in an epoch to fill a batch"
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """What an epoch does, bucket by bucket."""
@@ -162,24 +139,16 @@ class PlanReport:
     buckets: tuple[BucketPlan, ...]
     mixture: Mixture | None = None
     """How often each source is served, if there are several with weights."""
-    uneven: Callable[[], UnevenNames] | None = field(default=None, repr=False, compare=False)
-    """Gives the samples that the first epoch repeats, and those that it leaves out or serves less often than due."""
-    overfilled: tuple[Overfilled, ...] = field(default=(), repr=False, compare=False)
-    """Buckets that are mostly repeats, worst first."""
-
-    @cached_property
-    def _uneven(self) -> UnevenNames:
-        return self.uneven() if self.uneven else ((), ())
 
     @property
-    def repeated_names(self) -> tuple[str, ...]:
-        """Samples that the first epoch repeats; it is planned when they are first asked for."""
-        return self._uneven[0]
-
-    @property
-    def dropped_names(self) -> tuple[str, ...]:
-        """Samples that the first epoch leaves out, or serves less often than due."""
-        return self._uneven[1]
+    def overfilled(self) -> tuple[str, ...]:
+        """A sentence on each bucket whose samples an epoch serves more than 4 times to fill a batch; worst first."""
+        found = sorted((one for one in self.buckets if one.copies > MAX_COPIES), key=lambda one: -one.copies)
+        return tuple(
+            f"bucket {one.bucket} has {one.samples} sample{'s' * (one.samples != 1)} and repeats"
+            f" {'them' if one.samples > 1 else 'it'} {one.copies} times in an epoch to fill a batch"
+            for one in found
+        )
 
     @property
     def sources(self) -> tuple[MixedSource, ...]:

@@ -4,8 +4,7 @@ Guarantee: an epoch serves an exact number of samples of each source. In an epoc
 floor or ceil of (samples / entries) times, and over any run of epochs as evenly as whole numbers can be. There is no
 state: which samples get an extra occurrence follows from seed, epoch and the name of the source, so another source,
 or another order of them, changes none of the others; samples of one bucket keep their order too. Each bucket gets its
-part of the extra occurrences to within one, so the steps of an epoch never change. A source is served as often as its
-weight says or refused, never cut silently: ``max_repeat``.
+part of the extra occurrences to within one, so the steps of an epoch never change.
 
 How: the samples of a source have a fixed order, bucket by bucket, shuffled inside. ``x`` extra occurrences among
 ``n`` samples go to the places where floor(x * (place + epoch) / n) rises (a line drawn on a grid, Bresenham 1965).
@@ -21,7 +20,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +34,6 @@ MAX_SAMPLES = 2**31 - 1
 #: Without ``samples=``, an epoch is at most this many times all entries together.
 MAX_PASSES = 100
 Weight = int | float | str | Fraction
-Repeats = Weight | Sequence[Weight]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +105,6 @@ def mixture(
     *,
     samples: int | None = None,
     names: Sequence[str] = (),
-    max_repeat: Repeats | None = None,
 ) -> Mixture:
     """Decide how many samples of each source an epoch serves.
 
@@ -120,11 +116,10 @@ def mixture(
             for its weight is served exactly once, and the others as often as that takes, rounded to the nearest
             number.
         names: Names of the sources, all different; numbers if they are not given.
-        max_repeat: How often an epoch may repeat a source, at most: one number, or one for each.
 
     Raises:
         UsageError: A list has another length than ``entries``, a weight is not above 0, two names are equal, a source
-            has no entries or would get no samples, the epoch is too long, or a source exceeds ``max_repeat``.
+            has no entries or would get no samples, or the epoch is too long.
     """
     fractions = [_exact(weight) for weight in several("weights", weights, fix="weights=[3, 1]: one for each source")]
     if samples is not None:
@@ -146,10 +141,7 @@ def mixture(
     counts = _once_each(entries, fractions) if samples is None else largest_remainder(samples, fractions)
     _check(counts, called, samples, MAX_SAMPLES if samples else MAX_PASSES * sum(entries))
     parts = zip(called, fractions, entries, counts, strict=True)
-    mix = Mixture(sources=tuple(MixedSource(name=n, weight=w, entries=e, samples=c) for n, w, e, c in parts))
-    if max_repeat is not None:
-        _require_repeats(mix, _limits(max_repeat, called))
-    return mix
+    return Mixture(sources=tuple(MixedSource(name=n, weight=w, entries=e, samples=c) for n, w, e, c in parts))
 
 
 def largest_remainder(total: int, fractions: Sequence[Fraction]) -> list[int]:
@@ -271,65 +263,6 @@ def _once_each(entries: Sequence[int], fractions: Sequence[Fraction]) -> list[in
     """Occurrences if the source with the most entries for its weight is served once; the others to the nearest."""
     unit = max(count / fraction for count, fraction in zip(entries, fractions, strict=True))
     return [int(unit * fraction + Fraction(1, 2)) for fraction in fractions]
-
-
-def require_no_options(**given: Any) -> None:
-    """Refuse options of a mixture that has no weights.
-
-    Raises:
-        UsageError: One of them was given.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(f"{name}={value!r}: only allowed with weights", fix="pass weights too, such as [1, 1]")
-
-
-def _limits(max_repeat: Repeats, names: Sequence[str]) -> list[Fraction]:
-    """How often each source may be repeated."""
-    given: list[Any]
-    try:
-        given = [max_repeat] * len(names) if isinstance(max_repeat, str) else list(max_repeat)  # type: ignore[arg-type]
-    except TypeError:  # one number, of any type
-        given = [max_repeat] * len(names)
-    try:
-        limits = [Fraction(str(limit)) for limit in given]
-    except (ValueError, ZeroDivisionError):
-        limits = []
-    if len(limits) != len(names) or any(limit < 1 for limit in limits):
-        raise UsageError(
-            f"max_repeat={max_repeat!r}: must be a number of 1 or more, or one for each of {len(names)} sources",
-            fix="max_repeat=4",
-        )
-    return limits
-
-
-def _require_repeats(mix: Mixture, limits: Sequence[Fraction]) -> None:
-    """Refuse a source that would be repeated more often than allowed."""
-    for source, limit in zip(mix.sources, limits, strict=True):
-        if source.samples > limit * source.entries:
-            raise UsageError(
-                f"max_repeat={_plain(limit)}: an epoch would repeat {source.name}"
-                f" {source.samples / source.entries:.3g} times",
-                where=f"{source.samples} samples of {source.entries} entries, for a weight of {_plain(source.weight)}"
-                f" in {mix.samples} samples",
-                why="weights are never reduced silently",
-                fix=f"{_shorter(mix, limits)}a smaller weight for {source.name}, more of its data, or a larger"
-                " max_repeat",
-            )
-
-
-def _shorter(mix: Mixture, limits: Sequence[Fraction]) -> str:
-    """The longest epoch that keeps the limits, if it serves each source at all."""
-    fractions = [source.weight for source in mix.sources]
-    most = [int(limit * source.entries) for source, limit in zip(mix.sources, limits, strict=True)]
-    total = int(min(count * sum(fractions) / part for count, part in zip(most, fractions, strict=True)))
-    if not total or min(largest_remainder(total, fractions)) < 1:
-        return ""
-    return f"samples={total} or fewer, "
-
-
-def _plain(number: Fraction) -> str:
-    return str(number) if number.denominator == 1 else f"{float(number):g}"
 
 
 def _exact(weight: Weight) -> Fraction:

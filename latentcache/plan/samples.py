@@ -9,19 +9,16 @@ step, so two layouts with the same rows per step have the same global batches. C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.plan.batching import (
-    MAX_COPIES,
     BatchPlan,
     Bucket,
     BucketPlan,
-    Overfilled,
     PlanReport,
     count_steps,
     rows_of_last_steps,
@@ -31,8 +28,6 @@ from latentcache.plan.mixing import Mixture, mixed_order, occurrences
 from latentcache.plan.shuffle import grouped, shuffled, visit
 
 Ints = NDArray[np.integer]
-#: Samples that a message names.
-_NAMED = 5
 _NO_ROWS = np.empty(0, dtype=np.int32)
 _NO_STEPS = np.empty(0, dtype=np.int64)
 
@@ -49,8 +44,6 @@ class SampleIndex:
     mixture: Mixture | None = None
     lengths: Ints | None = None
     """(N,) tokens of each row if there are several allowed lengths: a row may then be served at a longer one."""
-    names_of: Callable[[Ints], Sequence[str]] | None = None
-    """Names of samples, for reports."""
     snapshot: int = 0
     """Number of the snapshot, for messages."""
 
@@ -107,32 +100,13 @@ class EpochPlan:
         return int(np.maximum(self.world_size - real, 0).sum())
 
 
-def plan_report(index: SampleIndex, batches: BatchPlan, *, seed: int = 0) -> PlanReport:
-    """What an epoch does, bucket by bucket; names are those of epoch 0 and are found when they are asked for.
+def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
+    """What an epoch does, bucket by bucket.
 
     Raises:
         PlanError: Under ``error``, a bucket does not divide into full batches.
     """
-    report = count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
-    report = replace(report, overfilled=_overfilled(index, report))
-    if index.names_of is None or not (report.samples_repeated or report.samples_dropped):
-        return report
-    return replace(report, uneven=partial(_uneven_names, index, batches, seed))
-
-
-def _overfilled(index: SampleIndex, report: PlanReport) -> tuple[Overfilled, ...]:
-    """Buckets whose samples are repeated often to fill a batch, with the first names of each; worst first."""
-    found = sorted((plan for plan in report.buckets if plan.copies > MAX_COPIES), key=lambda plan: -plan.copies)
-    numbers = [index.buckets.index(plan.bucket) for plan in found]
-    held = np.flatnonzero(np.isin(index.bucket, numbers)) if found and index.names_of is not None else _NO_ROWS
-    names = [
-        index.names_of(held[index.bucket[held] == number][:_NAMED]) if index.names_of is not None else ()
-        for number in numbers
-    ]
-    return tuple(
-        Overfilled(bucket=plan.bucket, samples=plan.samples, copies=plan.copies, names=tuple(dict.fromkeys(some)))
-        for plan, some in zip(found, names, strict=True)
-    )
+    return count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
 
 
 def plan_epoch(index: SampleIndex, batches: BatchPlan, *, seed: int, epoch: int) -> EpochPlan:
@@ -260,11 +234,3 @@ def _padded(rows: Ints, total: int, size: int) -> tuple[Ints, NDArray[np.bool_]]
         is_pad[place + real : place + size] = True
         place, taken = place + size, taken + real
     return filled, is_pad
-
-
-def _uneven_names(index: SampleIndex, batches: BatchPlan, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Samples that epoch 0 serves more often than due, and less often."""
-    expected = due(index, index.served_at(batches.global_batch_size), seed=seed, epoch=0)
-    times = np.bincount(plan_epoch(index, batches, seed=seed, epoch=0).real(), minlength=len(index.bucket))
-    names = index.names_of or (lambda rows: [str(row) for row in rows.tolist()])
-    return tuple(names(np.flatnonzero(times > expected))), tuple(names(np.flatnonzero(times < expected)))

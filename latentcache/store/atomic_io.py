@@ -51,11 +51,6 @@ def write_atomically(path: Path, data: Buffer | Iterable[Buffer]) -> None:
     Args:
         path: The file.
         data: All bytes, or parts that are written one after the other.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -107,24 +102,10 @@ def unreadable(path: Path, error: Exception) -> CacheDamagedError:
     return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
 
 
-def folder_in_place(path: Path) -> CacheDamagedError:
-    """The error for a folder in the place of a file. It may hold data, so the fix moves it instead of deleting it."""
-    quoted = shlex.quote(str(path))
-    return CacheDamagedError(
-        f"{path.name} cannot be read or written: there is a folder in its place",
-        where=str(path),
-        why="a cache never makes one there; something else did",
-        fix=f"mv {quoted} elsewhere, then the `latentcache build` command that made the cache: entries are kept",
-    )
-
-
 def raise_unreadable(error: Exception, path: Path) -> None:
     """Raise if the system could not read: that says nothing about the bytes, so it must not count as damage.
 
     A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
-
-    Raises:
-        StoreError: ``error``, or what it came from, is an error of the system other than a file that is not there.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
     if not isinstance(cause, OSError) or isinstance(
@@ -148,7 +129,6 @@ def reading(path: Path) -> Iterator[None]:
     """Tell what the system could not read from what is damaged.
 
     Raises:
-        StoreError: A file of ``path`` cannot be read.
         CacheDamagedError: Its bytes are wrong, or it is not there.
     """
     try:
@@ -159,13 +139,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, each durable in the folder above it.
-
-    Raises:
-        CacheReadOnlyError: The parent cannot be written, or is a file.
-        DiskFullError: No space.
-        StoreError: The disk fails.
-    """
+    """Make a folder and its parents, each durable in the folder above it."""
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -176,12 +150,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_durably(path: Path) -> None:
-    """Remove a file, if it is there, so that no power cut brings it back.
-
-    Raises:
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
-    """
+    """Remove a file, if it is there, so that no power cut brings it back."""
     with writing(path):
         if path.exists():
             path.unlink()
@@ -204,13 +173,7 @@ def sync_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the system about a path of the cache into errors of this package.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
-    """
+    """Turn errors of the system about a path of the cache into errors of this package."""
     try:
         yield
     except StoreError:  # translated already; some of them are errors of the system too
@@ -226,15 +189,6 @@ def as_store_error(error: OSError, path: Path) -> StoreError:
     if error.errno == errno.EIO:
         fix = "check the disk, then run the same command again: committed work is kept"
         return StoreError("the disk reports an error", where=str(path), why=str(error), fix=fix)
-    if error.errno == errno.EXDEV:
-        return StoreError(
-            "a part of this cache is on another file system than the rest",
-            where=str(path),
-            why=f"shards and snapshots are moved by one rename, which works on one file system only: {error}",
-            fix="copy the cache with `cp -a` to one file system, then run the same command on the copy",
-        )
-    if error.errno == errno.EISDIR:
-        return folder_in_place(Path(error.filename2 or error.filename or path))
     reason = "read-only" if error.errno in READ_ONLY else "not usable"
     return CacheReadOnlyError(
         f"the cache folder cannot be written: {path}",

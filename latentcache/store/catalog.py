@@ -189,7 +189,6 @@ class Catalog:
         Raises:
             CorruptEntryError: A head fails its check.
             CacheDamagedError: A shard is not there.
-            StoreError: A shard cannot be read.
         """
         shard, item = self._located(place)
         for number in np.unique(shard).tolist():
@@ -249,13 +248,7 @@ class Catalog:
         return None if item is None else item.array
 
     def save_lookup(self, folder: Path) -> None:
-        """Write the columns, with those of same-hashes, to a folder that :func:`open_lookup` reads.
-
-        Raises:
-            DiskFullError: No space.
-            CacheReadOnlyError: The folder cannot be written.
-            StoreError: The disk fails.
-        """
+        """Write the columns, with those of same-hashes, to a folder that :func:`open_lookup` reads."""
         self._same_columns()
         make_folder(folder)
         with writing(folder):
@@ -388,7 +381,6 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
 
     Raises:
         CacheDamagedError: There is something else in the place of the folder of shards.
-        StoreError: The system refuses to list the shards, or to read one of them.
     """
     found: list[ShardIndex] = []
     damaged: list[str] = []
@@ -441,11 +433,7 @@ def _sorted_columns(indexes: Sequence[ShardIndex]) -> dict[str, NDArray[Any]]:
 
 
 def open_lookup(folder: Path) -> Catalog:
-    """The catalog that another process saved; its columns are mapped read-only. The files are complete and ours.
-
-    Raises:
-        StoreError: The disk fails.
-    """
+    """The catalog that another process saved; its columns are mapped read-only. The files are complete and ours."""
     with writing(folder):
         folders, damaged, names = json.loads((folder / "shards.json").read_text("ascii"))
         columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
@@ -453,11 +441,7 @@ def open_lookup(folder: Path) -> Catalog:
 
 
 def undamaged_index(folder: Path) -> ShardIndex | None:
-    """The index of a sealed shard, or None if the shard is surely damaged.
-
-    Raises:
-        StoreError: The system refuses to read it, so it is unknown whether it is damaged.
-    """
+    """The index of a sealed shard, or None if the shard is surely damaged."""
     try:
         return checked_index(folder)
     except CacheDamagedError as error:

@@ -64,7 +64,6 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
 
     Raises:
         CacheDamagedError: A column of a snapshot is damaged.
-        StoreError: The system refuses to list the shards.
     """
     folders, found = paths.all_sealed(), []
     number = {folder.name: position for position, folder in enumerate(folders)}
@@ -117,8 +116,6 @@ def relocate(
 
     Raises:
         CacheDamagedError: A new shard or a column of the snapshot cannot be read.
-        DiskFullError: No space.
-        StoreError: The cache cannot be written.
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
     indexes = {old: load_index(paths.shard(new)) for old, new in moved.items()}
@@ -131,11 +128,7 @@ def relocate(
 
 
 def stored_catalog(cache: Path) -> Catalog:
-    """Every committed item; those of a damaged shard as far as its index is intact, and only if no other has them.
-
-    Raises:
-        StoreError: The system refuses to list the shards.
-    """
+    """Every committed item; those of a damaged shard as far as its index is intact, and only if no other has them."""
     paths, looked, damaged = CachePaths(cache), set[str](), list[ShardIndex]()
     found: list[ShardIndex] = []
     # Sealed shards are listed again at the end: a build may have sealed the one that was open.

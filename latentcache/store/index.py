@@ -454,7 +454,6 @@ def write_index(folder: Path) -> int:
     Raises:
         CacheDamagedError: The shard is truncated or its pages contradict themselves.
         CorruptEntryError: A head fails its check.
-        DiskFullError: No space.
     """
     meta = read_meta(folder / "data.mdb")
     columns = collect_index(folder / "data.mdb", meta)

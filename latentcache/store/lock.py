@@ -44,10 +44,7 @@ def builder_lock(path: Path) -> Iterator[int]:
 
     Raises:
         CacheLockedError: Another process holds it; ``holder`` says which.
-        CacheReadOnlyError: The cache folder cannot be written.
-        DiskFullError: No space for the lock file.
         CacheDamagedError: Something else is in its place.
-        StoreError: The file system has no locks.
     """
     try:
         # A link is not followed: what it leads to would be emptied.

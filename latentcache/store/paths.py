@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.store.atomic_io import folder_in_place, raise_unreadable, read_file, unreadable
+from latentcache.store.atomic_io import raise_unreadable, read_file, unreadable
 
 OPEN_SUFFIX = ".open"
 TOMBSTONE_SUFFIX = ".tombstone"
@@ -101,15 +101,6 @@ class CachePaths:
         """Names of the shards that were taken out of use."""
         return {path.stem for path in _listed(self.shards) if path.suffix == TOMBSTONE_SUFFIX}
 
-    def check_current(self) -> None:
-        """See that a snapshot can be switched to: a build says so before its work, not after.
-
-        Raises:
-            CacheDamagedError: There is a folder in the place of ``CURRENT``.
-        """
-        if self.current.is_dir():
-            raise folder_in_place(self.current)
-
     def open_shards(self) -> list[Path]:
         """Shards that are being written, or were when their builder died."""
         return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
@@ -155,7 +146,6 @@ class CachePaths:
                 why = "the path is a file; a cache is a folder" if is_file else str(error.strerror)
                 what, where = f"no cache at {str(self.root)[:200]}", str(self.root)
                 raise CacheNotFoundError(what, where=where, why=why, fix="check the path") from error
-            self.check_current()
             raise unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
             newest = max(self.snapshots(), default=0)

@@ -56,11 +56,6 @@ def publish_pending(paths: CachePaths, draft: SnapshotDraft) -> None:
     Args:
         paths: The cache.
         draft: With fields from :func:`pending_field`; it names no shards.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The cache cannot be written.
-        StoreError: The disk fails.
     """
     end_pending(paths)
     make_folder(paths.pending)

@@ -224,11 +224,6 @@ def publish_snapshot(
 
     Returns:
         Its number; 0 if nothing was published.
-
-    Raises:
-        DiskFullError: No space; the old snapshot stays.
-        CacheReadOnlyError: The cache cannot be written.
-        StoreError: The disk fails.
     """
     number = max(paths.snapshots(), default=0) + 1
     manifest, files = _drawn_up(draft, number)

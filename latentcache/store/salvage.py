@@ -49,10 +49,6 @@ def mend_shards(paths: CachePaths) -> list[Salvaged]:
     """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged.
 
     The caller holds the builder lock. A damaged shard gets a tombstone; an open one goes to ``quarantine/``.
-
-    Raises:
-        DiskFullError: No space.
-        StoreError: A shard cannot be written.
     """
     made: list[Salvaged] = []
     known = load_catalog(paths)
@@ -77,10 +73,6 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip:
         source: Folder of the shard.
         places: (n,) ``PLACE_DTYPE``.
         skip: Entries with all items in it are not wanted.
-
-    Raises:
-        DiskFullError: No space. Nothing has changed.
-        StoreError: The new shard cannot be written. Nothing has changed.
     """
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
@@ -121,10 +113,6 @@ def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
         paths: The cache.
         shard: Its name.
         reason: ``damaged`` or ``compacted``; for people and for the collector.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The cache cannot be written.
     """
     mark = paths.tombstone(shard)
     if not mark.exists():

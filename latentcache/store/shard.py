@@ -50,10 +50,6 @@ class ShardWriter:
     Args:
         folder: ``shards/<id>.open``; made if it is not there.
         map_bytes: First map size in bytes.
-
-    Raises:
-        CacheReadOnlyError: The folder cannot be made.
-        DiskFullError: No space.
     """
 
     def __init__(self, folder: Path, *, map_bytes: int = FIRST_MAP_BYTES) -> None:
@@ -89,10 +85,6 @@ class ShardWriter:
         """Commit a batch; all of it is durable when this returns, or none of it is there.
 
         A key that is in the shard already keeps its entry: same key, same bytes.
-
-        Raises:
-            DiskFullError: No space; what was committed before stays.
-            StoreError: Anything else LMDB reports.
         """
         with writing(self.folder):
             while True:
@@ -183,7 +175,6 @@ def seal_folder(folder: Path, name: str = "") -> Path:
 
     Raises:
         CacheDamagedError: The shard is truncated or its pages contradict themselves.
-        StoreError: The system refuses to read it.
     """
     sealed = folder.with_name(name or folder.name.removesuffix(OPEN_SUFFIX))
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
@@ -219,11 +210,6 @@ def recover_shard(
     Returns:
         The sealed folder; None when nothing was committed, or when the shard is damaged and was moved to
         ``quarantine``.
-
-    Raises:
-        DiskFullError: No space for the index.
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The system refuses to read or to write it. The shard stays, and the next build tries again.
     """
     data = folder / "data.mdb"
     with writing(folder):

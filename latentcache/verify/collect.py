@@ -118,9 +118,6 @@ def collect(
         CacheFormatError: Written by a newer version.
         CacheDamagedError: The current snapshot is damaged, so that nothing tells what is needed.
         CacheLockedError: A build, a repair or another collection is at work here.
-        CacheReadOnlyError: Something cannot be deleted.
-        StoreError: A part of the cache is on another file system, so that it cannot be moved in one step.
-        DiskFullError: No room to copy the needed part of a shard.
     """
     if keep < 1 or not grace_s >= 0:
         raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")

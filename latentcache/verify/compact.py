@@ -34,10 +34,6 @@ def compact(paths: CachePaths, snapshot: Snapshot, worth: Collection[ShardUse]) 
 
     Returns:
         Names of the shards that were replaced; the others hold damaged entries and were left as they are.
-
-    Raises:
-        DiskFullError: No room for the copies. Nothing is lost.
-        StoreError: A copy cannot be written.
     """
     views, moved = [View(rows, len(snapshot.samples)) for rows in snapshot.fields.values()], dict[str, str]()
     for use in worth:

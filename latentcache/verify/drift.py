@@ -6,7 +6,7 @@ the other, so that one model is loaded at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +20,6 @@ from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.entries import Store, View, words
 from latentcache.verify.findings import Reencoded
 from latentcache.verify.selection import confidence
-
-#: Samples encoded before the clock is looked at.
-_CHUNK = 64
 
 
 class Reencode(Protocol):
@@ -45,23 +42,17 @@ class Reencode(Protocol):
 class _Round:
     """One round of encoding again."""
 
-    def __init__(self, store: Store, reencode: Reencode, root: Path, over: Callable[[], bool]) -> None:
-        self.store, self.reencode, self.root, self.over = store, reencode, root, over
+    def __init__(self, store: Store, reencode: Reencode, root: Path) -> None:
+        self.store, self.reencode, self.root = store, reencode, root
         self.failed: set[int] = set()
         self.entries = self.drifted = 0
         self.largest = self.mean = 0.0
 
-    def field(self, reader: EntryReader, view: View, drawn: NDArray[np.intp]) -> int:
-        """Compare all items of a field of these samples; returns how many samples there was time for."""
-        rows = np.flatnonzero(np.isin(view.sample, drawn))
-        for start in range(0, len(drawn), _CHUNK):
-            if self.over():
-                return start
-            part = rows[np.isin(view.sample[rows], drawn[start : start + _CHUNK])]
-            if len(part):
-                for row, made in self.reencode.encode(self.store.snapshot, self.root, view.name, part.tolist()):
-                    self._compare(reader, view, row, made)
-        return len(drawn)
+    def field(self, reader: EntryReader, view: View, drawn: NDArray[np.intp]) -> None:
+        """Compare all items of a field of these samples."""
+        rows = np.flatnonzero(np.isin(view.sample, drawn)).tolist()
+        for row, made in self.reencode.encode(self.store.snapshot, self.root, view.name, rows) if rows else ():
+            self._compare(reader, view, row, made)
 
     def _compare(self, reader: EntryReader, view: View, number: int, made: Made | NDArray[Any] | Failure) -> None:
         rows, row = view.rows, np.array([number])
@@ -114,13 +105,7 @@ def _own(rows: FieldRows, name: str, row: int) -> NDArray[Any]:
 
 
 def reencode_samples(
-    store: Store,
-    reencode: Reencode,
-    root: Path,
-    fine: NDArray[np.bool_],
-    number: int,
-    seed: int,
-    over: Callable[[], bool],
+    store: Store, reencode: Reencode, root: Path, fine: NDArray[np.bool_], number: int, seed: int
 ) -> Reencoded:
     """Encode ``number`` of the samples that are ``fine`` (S,) again, all fields of each, and note what differs.
 
@@ -129,16 +114,15 @@ def reencode_samples(
         DeviceError: Its device failed, or does not exist.
     """
     drawn = draw(fine, number, seed)
-    again = _Round(store, reencode, root, over)
-    done = len(drawn)
+    again = _Round(store, reencode, root)
     reader = EntryReader(store.paths, store.snapshot)
     try:
         for view in store.views.values():
             if len(drawn) and view.rows.kind is not None and view.rows.recipe is not None:
-                done = min(done, again.field(reader, view, drawn))
+                again.field(reader, view, drawn)
     finally:
         reader.close()
-    samples = max(done - len(again.failed), 0)
+    samples = max(len(drawn) - len(again.failed), 0)
     clean = samples and not again.drifted and not again.failed
     return Reencoded(
         asked=number,

@@ -218,15 +218,6 @@ class Findings:
         """(S,) samples that are in one of these categories."""
         return np.isin(self.rank, [CATEGORIES.index(name) for name in categories])
 
-    def with_reasons(self, category: str, reasons: frozenset[str]) -> NDArray[np.bool_]:
-        """(S,) samples with a finding of this category and one of these reasons."""
-        found = np.zeros(len(self.rank), dtype=np.bool_)
-        for (rank, reason, _, _), batches in self._causes.items():
-            if CATEGORIES[rank] == category and reason in reasons:
-                for batch in batches:
-                    found[batch.samples] = True
-        return found
-
     def counts(self, looked: NDArray[np.bool_]) -> dict[str, int]:
         """Samples per category; of those not looked at only the ones with a finding that must be mended."""
         seen = np.bincount(self.rank[looked | self.of(*PROBLEMS)], minlength=len(CATEGORIES)).tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
@@ -39,8 +39,6 @@ _AHEAD = 8
 class Scanned:
     """Result of reading payloads."""
 
-    read: dict[str, NDArray[np.bool_]]
-    """(E,) by field: entries about which all is known that was asked for."""
     payloads: int = 0
     payload_bytes: int = 0
 
@@ -60,27 +58,21 @@ class _Run:
 _Wrong = tuple[int, str, str, str, bool]
 
 
-def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]], over: Callable[[], bool] = bool) -> Scanned:
+def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> Scanned:
     """Read the chosen entries, and note what is wrong with them.
 
     Args:
         store: What is checked; shards that cannot be read have their findings already.
         chosen: (E,) by field.
-        over: Asked before each read; True ends the scan.
     """
-    scanned = Scanned(read={name: ~chosen[name] for name in store.views})
-    unreadable_shards = np.setdiff1d(np.arange(len(store.snapshot.shards)), store.readable)
-    for name, view in store.views.items():
-        scanned.read[name] |= np.isin(view.shard, unreadable_shards)
+    scanned = Scanned()
     buffers: SimpleQueue[bytearray] = SimpleQueue()
     for _ in range(_THREADS):
         buffers.put(bytearray(_READ_BYTES))
     with ThreadPoolExecutor(_THREADS) as pool:
         for number, parts in shard_parts(store, chosen):
             failpoint("scan-shard")
-            _scan_shard(store, number, parts, scanned, pool, buffers, over)
-            if over():
-                break
+            _scan_shard(store, number, parts, scanned, pool, buffers)
     return scanned
 
 
@@ -91,19 +83,15 @@ def _scan_shard(
     scanned: Scanned,
     pool: ThreadPoolExecutor,
     buffers: SimpleQueue[bytearray],
-    over: Callable[[], bool],
 ) -> None:
     try:
         descriptor = open_file(store.paths.data(store.snapshot.shards[number]))
     except OSError as error:
         for view, entries in parts:
             store.note(view, "unverifiable", unreadable(error), entries, found=words(error))
-            scanned.read[view.name][entries] = True
         return
 
-    def look(run: _Run) -> list[_Wrong] | None:
-        if over():
-            return None
+    def look(run: _Run) -> list[_Wrong]:
         buffer = buffers.get()
         try:
             if len(buffer) < run.length:
@@ -114,8 +102,8 @@ def _scan_shard(
 
     try:
         size = os.fstat(descriptor).st_size
-        ahead = deque[tuple[_Run, Future[list[_Wrong] | None]]]()
-        runs = (run for view, entries in parts for run in _runs(view, _within(scanned, view, entries, size)))
+        ahead = deque[tuple[_Run, Future[list[_Wrong]]]]()
+        runs = (run for view, entries in parts for run in _runs(view, _within(view, entries, size)))
         for run in chain(runs, repeat(None)):
             if run is not None:
                 ahead.append((run, pool.submit(look, run)))
@@ -123,23 +111,20 @@ def _scan_shard(
                 break
             if run is None or len(ahead) > _AHEAD:
                 done, found = ahead.popleft()
-                if (wrong := found.result()) is not None:
-                    _take(store, scanned, done, wrong)
+                _take(store, scanned, done, found.result())
     finally:
         os.close(descriptor)
 
 
-def _within(scanned: Scanned, view: View, entries: NDArray[np.intp], size: int) -> NDArray[np.intp]:
+def _within(view: View, entries: NDArray[np.intp], size: int) -> NDArray[np.intp]:
     """Entries that the file can hold; the check of the indexes has noted the others."""
     inside = (view.offset[entries] + view.bytes[entries] <= size) & (view.head[entries] <= view.offset[entries])
-    scanned.read[view.name][entries[~inside]] = True
     return entries[inside]
 
 
 def _take(store: Store, scanned: Scanned, run: _Run, wrong: list[_Wrong]) -> None:
     """Add the result of one run to the findings."""
     view, entries = run.view, run.entries
-    scanned.read[view.name][entries] = True
     scanned.payloads += len(entries)
     scanned.payload_bytes += int(view.bytes[entries].sum())
     causes: dict[tuple[str, str, bool], list[tuple[int, str]]] = {}

@@ -1,6 +1,6 @@
 """``repair_cache``: take what fails its check out of a cache, so that a build makes it again.
 
-Guarantee: nothing is removed but what a full verification calls corrupt or drifted and, if asked for, stale; no
+Guarantee: nothing is removed but what a full verification calls corrupt or drifted; no
 stored byte is changed, sources are not touched. Of damaged shards everything intact is copied into new ones, the old
 ones get a tombstone, and a snapshot without the removed entries, marked incomplete, is published. Readers of the
 snapshot before go on. Killed at any point, the cache is the old one or the new one, and the same command continues.
@@ -9,11 +9,9 @@ Cost: a full verification, and a copy of every damaged shard.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from numpy.typing import NDArray
 
 from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.atomic_io import write_atomically
 from latentcache.store.garbage import relocate
 from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
@@ -34,9 +31,6 @@ from latentcache.verify.findings import VerifyReport
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import Check, RequestedBy
-
-#: Reasons of ``stale`` for which an entry is no longer right. A caption is no part of an image's entry.
-_OF_ENTRIES = frozenset({"source-changed", "source-removed", "geometry-changed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +79,6 @@ class RepairReport:
     removals: tuple[Removal, ...] = ()
     saved: int = 0
     """Entries that were copied out of damaged shards."""
-    log: str = ""
-    """File in the cache that lists the removals."""
 
     def as_json(self) -> dict[str, Any]:
         """What ``verify --json`` says of a repair."""
@@ -98,7 +90,6 @@ class RepairReport:
             "shards": list(self.plan.shards),
             "snapshot": self.snapshot or self.plan.report.snapshot,
             "complete": self.complete,
-            "log": self.log,
         }
 
 
@@ -108,7 +99,6 @@ def repair_cache(
     confirm: Callable[[RepairPlan], bool],
     data: Path | None = None,
     requested: RequestedBy | None = None,
-    drop_stale: bool = False,
     depth: Depth | None = None,
     reencode: Reencode | None = None,
     commands: Commands | None = None,
@@ -120,7 +110,6 @@ def repair_cache(
         confirm: Is shown the plan if there is anything to do; False leaves everything as it is.
         data: The data, if it is not at the recorded place.
         requested: As for ``verify_cache``; entries of another recipe are reported and kept.
-        drop_stale: Take out entries whose source or plan is no longer the same, too.
         depth: A full one, that may ask for samples to be encoded again; drifted entries are then taken out, too.
         reencode: As for ``verify_cache``.
         commands: Words for the printed commands.
@@ -130,9 +119,6 @@ def repair_cache(
         CacheFormatError: Written by a newer version.
         CacheLockedError: A build, another repair or a collection is at work here.
         CacheDamagedError: The manifest or a column is damaged.
-        CacheReadOnlyError: The cache cannot be written.
-        StoreError: A part of the cache is on another file system.
-        DiskFullError: No room to copy a damaged shard. Nothing is lost.
         SourceError: The data is gone, or cannot be read.
     """
     paths = CachePaths(cache)
@@ -140,13 +126,13 @@ def repair_cache(
     with builder_lock(paths.lock):
         check = Check(cache=cache, depth=depth or Depth(full=True), commands=commands or Commands())
         report = check.run(data=data, requested=requested, reencode=reencode)
-        plan = _plan(check.store, report, drop_stale=drop_stale)
+        plan = _plan(check.store, report)
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan, complete=report.complete)
         return _carry_out(check.store, plan)
 
 
-def _plan(store: Store, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
+def _plan(store: Store, report: VerifyReport) -> RepairPlan:
     drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in store.views.items()}
     removals, condemned, shards = list[Removal](), set[bytes](), set(store.damage.shards)
     for name, reasons in store.damage.wrong.items():
@@ -171,8 +157,6 @@ def _plan(store: Store, report: VerifyReport, *, drop_stale: bool) -> RepairPlan
         equal = np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[name])
         drop[name][equal] = True
         removals += _removals(store, view, equal, "same-bytes")
-    if drop_stale:
-        removals += _stale(store, drop)
     return RepairPlan(
         report=report,
         removals=tuple(removals),
@@ -197,20 +181,6 @@ def _removals(store: Store, view: View, entries: NDArray[np.integer], reason: st
         )
 
 
-def _stale(store: Store, drop: dict[str, NDArray[np.bool_]]) -> list[Removal]:
-    """Entries all of whose samples are stale for a reason that is about entries; marks them in ``drop``."""
-    stale, removals = store.findings.with_reasons("stale", _OF_ENTRIES), list[Removal]()
-    for name, view in store.views.items():
-        needed = np.zeros(len(view), dtype=np.bool_)
-        needed[view.entry[~stale[view.sample]]] = True
-        touched = np.zeros(len(view), dtype=np.bool_)
-        touched[view.entry[stale[view.sample]]] = True
-        entries = np.flatnonzero(touched & ~needed & ~drop[name])
-        drop[name][entries] = True
-        removals += _removals(store, view, entries, "stale")
-    return removals
-
-
 def _wrong_sums(store: Store) -> NDArray[np.uint64]:
     """Checksums of wrong payloads whose checksum is right.
 
@@ -222,7 +192,7 @@ def _wrong_sums(store: Store) -> NDArray[np.uint64]:
 
 
 def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
-    """Copy, log, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
+    """Copy, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
     paths, moved, saved = store.paths, dict[str, str](), 0
     drop = {name: mask.copy() for name, mask in plan.drop.items()}
     removals = list(plan.removals)
@@ -234,7 +204,6 @@ def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
         if copy.shard:
             moved[name] = copy.shard
         removals += _not_copied(store, name, copy.shard, drop)
-    log = _write_log(paths, store.snapshot.number, removals)
     for name in plan.shards:
         failpoint("repair-delete")
         tombstone(paths, name, "damaged")
@@ -242,7 +211,7 @@ def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
     failpoint("repair-delete")
     number = relocate(paths, store.snapshot, moved, drop, complete=complete)
     return RepairReport(
-        plan=plan, done=True, snapshot=number, complete=complete, removals=tuple(removals), saved=saved, log=log
+        plan=plan, done=True, snapshot=number, complete=complete, removals=tuple(removals), saved=saved
     )
 
 
@@ -260,17 +229,3 @@ def _not_copied(store: Store, shard: str, copy: str, drop: dict[str, NDArray[np.
         drop[name][lost] = True
         removals += _removals(store, view, np.array(lost, dtype=np.intp), "not-intact")
     return removals
-
-
-def _write_log(paths: CachePaths, snapshot: int, removals: list[Removal]) -> str:
-    """One line for each entry, durable before anything is taken out; returns the file name, or nothing."""
-    if not removals:
-        return ""
-    lines = [
-        {"key": item.key, "field": item.field, "path": item.path, "reason": item.reason, "bytes": item.num_bytes}
-        | {"snapshot": snapshot}
-        for item in removals
-    ]
-    path = paths.root / f"repair-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}.jsonl"
-    write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode("ascii"))
-    return path.name

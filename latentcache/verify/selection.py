@@ -1,15 +1,13 @@
 """Choose what a check reads, and state what a clean part says of the whole.
 
 ``n/t`` takes the entries whose key falls into the n-th of t slices: keys hold content hashes, so t runs read every
-entry once, and new entries move no other. ``x%``, ``N`` and ``2G`` draw samples at random by a seed. A sample that a
-time limit left out is counted as not looked at, never as ok.
+entry once, and new entries move no other. ``x%``, ``N`` and ``2G`` draw samples at random by a seed.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,7 +47,6 @@ class Depth:
     """Read every payload and every source."""
     selection: Selection | None = None
     """Read payloads and sources of this part only."""
-    max_duration_s: float | None = None
     untrusted: bool = False
     """The cache comes from elsewhere: check it in a sandbox (``verify.sandbox``)."""
     reencode: int = 0
@@ -79,17 +76,6 @@ class Chosen:
     unit: str = "samples"
     """What was drawn, for the statement of confidence: samples or entries."""
     everything: bool = False
-
-
-class Deadline:
-    """Tells when to stop; without a limit it is never over."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        self._end = math.inf if limit_s is None else time.monotonic() + limit_s
-
-    def over(self) -> bool:
-        """True if the time is used up."""
-        return time.monotonic() >= self._end
 
 
 def parse_selection(text: str, seed: int = 0) -> Selection:

@@ -66,7 +66,6 @@ def check_sources(
     *,
     full: bool,
     chosen: NDArray[np.bool_] | None,
-    over: Callable[[], bool],
 ) -> SourcesChecked:
     """Compare every sample with its source.
 
@@ -75,7 +74,6 @@ def check_sources(
         root: The data.
         full: Read every source, even if its stat proves it unchanged.
         chosen: (S,) samples whose sources are read; None for all.
-        over: Asked between files; True ends the check.
 
     Raises:
         SourceError: A table of the data, or a file of records, cannot be read.
@@ -92,7 +90,6 @@ def check_sources(
             rejected=() if everything else rejected,
             notes=snapshot.notes,
             reread=_files_of(samples, chosen) if full and chosen is not None else None,
-            stopping=over,
             recorded=options.folders,
         )
     except EmptySourceError:
@@ -102,7 +99,7 @@ def check_sources(
             apply=lambda: store.findings.add("stale", "source-removed", rows, found="the data holds no samples now"),
         )
     used = {name for view in store.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
-    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, stopping=over, inputs=used)
+    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, inputs=used)
 
     def apply() -> None:
         for state in set(State) - {State.OK, State.NOT_CHECKED}:

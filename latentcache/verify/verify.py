@@ -32,7 +32,7 @@ from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands, Fixes
 from latentcache.verify.payloads import Scanned, scan_payloads
-from latentcache.verify.selection import Chosen, Deadline, Depth, choose, confidence
+from latentcache.verify.selection import Chosen, Depth, choose, confidence
 from latentcache.verify.sources import (
     SourcesChecked,
     check_plans,
@@ -116,20 +116,20 @@ class Check:
         reencode: Reencode | None = None,
     ) -> VerifyReport:
         """Check, and report. Arguments and errors as :func:`verify_cache`."""
-        started, deadline = time.monotonic(), Deadline(self.depth.max_duration_s)
+        started = time.monotonic()
         snapshot = open_checked(self.cache)
         asked = Requested() if requested is None else requested(snapshot)
         root = find_data(self.cache, snapshot, data) if self.trusted or data is not None else None
         self.store = store = Store.of(snapshot)
         chosen = choose(snapshot, self.depth.selection)
-        scanned, sources = self.look(root, chosen, deadline)
+        scanned, sources = self.look(root, chosen)
         sources.apply()
-        looked = _looked(store, chosen, scanned, sources)
+        looked = chosen.samples & sources.looked
         changes = check_recipes(store, asked.recipes, asked.provenances)
         again = None
         if reencode is not None and root is not None:
             fine, draw = looked & ~store.findings.of(*PROBLEMS), (self.depth.reencode, self.depth.seed)
-            again = reencode_samples(store, reencode, root, fine, *draw, deadline.over)
+            again = reencode_samples(store, reencode, root, fine, *draw)
         fixes = Fixes(
             commands=self.commands,
             cache=self.cache,
@@ -169,7 +169,7 @@ class Check:
             elapsed_s=time.monotonic() - started,
         )
 
-    def look(self, root: Path | None, chosen: Chosen, deadline: Deadline) -> tuple[Scanned | None, SourcesChecked]:
+    def look(self, root: Path | None, chosen: Chosen) -> tuple[Scanned | None, SourcesChecked]:
         """Look at entries and sources; payloads are read only if ``depth`` says so."""
         store = self.store
 
@@ -177,7 +177,7 @@ class Check:
             if root is None:
                 return SourcesChecked(looked=np.ones(len(store.findings.table), np.bool_))
             some = None if chosen.everything else chosen.samples
-            return check_sources(store, root, full=self.depth.reads, chosen=some, over=deadline.over)
+            return check_sources(store, root, full=self.depth.reads, chosen=some)
 
         with ExitStack() as stack:
             reading, scanned = look, None
@@ -186,7 +186,7 @@ class Check:
             check_entries(store, chosen.entries)
             check_plans(store, chosen.samples)
             if self.depth.reads:
-                scanned = scan_payloads(store, chosen.entries, deadline.over)
+                scanned = scan_payloads(store, chosen.entries)
             return scanned, reading()
 
 
@@ -209,16 +209,6 @@ def open_checked(cache: Path) -> Snapshot:
             current = shlex.quote(str(cache / "CURRENT"))
             error.fix = f"rm {current}, then the `latentcache build` command that made the cache: entries are kept"
         raise
-
-
-def _looked(store: Store, chosen: Chosen, scanned: Scanned | None, sources: SourcesChecked) -> NDArray[np.bool_]:
-    """(S,) samples of which all is known that was asked for."""
-    looked = chosen.samples & sources.looked
-    if scanned is not None:
-        for name, view in store.views.items():
-            unread = ~scanned.read[name]
-            looked[view.sample[unread[view.entry]]] = False
-    return looked
 
 
 def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
@@ -252,17 +242,10 @@ def unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
 
 
 def _stated(store: Store, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
-    """What samples that are all clean say of the others; empty if nothing follows.
-
-    A time limit leaves the front of the shards, which is no random draw.
-    """
-    if not looked.any() or (depth.selection is None and depth.max_duration_s is None):
+    """What samples that are all clean say of the others; empty if nothing follows."""
+    if depth.selection is None or not looked.any() or (chosen.samples & ~looked).any():
         return ""
-    if looked.all():
-        return confidence(len(looked), len(looked))
-    if chosen.everything or (chosen.samples & ~looked).any():
-        return ""
-    if chosen.unit == "entries":
+    if chosen.unit == "entries" and not looked.all():
         read = sum(int(entries.sum()) for entries in chosen.entries.values())
         return confidence(read, sum(map(len, store.views.values())), "entries")
     return confidence(int(looked.sum()), len(looked))

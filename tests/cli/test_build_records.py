@@ -1,8 +1,5 @@
-import json
-
 import pytest
-from made_templates import CHATML, untagged
-from made_tokenizers import byte_level, save, unigram
+from made_tokenizers import save, unigram
 from small_cache import counts
 from small_tokens import write_texts
 
@@ -98,55 +95,3 @@ def test_a_record_that_ends_its_workers_is_quarantined_and_workers_are_counted(r
     assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0
     found = run("build", data, "--tokenizer", "stub", "--retry-failed", "--json").json
     assert (found["exit_code"], found["counts"]["encoded"], found["worker_restarts"]) == (0, 1, 0)
-
-
-@pytest.mark.parametrize("command", ["build", "build --dry-run", "info", "verify", "gc"])
-def test_a_folder_in_the_place_of_current_is_called_so(run, tmp_path, command):
-    """It was called a folder that may not be written, after all the work."""
-    data = tmp_path / "a.jsonl"
-    data.write_text('{"text": "one"}\n')
-    run("build", data, "--tokenizer", "stub")
-    cache = tmp_path / "a.jsonl.latentcache"
-    (cache / "CURRENT").unlink()
-    (cache / "CURRENT").mkdir()
-    (cache / "CURRENT" / "mine").write_text("kept")
-    name, *more = command.split()
-    found = run(name, data if name == "build" else cache, *more, "--json")
-    assert (found.status, found.error["slug"]) == (3, "cache-damaged")
-    assert found.error["what"] == "CURRENT cannot be read or written: there is a folder in its place"
-    assert found.error["fix"].startswith("mv ")
-    (cache / "CURRENT").rename(tmp_path / "elsewhere")
-    assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0
-
-
-def test_a_cache_without_a_usable_record_is_called_empty(run, tmp_path):
-    data = write_texts(tmp_path / "b.jsonl", [("bad",), ('{"text": 1}',)])
-    done = run("build", data, "--tokenizer", "stub", "--workers", "0")
-    assert done.status == 1
-    assert "is empty: no sample could be used\n  fix: " in done.out
-    assert "complete" not in done.out
-    data.write_text("")
-    assert run("build", data, "--tokenizer", "stub", "--json").status == 2
-
-
-def test_content_that_the_template_leaves_out_is_counted(run, tmp_path):
-    save(byte_level(), tmp_path / "tok", template=untagged(CHATML), roles={"eos_token": "<|im_end|>"})
-    thought = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
-    plain = {"role": "assistant", "content": "b"}
-    user = {"role": "user", "content": "a"}
-    data = write_lines(tmp_path / "a.jsonl", [[user, plain], [user, thought], [user, plain, user, thought]])
-    words = ("build", data, "--tokenizer", tmp_path / "tok", "--workers", "0")
-    found = run(*words, "--json")
-    (item,) = found.json["items"]
-    about = {name: item[name] for name in ("category", "reason", "path", "line", "count")}
-    assert about == {"category": "note", "reason": "not-rendered", "path": "a.jsonl", "line": 2, "count": 2}
-    assert found.status == 0
-    again = run(*words)
-    assert "note a.jsonl:2 [not-rendered]" in again.err + again.out
-    assert "the chat template leaves out: reasoning (samples: 2)" in again.err + again.out
-    assert "nothing to encode: 3 entries reused" in again.out
-
-
-def write_lines(path, conversations):
-    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
-    return path

@@ -174,15 +174,6 @@ def test_a_part_of_the_samples(run, cache):
     assert run("verify", cache, "--sample", "0").status == 2
 
 
-def test_time_that_is_over_is_no_finding_and_nothing_is_fine(run, cache, data):
-    done = run("verify", cache, "--full", "--max-duration", "0", "--json").json
-    assert (done["counts"]["ok"], done["not_looked_at"], done["exit_code"], done["confidence"]) == (0, 4, 0, "")
-    (data / "p0.png").unlink()
-    done = run("verify", cache, "--full", "--max-duration", "0")
-    assert done.status == 1
-    assert "not checked: 3 of 4 samples" in done.out
-
-
 @pytest.mark.parametrize("command", ["info", "manifest"])
 def test_a_recipe_from_a_file(run, cache, tmp_path, command):
     file = tmp_path / "recipe.json"

@@ -99,9 +99,6 @@ def test_parts_and_time_and_strangers(run, cache, data):
     assert (found["mode"], found["counts"]["ok"], found["not_looked_at"]) == ("sample", 20, 180)
     assert found["confidence"] == "20 samples clean: 95 % sure that less than 14 % of the samples are wrong"
     assert "20 samples clean: 95 % sure" in run("verify", cache, "--sample", "10%").out
-    found = run("verify", cache, "--full", "--max-duration", "0", "--json").json
-    assert (found["counts"]["ok"], found["not_looked_at"], found["exit_code"], found["confidence"]) == (0, 200, 0, "")
-    assert "not checked: 200 of 200 samples" in run("verify", cache, "--full", "--max-duration", "0").out
     assert run("verify", cache, "--sample", "3/2", "--json").status == 2
     data.unlink()
     found = run("verify", cache, "--untrusted", "--full", "--json").json

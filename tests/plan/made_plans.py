@@ -35,12 +35,11 @@ def index_of(bucket, *, mixture=None, lengths=None, allowed=None):
         identify=lambda: "these",
         mixture=mixture,
         lengths=lengths,
-        names_of=lambda rows: [f"s{row}" for row in rows.tolist()],
     )
 
 
 def laid_out(index, batches, seed=0, epoch=0):
-    return plan_report(index, batches, seed=seed), plan_epoch(index, batches, seed=seed, epoch=epoch)
+    return plan_report(index, batches), plan_epoch(index, batches, seed=seed, epoch=epoch)
 
 
 def batches_of(plan):

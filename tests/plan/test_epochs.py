@@ -178,14 +178,6 @@ def test_the_refusal_lists_buckets_and_counts():
     assert (caught.value.slug, caught.value.exit_code) == ("plan-empty", 1)
 
 
-def test_names_of_samples_that_are_repeated_or_left_out():
-    column = np.array([0, 0, 0, 1])
-    for policy, expected in (("repeat", (2, 0)), ("drop", (0, 2)), ("partial", (0, 0)), ("pad", (0, 0))):
-        report = plan_report(index_of(column), BatchPlan(batch_size=2, remainder=policy))
-        assert (len(report.repeated_names), len(report.dropped_names)) == expected
-    assert "s3" in plan_report(index_of(column), BatchPlan(batch_size=2)).repeated_names
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

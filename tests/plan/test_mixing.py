@@ -81,26 +81,12 @@ def test_a_float_counts_as_it_is_written():
         ([5, 5], [1, 1], {"names": ["cats", "cats"]}, "the name 'cats'"),
         ([5, 5], [1, 1], {"names": "ab"}, "must be a list"),
         ([5, 5], 3, {}, "weights=3: must be a list"),
-        ([10, 2], [1, 1], {"max_repeat": 0.5}, "max_repeat=0.5"),
-        (
-            [10, 2],
-            [1, 1],
-            {"max_repeat": [1, 4], "names": ["many", "few"]},
-            "max_repeat=4: an epoch would repeat few 5 times",
-        ),
     ],
 )
 def test_what_is_not_allowed_is_refused_by_name(entries, weights, more, said):
     with pytest.raises(UsageError, match=said) as caught:
         mixture(entries, weights, **more)
     assert caught.value.fix
-
-
-def test_a_limit_gives_the_longest_epoch_that_keeps_it():
-    with pytest.raises(UsageError) as caught:
-        mixture([10, 2], [1, 1], max_repeat=4, names=["many", "few"])
-    assert caught.value.fix.startswith("samples=16 or fewer, ")
-    assert mixture([10, 2], [1, 1], samples=16, max_repeat=4).sources[1].samples == 8
 
 
 @given(mixed(), st.integers(-5, 10**9), st.integers(0, 10**9), st.integers(1, 40))

@@ -160,7 +160,7 @@ def test_a_position_that_cannot_be_read_is_refused(change):
 def position(count=10, *, seed=0, tokens=None, mix=None, **more):
     index = index_of(np.zeros(count, np.int32), mixture=mix)
     batches = BatchPlan(**{"batch_size": 2} | more)
-    return Position(index, plan_report(index, batches, seed=seed), seed=seed, tokens=tokens)
+    return Position(index, plan_report(index, batches), seed=seed, tokens=tokens)
 
 
 def serve(place, steps):

@@ -154,13 +154,3 @@ def test_only_regular_files_are_opened(tmp_path):
             read_file(path)
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     assert read_file(tmp_path / "file") == b"x" * 100_000
-
-
-@pytest.mark.parametrize("name", ["file", "file.tmp"])
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, name):
-    (tmp_path / name / "mine").mkdir(parents=True)
-    with pytest.raises(CacheDamagedError, match="there is a folder in its place") as caught:
-        write_atomically(tmp_path / "file", b"x")
-    assert caught.value.where == str(tmp_path / name)
-    assert caught.value.fix.startswith("mv ")
-    assert (tmp_path / name / "mine").is_dir()

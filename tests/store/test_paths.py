@@ -106,11 +106,3 @@ def test_shards_that_cannot_be_listed_are_damage_and_none_are_none(tmp_path):
     paths.shards.write_text("x")
     with pytest.raises(CacheDamagedError, match="shards cannot be read"):
         paths.sealed_shards()
-
-
-def test_a_folder_in_the_place_of_current_is_called_so(paths):
-    paths.check_current()
-    paths.current.mkdir()
-    for call in (paths.check_current, paths.current_snapshot):
-        with pytest.raises(CacheDamagedError, match=r"CURRENT cannot be .* there is a folder in its place"):
-            call()

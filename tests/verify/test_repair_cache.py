@@ -1,4 +1,3 @@
-import json
 import os
 import random
 import shutil
@@ -66,17 +65,6 @@ def test_what_is_left_of_a_damaged_shard_is_saved(tmp_path):
     assert repair(case).saved == 3
 
 
-def test_the_log_names_every_removed_entry(case):
-    case.damage(1)
-    rows = case.snapshot.fields[case.names[0]]
-    entry = case.entry(1)[3]
-    report = repair(case)
-    (line,) = [json.loads(line) for line in (case.cache / report.log).read_text("ascii").splitlines()]
-    assert line["key"] == np.asarray(rows.key)[entry].tobytes().hex()
-    assert (line["reason"], line["snapshot"], line["field"]) == ("payload", 1, case.names[0])
-    assert line["bytes"] == int(rows.head[entry]) + int(rows.bytes[entry])
-
-
 def test_nothing_to_repair_changes_nothing(case):
     before = state(case.cache)
     report = repair(case)
@@ -106,7 +94,7 @@ def test_a_damaged_index_loses_nothing(case):
     path.chmod(0o644)
     path.write_bytes(b"[]")
     report = repair(case)
-    assert (report.complete, report.removals, report.log) == (True, (), "")
+    assert (report.complete, report.removals) == (True, ())
     assert counts(case) == {"ok": 8}
     assert items(case) == before
     assert case.build()[0] == 0
@@ -158,19 +146,6 @@ def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
     case.write(0)
     assert case.build() == (3, 0)
     assert counts(case) == {"ok": 3}
-
-
-def test_stale_entries_stay_unless_asked(tmp_path):
-    case = make(tmp_path, "flat")
-    case.write(8, "input 3")
-    case.build()
-    case.write(3, "other")
-    case.write(5, "other")
-    assert not repair(case).plan.needed
-    report = repair(case, drop_stale=True)
-    # 3 shares its entry with 8
-    assert [(item.path, item.reason) for item in report.removals] == [("005.png", "stale")]
-    assert counts(case) == {"missing": 1, "stale": 1, "ok": 7}
 
 
 def test_two_fields_are_repaired_apart(tmp_path):
