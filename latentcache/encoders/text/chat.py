@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.text.dropped import DroppedContent
+from latentcache.encoders.text.dropped import not_rendered
 from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.lines import fault
@@ -89,7 +89,6 @@ class ChatRenderer:
         self.has_generation = bool(_GENERATION.search(template))
         self._as_parts = False
         self._as_parts = self._needs_parts()
-        self._dropped = DroppedContent(lambda *given: self._run(*given)[0], self._said)
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:
@@ -109,7 +108,7 @@ class ChatRenderer:
         else:
             spans = [self._ended(text, *self._turn(messages, tools, options, text, number)) for number in learned]
         kept = tuple((begin, end) for begin, end in spans if begin < end)
-        return RenderedChat(text=text, spans=kept, not_rendered=self._dropped(record, options))
+        return RenderedChat(text=text, spans=kept, not_rendered=not_rendered(record, text, self._marked))
 
     def _tagged(
         self,
