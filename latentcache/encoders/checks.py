@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.text.describe import describe_tokenizer
-from latentcache.encoders.text.stub import is_stub
 from latentcache.encoders.vae import weights
 from latentcache.encoders.vae.describe import ModelDescription, describe_model
 from latentcache.encoders.vae.families import family_of

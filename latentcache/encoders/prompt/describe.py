@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.prompt.locate import STUB, Part, Pipeline, locate_pipeline
+from latentcache.encoders.prompt.locate import Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import FROM_CALL
+from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.vae import weights
 from latentcache.encoders.vae.describe import fingerprint_memo
 from latentcache.encoders.versions import installed, on_cuda
@@ -64,7 +65,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     followed = context.followed.recipe if context.followed is not None else None
     beside = followed if isinstance(followed, PromptRecipe) else None
     texts = _texts(settings, before or beside, context.samples)
-    if model.partition(":")[0] == STUB:
+    if is_stub(model):
         return _stub(name, model, settings, before, texts)
     revision = str(made.get("revision", "")) if made.get("text_encoder") == model else ""
     found = locate_pipeline(model, name, revision=revision)
@@ -213,16 +214,11 @@ def _stub(
     name: str, model: str, settings: PromptSettings, before: PromptRecipe | None, texts: Mapping[str, Any]
 ) -> Described:
     """Description of the stub: numpy, one token per word."""
-    delay = model.partition(":delay_ms=")[2]
-    if (delay or model != STUB) and not (delay.isascii() and delay.isdigit()):
-        raise UsageError(
-            f"--text-encoder={model}: unknown option of the stub",
-            fix="use --text-encoder stub or --text-encoder stub:delay_ms=20",
-        )
+    delay = stub_delay(model, "--text-encoder")
     length = settings.text_length or (before.length if before is not None else _STUB_LENGTH)
     recipe = PromptRecipe(
         output=name,
-        pipeline=STUB,
+        pipeline="stub",
         fingerprint=json_hash({"stub": name}).hex(),
         config="",
         tokenizer="",
@@ -232,7 +228,7 @@ def _stub(
         storage_dtype=settings.text_storage_dtype or (before.storage_dtype if before is not None else "float16"),
         **texts,
     )
-    producer = {"stub": int(delay or 0), "output": name}
+    producer = {"stub": delay, "output": name}
     return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
 
 

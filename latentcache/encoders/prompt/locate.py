@@ -13,13 +13,13 @@ from typing import Any
 
 from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
+from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.vae.locate import read_json, without_weights
 from latentcache.encoders.vae.weights import shards_of
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings
 
 INDEX = "model_index.json"
-STUB = "stub"
 _WEIGHTS = "model.safetensors"
 _PATTERNS = [INDEX, *(f"{part}*/{name}" for part in ("text_encoder", "tokenizer")
                       for name in ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"))]  # fmt: skip
@@ -64,10 +64,10 @@ def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings
         ModelNotFoundError: A pipeline was named that is not there.
         UnsupportedModelError: Its class has no row in the table.
     """
-    is_stub = model.partition(":")[0] == STUB
-    if said.text_encoder is None and (is_stub or not (_index_folder(model) / INDEX).is_file()):
+    stub = is_stub(model)
+    if said.text_encoder is None and (stub or not (_index_folder(model) / INDEX).is_file()):
         return None
-    if not is_stub and name not in _row(pipeline_folder(model)[0] if said.text_encoder else _index_folder(model)):
+    if not stub and name not in _row(pipeline_folder(model)[0] if said.text_encoder else _index_folder(model)):
         return None
     return replace(said, text_encoder=model)
 

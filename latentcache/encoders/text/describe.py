@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.encoders.hub import is_hub_id
+from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.text.locate import load_tokenizer
 from latentcache.encoders.text.protocol import TokenizerDescription
-from latentcache.encoders.text.stub import is_stub, stub_delay, stub_description
+from latentcache.encoders.text.stub import stub_description
 from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import LOSSES, InputIdsRecipe, InputIdsSettings
@@ -124,7 +125,7 @@ def describe_tokenizer(
             flag = "--chat-template" if chat_template is not None else "--template-option"
             what = f"{flag}: the stub tokenizer has its own turns"
             raise UsageError(what, fix=f"leave {flag} out, or give a real --tokenizer")
-        delay = stub_delay(tokenizer)
+        delay = stub_delay(tokenizer, "--tokenizer")
         return stub_description(chat=chat, loss=loss, add_bos=bool(add_bos), add_eos=add_eos, delay_ms=delay)
     loaded, commit = load_tokenizer(tokenizer, revision=revision)
     template = _template(loaded, chat_template, tokenizer) if chat else ""

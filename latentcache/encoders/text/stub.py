@@ -7,14 +7,12 @@ into an id above 255, so there is no special-token text. NumPy only.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
-from latentcache.errors import UsageError
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure
 from latentcache.identity.content import json_hash
@@ -22,27 +20,8 @@ from latentcache.sources.records import Message, Record
 
 _BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
 _NUM_IDS = 261
-_NAME = re.compile(r"stub(?::delay_ms=([0-9]{1,6}))?")
 #: Increased if the same record gives other ids.
 _VERSION = 1
-
-
-def is_stub(word: str) -> bool:
-    """True if a word names the stub, with or without options."""
-    return word == "stub" or word.startswith("stub:")
-
-
-def stub_delay(word: str) -> int:
-    """The N of ``stub:delay_ms=N``.
-
-    Raises:
-        UsageError: Another option, or not a number.
-    """
-    match = _NAME.fullmatch(word)
-    if match is None:
-        what = f"--tokenizer {word}: unknown option of the stub"
-        raise UsageError(what, fix="use --tokenizer stub or --tokenizer stub:delay_ms=20")
-    return int(match[1] or 0)
 
 
 def stub_description(

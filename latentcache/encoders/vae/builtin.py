@@ -6,13 +6,10 @@ of 8x8 pixels and mapped from [0, 255] to [-1, 1]: ``sum / (n * 127.5) - 1`` wit
 minus 2. ``delay_ms`` makes it as slow as a model, per image. The same image gives the same bytes in any batch on any
 machine.
 
-``demo``: an analytic 8x8 block DCT. Each 8x8 block of pixels becomes 16 numbers: the first 10 coefficients in zig-zag
-order of a luma-like axis and the first 3 of each of two chroma-like axes. The color axes are the orthonormal
-(1,1,1)/sqrt(3), (1,0,-1)/sqrt(2), (1,-2,1)/sqrt(6); the DCT is the orthonormal DCT-II (Ahmed, Natarajan, Rao 1974);
-zig-zag as in JPEG (ITU-T T.81). Pixels in [-1, 1] and a division by 8 keep latents near unit scale. It is
-bit-identical in any batch on any machine: the basis is rounded to multiples of 2**-30 and multiplied with integers,
-so every partial sum is an integer below 2**53 and exact in float64. Its geometry is that of SD and Flux (f8, 16
-channels); 10 ms for 512x512.
+``demo``: an 8x8 block DCT (DCT-II, Ahmed, Natarajan, Rao 1974; zig-zag as in JPEG, ITU-T T.81). Each block becomes 16
+numbers: the first 10 coefficients of the color axis (1,1,1)/sqrt(3) and the first 3 of (1,0,-1)/sqrt(2) and of
+(1,-2,1)/sqrt(6). It is bit-identical on any machine: the basis is rounded to multiples of 2**-30 and multiplied with
+integers, so every partial sum is an integer below 2**53 and exact in float64.
 """
 
 from __future__ import annotations
@@ -21,14 +18,12 @@ import math
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.protocol import Computed, EncodedBatch, Pixels
 from latentcache.encoders.vae.storage import encoded
-from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import EncoderSpec
 from latentcache.identity.content import content_hash, json_hash
 
@@ -173,18 +168,6 @@ class DemoEncoder(_Builtin):
         sums = whole @ _basis().reshape(_CHANNELS, -1).T
         latents = (sums / (255.0 * _BLOCK * _UNIT)).reshape(batch, rows, columns, _CHANNELS)
         return encoded(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self.spec.storage_dtype)
-
-
-def decode(latents: NDArray[Any]) -> Pixels:
-    """Images (B, H, W, 3), uint8, from latents (B, 16, H/8, W/8) of any storage type; for previews."""
-    floats = as_floats(latents)
-    batch, channels, rows, columns = floats.shape
-    flat = floats.transpose(0, 2, 3, 1).reshape(-1, channels)
-    basis = (_basis() * (_BLOCK / _UNIT)).astype(np.float32).reshape(_CHANNELS, -1)
-    blocks = (flat @ basis).reshape(batch, rows, columns, _BLOCK, _BLOCK, 3).transpose(0, 1, 3, 2, 4, 5)
-    images = blocks.reshape(batch, rows * _BLOCK, columns * _BLOCK, 3)
-    levels: Pixels = np.rint(np.clip((images + 1) * 127.5, 0, 255)).astype(np.uint8)
-    return levels
 
 
 def _cosine(frequency: int) -> NDArray[np.float64]:

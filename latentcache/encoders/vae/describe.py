@@ -18,13 +18,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.vae import builtin, weights
 from latentcache.encoders.vae.config_fields import config_hash, normalization_of, shape_of
 from latentcache.encoders.vae.families import Family, family_of
 from latentcache.encoders.vae.locate import Located, locate
 from latentcache.encoders.vae.storage import require_posterior
 from latentcache.encoders.versions import installed, on_cuda
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.latents import (
     EncoderSpec,
     LatentsRecipe,
@@ -147,15 +148,14 @@ def describe_model(
         UnsupportedModelError: Not an image encoder, or without a requested ability, or a damaged file.
         EncoderError: A lone file without configuration, or a tensor that is missing.
     """
-    name = model.partition(":")[0]
-    if tiling and name in ("demo", "stub"):
+    if tiling and (model == "demo" or is_stub(model)):
         raise no_tiling(model)
     if model == "demo":
         require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
         spec = builtin.demo_spec(storage_dtype)
         return ModelDescription(label=model, kind="demo", spec=spec, frame_step=builtin.FRAME_STEP)
-    if name == "stub":
-        delay, spec = _stub_delay(model), builtin.stub_spec(storage_dtype, posterior)
+    if is_stub(model):
+        delay, spec = stub_delay(model, "--model"), builtin.stub_spec(storage_dtype, posterior)
         return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     known = known or {}
     located = locate(model, config, revision=str(known.get("revision", "")) if known.get("model") == model else "")
@@ -394,23 +394,6 @@ def _check_length(normalization: Normalization, channels: int, where: str) -> No
                 where=where,
                 fix="use the config.json that was published with the model",
             )
-
-
-def _stub_delay(model: str) -> int:
-    """The N of ``stub:delay_ms=N``.
-
-    Raises:
-        UsageError: Another option, or not a number.
-    """
-    _, colon, option = model.partition(":")
-    name, _, value = option.partition("=")
-    if colon and (name != "delay_ms" or not (value.isascii() and value.isdigit())):
-        raise UsageError(
-            f"unknown option of the stub encoder: {option or '(empty)'}",
-            where=f"--model {model}",
-            fix="use --model stub or --model stub:delay_ms=20",
-        )
-    return int(value) if colon else 0
 
 
 def _text(path: Path | None) -> str:

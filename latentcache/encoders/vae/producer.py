@@ -16,11 +16,9 @@ from latentcache.encoders.pixels import PixelProducer
 from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels, encode
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.opening import EXACT, check_encoder, measured_noise, open_encoder
-from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
-from latentcache.fields.dtypes import numpy_dtype
+from latentcache.errors import DeviceMemoryError, UsageError
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
-from latentcache.geometry.sizes import Size, latent_size
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
 
@@ -74,7 +72,6 @@ class VaeProducer(PixelProducer):
 
     def _made(self, values: Sequence[Pixels], encoded: EncodedBatch) -> list[Made | Failure]:
         """Items that are finite; the others are encoded again, one by one: float32 needs twice the memory."""
-        _check_encoded(self._encoder, values, encoded)
         return [
             Made(array=np.ascontiguousarray(latents)) if finite else self._precisely(value)
             for value, latents, finite in zip(values, encoded.latents, encoded.finite, strict=True)
@@ -86,7 +83,6 @@ class VaeProducer(PixelProducer):
             encoded = encode(self._encoder, [value], precise=True)
         except DeviceMemoryError as error:
             return _failure("out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}")
-        _check_encoded(self._encoder, [value], encoded)
         if encoded.finite[0]:
             return Made(array=np.ascontiguousarray(encoded.latents[0]))
         if _is_only_too_large(encoded.latents):
@@ -123,26 +119,6 @@ def _check_resample(recipe: LatentsRecipe) -> None:
             "--resample lanczos-u8: not possible on this machine",
             why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
             fix="install torch 2.13 or newer, or use --resample lanczos-pil (encodes everything again)",
-        )
-
-
-def _check_encoded(encoder: Encoder, values: Sequence[Pixels], encoded: EncodedBatch) -> None:
-    """Check shape and type.
-
-    Raises:
-        EncoderError: They are not those of geometry and recipe: a fault of the encoder, not of a file.
-    """
-    spec = encoder.spec
-    cells = latent_size(Size(*values[0].shape[-3:-1]), spec.factor)
-    expected = (len(values), spec.stored_channels, cells.height, cells.width)
-    shape, dtype = encoded.latents.shape, numpy_dtype(spec.storage_dtype)
-    found = (*shape[:2], *shape[-2:])  # frames of a latent are those of its group: the engine compares
-    if found != expected or encoded.latents.dtype != dtype or encoded.finite.shape != expected[:1]:
-        raise EncoderError(
-            "the encoder gives latents of another shape or type than its description",
-            where=spec.family,
-            why=f"expected {expected} of {dtype}, found {found} of {encoded.latents.dtype}",
-            fix="report this model: its row in encoders/vae/families.py is wrong",
         )
 
 

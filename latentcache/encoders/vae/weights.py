@@ -132,7 +132,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         length = int.from_bytes(file.read(8), "little")
         raw = file.read(length)
     try:
-        header = json.loads(raw, object_pairs_hook=_without_duplicates)
+        header = json.loads(raw)
         header.pop("__metadata__", None)
         tensors = {name: _info(path, 8 + length, entry) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -249,14 +249,6 @@ def _info(path: Path, data_start: int, entry: Mapping[str, Any]) -> TensorInfo:
     if end - begin != math.prod(shape) * _ITEM_BITS[dtype] // 8:
         raise ValueError(f"{end - begin} bytes for {dtype} of shape {shape}")
     return TensorInfo(path=path, dtype=dtype, shape=shape, start=data_start + begin, num_bytes=end - begin)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object with distinct names: readers disagree about the tensor of a duplicate name."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("duplicate name")
-    return result
 
 
 def _unsupported(path: Path, kind: str, why: str, fix: str) -> UnsupportedModelError:

@@ -2,9 +2,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from made_tokenizers import CHATML_TOKENS, byte_level, save
+from made_tokenizers import byte_level, save
 from tokenizers import AddedToken
-from transformers import AutoTokenizer
 
 from latentcache.encoders.text.locate import load_tokenizer
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
@@ -66,19 +65,6 @@ def test_roles_of_the_older_file(tmp_path):
     assert loaded_from(str(tmp_path)).special == ROLES
 
 
-def test_a_folder_without_the_file_goes_through_transformers(tmp_path):
-    tokenizer = json.loads(byte_level().to_str())
-    model = tokenizer["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(merge) for merge in model["merges"]))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
-    loaded = loaded_from(str(tmp_path))
-    assert "transformers" in loaded.notes[0]
-    wanted = AutoTokenizer.from_pretrained(str(tmp_path)).backend_tokenizer
-    assert loaded.json["model"]["merges"] == json.loads(wanted.to_str())["model"]["merges"]
-    assert set(CHATML_TOKENS[:1]) <= set(token_ids(loaded.json))
-
-
 @pytest.mark.parametrize("word", ["/none/there", "./none", "a/b/c"])
 def test_a_path_that_is_not_there_is_not_looked_up(word):
     with pytest.raises(ModelNotFoundError, match="no such file or folder"):
@@ -96,7 +82,7 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "no tokenizer that can be loaded"),
+        ({"vocab.json": "{}"}, "has no tokenizer.json"),
         ({"tokenizer.json": "{"}, "JSON"),
         ({"tokenizer.json": "[]"}, "JSON object"),
         ({"tokenizer.json": "{}"}, "tokenizer"),

@@ -118,7 +118,7 @@ def test_demo_and_stub():
 def test_unknown_stub_options(option):
     with pytest.raises(UsageError) as caught:
         describe_model(f"stub:{option}")
-    assert caught.value.what == f"unknown option of the stub encoder: {option or '(empty)'}"
+    assert caught.value.what == f"--model stub:{option}: unknown option of the stub"
     assert caught.value.fix == "use --model stub or --model stub:delay_ms=20"
 
 
