@@ -12,7 +12,7 @@ current stream waits for the event, and the tensors are recorded on it. Nothing 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,8 +53,6 @@ class Sent:
 
     batch: Batch
     event: Event | None = None
-    later: Sequence[Callable[[], None]] = ()
-    """What has to be called before the values are used."""
 
 
 class Transfer:
@@ -106,8 +104,6 @@ class Transfer:
 
     def receive(self, sent: Sent) -> Batch:
         """The batch, on the device, for the caller's current stream."""
-        for end in sent.later:
-            end()
         if sent.event is not None and self._stream is not None:
             self._stream.join([value for value in sent.batch.values() if isinstance(value, torch.Tensor)], sent.event)
         return sent.batch

@@ -15,7 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import content_hash
 from latentcache.plan.documents import Corpus, begins, spread
-from latentcache.store.reader import Checksum, EntryReader, Place
+from latentcache.store.reader import Checksum, EntryReader, Located
 from latentcache.store.snapshot import Snapshot
 
 Ints = NDArray[np.integer]
@@ -163,12 +163,18 @@ class Documents:
 
         Errors as :meth:`read`.
         """
-        rows, bytes_of, width = self._rows.take(document), out.view(np.uint8), self.dtype.itemsize
-        self._reader.gather(self.field, rows, bytes_of, at * width, start=start, length=length.astype(np.int64))
+        self._reader.gather(
+            self.field,
+            self._rows.take(document),
+            out.view(np.uint8),
+            at * self.dtype.itemsize,
+            start=start,
+            length=length.astype(np.int64),
+        )
 
-    def places(self, documents: Ints) -> list[Place]:
-        """Descriptor, first byte and number of bytes of each document; for reading ahead."""
-        return self._reader.places(self.field, self._rows[documents])
+    def located(self, document: Ints, start: Ints, length: Ints) -> Located:
+        """Where pieces of documents are; see :meth:`gather`."""
+        return self._reader.located(self.field, self._rows.take(document), start, length.astype(np.int64))
 
     def fresh(self) -> Documents:
         """The same documents with files of its own."""
@@ -200,9 +206,9 @@ class Arrived:
         """File and line of a document."""
         return self._documents.where(int(self._chosen[document]))
 
-    def gather(self, document: Ints, start: Ints, length: Ints, out: NDArray[Any], at: Ints) -> None:
-        """See :meth:`Documents.gather`."""
-        self._documents.gather(self._chosen[document], start, length, out, at)
+    def located(self, document: Ints, start: Ints, length: Ints) -> Located:
+        """See :meth:`Documents.located`."""
+        return self._documents.located(self._chosen[document], start, length)
 
 
 def content_of(snapshot: Snapshot, samples: Ints | None = None) -> NDArray[np.uint8]:

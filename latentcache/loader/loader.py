@@ -27,7 +27,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
 from latentcache.loader.device import Batch, Sent, Transfer
-from latentcache.loader.prefetch import Readahead, begin_ahead, read_ahead
+from latentcache.loader.prefetch import Failed, Work, announced, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.values import without_team
@@ -37,7 +37,8 @@ from latentcache.plan.resume import Position, SamplesSeen
 from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
 from latentcache.store.reader import Place
 
-Turn = tuple[int, int]
+#: Batches that are planned together at most, and their rows.
+_PLANNED, _PLANNED_ROWS = 16, 512
 #: Buckets that a warning names.
 _TOLD = 3
 
@@ -46,21 +47,21 @@ class Reader(Protocol):
     """What a loader serves: samples, or rows of tokens. Picklable."""
 
     index: SampleIndex
-    threads: int
     excluded: int
     """Samples that lack a field that was asked for."""
     tokens: NDArray[np.int64] | None
     """(N,) tokens of each row; None for samples."""
 
     @property
+    def plans(self) -> bool:
+        """True if batches can be planned before they are wanted."""
+
+    @property
     def begins(self) -> bool:
-        """True if a batch can be read while something else is done: nothing is left to do afterwards."""
+        """True if a batch that has begun goes on by itself, and little is left to do afterwards."""
 
-    def read(self, rows: Ints, bucket: int, turn: Turn, later: list[Callable[[], None]] | None = None) -> Batch:
-        """A batch on the CPU; for another device with values as they are stored.
-
-        ``later`` is given what has to be called before the values are used, if ``begins``.
-        """
+    def plan(self, batches: Sequence[BatchIndex]) -> Sequence[Work[Batch]]:
+        """Batches of one epoch, to be read to the CPU; for another device with values as they are stored."""
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """The batch, with its padding rows marked so that nothing is learned of them."""
@@ -76,9 +77,6 @@ class Reader(Protocol):
 
     def finish(self, batch: Batch) -> Batch:
         """Scale, shift and cast on a device; and arguments of the model's ``forward``."""
-
-    def places(self, rows: Ints, turn: Turn) -> list[Place]:
-        """Where the bytes of a batch are."""
 
     def names_of(self, rows: Ints) -> Sequence[str]:
         """Names of samples, or the first document of each row."""
@@ -293,27 +291,8 @@ class Loader:
         position = self._position
         plan = position.begin()
         self._sampled, iteration, served = False, position.iteration, 0
-        index_of = self.indexer(position, plan)
-        turn = position.seed, position.epoch
-        ahead = Readahead(
-            lambda step: self._reader.places(plan.batch(step, self.rank).rows, turn),
-            len(plan),
-            blind=not self._fetched,
-        )
-
-        threads = 1 if self._substitutes.active else self._reader.threads  # a bad sample is said and counted once
-        begins = threads > 1 and self._prefetch > 0 and self._reader.begins
-
-        def send(step: int) -> Sent:
-            ahead.before(step)
-            return self._send(index_of(step), begins=begins)
-
-        steps = range(len(plan))
-        batches = (
-            begin_ahead(send, steps, self._prefetch)
-            if begins
-            else read_ahead(send, steps, self._prefetch, threads=threads)
-        )
+        works = announced(self._works(self.indexer(position, plan), len(plan)), blind=not self._fetched)
+        batches = read_ahead(works, self._prefetch, threaded=not (self._plans and self._reader.begins))
         self._passes.add(batches)
         for batch in batches:
             position.advance(iteration)  # before it is handed out: a checkpoint made then has this batch
@@ -370,32 +349,56 @@ class Loader:
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
-        return self._transfer.receive(self._send(BatchIndex(epoch, -1, asked, int(buckets[-1]), None, self.seed)))
+        return self.make(BatchIndex(epoch, -1, asked, int(buckets[-1]), None, self.seed))
 
     def make(self, index: BatchIndex) -> Batch:
         """The batch of a BatchIndex."""
-        return self._transfer.receive(self._send(index))
+        return self._transfer.receive(self.sent(index))
 
-    def _send(self, index: BatchIndex, *, begins: bool = False) -> Sent:
-        """A batch on its way to the device; ``begins``: it is read meanwhile."""
-        if begins:
-            return self._made(index, [])
+    @property
+    def _plans(self) -> bool:
+        return self._reader.plans and not self._substitutes.active  # a bad sample is said and counted once
+
+    def _works(self, index_of: Callable[[int], BatchIndex], steps: int) -> Iterator[Work[Sent]]:
+        """What makes each batch; several are planned at once, which costs little more than one."""
+        count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if self._plans else 1
+        for first in range(0, steps, count):
+            yield from self._planned([index_of(step) for step in range(first, min(first + count, steps))])
+
+    def _planned(self, indices: Sequence[BatchIndex]) -> list[Work[Sent]]:
+        if not self._plans:
+            return [_Step(self, index) for index in indices]
+        try:
+            with without_team():
+                read = self._reader.plan(indices)
+            return [_Step(self, *both) for both in zip(indices, read, strict=True)]
+        except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
+            if len(indices) == 1:
+                return [Failed(error)]
+            return [work for index in indices for work in self._planned([index])]
+
+    def _read(self, index: BatchIndex) -> Batch:
+        """A batch on the CPU, with other samples in the place of bad ones."""
+        return self._substitutes.read(
+            index.rows,
+            lambda rows: self._reader.plan([replace(index, rows=rows)])[0].finish(),
+            seed=index.seed,
+            epoch=index.epoch,
+        )[1]
+
+    def sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
+        """A batch on its way to the device."""
+        reader = self._reader
         with without_team():
-            return self._made(index)
-
-    def _made(self, index: BatchIndex, later: list[Callable[[], None]] | None = None) -> Sent:
-        reader, turn = self._reader, (index.seed, index.epoch)
-        _, batch = self._substitutes.read(
-            index.rows, lambda rows: reader.read(rows, index.bucket, turn, later), seed=index.seed, epoch=index.epoch
-        )
-        if self.report.batches.remainder == "pad":
-            none = np.zeros(len(index.rows), dtype=np.bool_)
-            batch = reader.padded(batch, none if index.is_pad is None else index.is_pad)
-        meta = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None} if self._meta else {}
-        meta |= reader.meta(batch, index.is_pad) if self._meta else {}
-        batch = reader.formatted(batch, self.format)
-        sent = self._transfer.send(batch | {"meta": meta} if meta else batch, reader.finish)
-        return replace(sent, later=later) if later else sent
+            batch = self._read(index) if work is None else work.finish()
+            if self.report.batches.remainder == "pad":
+                none = np.zeros(len(index.rows), dtype=np.bool_)
+                batch = reader.padded(batch, none if index.is_pad is None else index.is_pad)
+            if self._meta:
+                step = index.step if index.step >= 0 else None
+                numbers = {"epoch": index.epoch, "step_in_epoch": step}
+                batch |= {"meta": numbers | reader.meta(batch, index.is_pad)}
+            return self._transfer.send(reader.formatted(batch, self.format), reader.finish)
 
     def iterable(self, *, rows: bool = False) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.
@@ -474,6 +477,26 @@ class Loader:
                 " batch_size, or fewer buckets",
                 stacklevel=4,
             )
+
+
+class _Step:
+    """Makes the batch of one step; ``work`` reads it, if that was planned."""
+
+    def __init__(self, loader: Loader, index: BatchIndex, work: Work[Batch] | None = None) -> None:
+        self._loader, self._index, self._work = loader, index, work
+
+    def places(self) -> Sequence[Place]:
+        """See ``prefetch.Work``."""
+        return () if self._work is None else self._work.places()
+
+    def begin(self) -> None:
+        """See ``prefetch.Work``."""
+        if self._work is not None:
+            self._work.begin()
+
+    def finish(self) -> Sent:
+        """See ``prefetch.Work``."""
+        return self._loader.sent(self._index, self._work)
 
 
 class _Names:

@@ -7,7 +7,6 @@ views of it, so a collator that is given all of them gives it back without a cop
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +22,19 @@ from latentcache.identity.content import content_hash, json_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, RowCollator, check_row_format, row_format, segments
-from latentcache.loader.loader import Loader, NoSuchRowError, checked_index, checked_rows
-from latentcache.loader.row_reader import PendingRowReader, RowReader, arrays_in
+from latentcache.loader.loader import BatchIndex, Loader, NoSuchRowError, checked_index, checked_rows
+from latentcache.loader.row_reader import PendingRowReader, RowBatch, RowReader
 from latentcache.loader.substitute import OnError
 from latentcache.plan.batching import BatchPlan, Bucket, PlanReport, Remainder, trainer_steps
 from latentcache.plan.documents import RowPlan
 from latentcache.plan.length_buckets import fitting
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex, plan_report
-from latentcache.store.reader import Place
 
 Places = NDArray[Any]
 #: Columns of a batch beside its tensors that can be asked for.
 _EXTRA = ("names", "meta")
+_TENSORS = ("attention_mask", "labels", "position_ids", "seq_idx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +51,6 @@ class RowSettings:
     padding_side: str = "right"
     isolated: bool = False
     """True if documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``."""
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Tensor of a batch -> array of ``RowArrays``."""
-        found = {self.field: "ids", "attention_mask": "attention_mask", "labels": "labels"}
-        return found | ({"position_ids": "position_ids", "seq_idx": "seq_idx"} if self.isolated else {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +76,6 @@ class Rows(Dataset[Batch]):
     first document of a row, 0 for the padding.
     """
 
-    threads = 1
     excluded = 0
 
     def __init__(self, parts: Sequence[RowPart], settings: RowSettings, *, mixture: Mixture | None = None) -> None:
@@ -332,7 +324,7 @@ class Rows(Dataset[Batch]):
             PlanError: The policy ``error`` met rows that do not divide.
         """
         asked = [fields] if isinstance(fields, str) else list(fields)
-        unknown = [one for one in asked if one not in (*_EXTRA, *self.settings.columns)]
+        unknown = [one for one in asked if one not in (*_EXTRA, self.settings.field, *_TENSORS)]
         if unknown:
             raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(_EXTRA)}")
         return Loader(
@@ -357,28 +349,22 @@ class Rows(Dataset[Batch]):
         other._open(slots, device)
         return other
 
-    def places(self, rows: Ints) -> list[Place]:
-        """Where the bytes of rows are, for reading ahead; the first documents of rows with many."""
-        found: list[Place] = []
-        for number, _, local in self._split(rows):
-            reader = self._parts[number].reader
-            if isinstance(reader, PendingRowReader):
-                continue
-            begin = np.where(local > 0, reader.plan.ends[local - 1], 0)
-            found += self._documents[number].places(np.unique(reader.plan.document[begin]))
-        return found
+    def planned(
+        self, rows: Sequence[NDArray[np.integer]], widths: Sequence[int], *, names: bool = False
+    ) -> list[RowBatch]:
+        """Batches of these rows and widths, which are planned together."""
+        ends = np.cumsum([0, *map(len, rows)]).tolist()
+        parts = [
+            self._parts[number].reader.pieces(self._documents[number], local, at)
+            for number, at, local in self._split(np.concatenate(rows))
+        ]
+        return [
+            RowBatch(self, first, first + len(some), width, parts, some if names else None)
+            for first, some, width in zip(ends, rows, widths, strict=False)
+        ]
 
     def _batch(self, rows: NDArray[np.int64], width: int) -> Batch:
-        shape, settings = (len(rows), width), self.settings
-        arrays = arrays_in(self._pool, shape, isolated=settings.isolated)
-        left = settings.padding_side == "left"
-        for number, at, local in self._split(rows):
-            reader, documents = self._parts[number].reader, self._documents[number]
-            narrow = (
-                self._scratch.take(math.prod(shape) * documents.dtype.itemsize).view(documents.dtype).reshape(shape)
-            )
-            reader.fill(documents, local, arrays, at, narrow, pad_id=settings.pad_id, left=left)
-        return {key: torch.from_numpy(getattr(arrays, name)) for key, name in settings.columns.items()}
+        return self.planned([rows], [width])[0].finish()
 
     def _split(self, rows: Ints) -> list[tuple[int, Places, Places]]:
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
@@ -399,10 +385,15 @@ class Rows(Dataset[Batch]):
 
     def _open(self, slots: int, device: str) -> None:
         self._documents = [part.reader.documents.fresh() for part in self._parts]
-        self._pool, self._scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
+        self.pool, self.scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
+        self.counting = np.arange(self.length, dtype=np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_pool", "_scratch", "_documents")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("pool", "scratch", "counting", "_documents")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -417,8 +408,7 @@ class RowsReader:
         names: True if batches have the names of their rows.
     """
 
-    threads, excluded = 1, 0
-    begins = False
+    excluded, begins = 0, False
 
     def __init__(self, rows: Rows, *, names: bool = False) -> None:
         self._rows, self._names = rows, names
@@ -426,10 +416,15 @@ class RowsReader:
         pending = any(one.pending for one in rows.documents)
         self.tokens: NDArray[np.int64] | None = None if pending else rows.row_lengths
 
-    def read(self, rows: Ints, bucket: int, turn: tuple[int, int], later: Any = None) -> Batch:
-        """(B, L) tensors."""
-        batch = self._rows._batch(rows.astype(np.int64, copy=False), self._rows.lengths[bucket])
-        return batch | {"names": [self._rows.where(row) for row in rows.tolist()]} if self._names else batch
+    @property
+    def plans(self) -> bool:
+        """True unless a build still makes documents."""
+        return self.tokens is not None
+
+    def plan(self, batches: Sequence[BatchIndex]) -> list[RowBatch]:
+        """See ``loader.Reader``."""
+        widths = [self._rows.lengths[batch.bucket] for batch in batches]
+        return self._rows.planned([batch.rows for batch in batches], widths, names=self._names)
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """No labels in padding rows; they keep ids and attention: some kernels give nan for a row without."""
@@ -455,10 +450,6 @@ class RowsReader:
     def finish(self, batch: Batch) -> Batch:
         """Nothing is scaled."""
         return batch
-
-    def places(self, rows: Ints, turn: tuple[int, int]) -> list[Place]:
-        """See ``Rows.places``."""
-        return self._rows.places(rows)
 
     def names_of(self, rows: Ints) -> list[str]:
         """See ``Rows.names_of``."""

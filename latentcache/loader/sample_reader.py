@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,20 +24,30 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import Part, ReadSettings, Selection, Split, default_fields, prompt_row
+from latentcache.loader.samples import (
+    Part,
+    ReadSettings,
+    Selection,
+    Shape,
+    Split,
+    default_fields,
+    prompt_row,
+)
 from latentcache.loader.values import TORCH, Affine, posterior, restored
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
 from latentcache.store import gather
 from latentcache.store.gather import Scaling
-from latentcache.store.reader import Checksum, EntryReader, Place
+from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 from latentcache.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from latentcache.loader.loader import BatchIndex
 
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
-Later = list[Callable[[], None]]
 #: The samples themselves, beside the names of fields.
 _SAMPLES = ""
 Variants = Mapping[str, Ints]
@@ -63,7 +74,6 @@ class SampleReader:
         UsageError: A name is unknown, or a setting does not fit what is stored.
     """
 
-    threads = 2
     tokens: NDArray[np.int64] | None = None
 
     def __init__(
@@ -114,8 +124,13 @@ class SampleReader:
         return sample_format(batch, name)
 
     @property
+    def plans(self) -> bool:
+        """True unless a build still makes items."""
+        return all(part.snapshot.pending is None for part in self._parts)
+
+    @property
     def begins(self) -> bool:
-        """True if nothing but the reading is left to do once a batch has begun."""
+        """True if the compiled library does everything but what is soon done."""
         plain = all(self._as_read(name) for name in self.fields)
         return plain and not self._on_device and gather.LIBRARY is not None
 
@@ -125,34 +140,29 @@ class SampleReader:
         same = not affine.changes and dtype in (None, TORCH[self._specs[name].dtype])
         return not self._draws[name] and (same or name in self._scaled)
 
-    def read(self, rows: Ints, bucket: int, turn: Turn, later: Later | None = None) -> Batch:
-        """A batch, drawn where a posterior is stored; for a device as it is stored, else scaled and cast.
-
-        Args:
-            rows: (B,) samples of one bucket.
-            bucket: Which.
-            turn: Seed and epoch, for draws and flips.
-            later: Is given what has to be called before the values are used, if ``begins``.
+    def plan(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
+        """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast.
 
         Raises:
-            CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
         """
+        turn = batches[0].seed, batches[0].epoch
+        rows = np.concatenate([batch.rows for batch in batches])
+        ends = np.cumsum([0, *(len(batch.rows) for batch in batches)]).tolist()
         split = self._split(rows)
         variants = self._variants(split, turn)
-        shapes = dict(self._shapes[bucket].shapes)
         items: dict[str, Split] = {
             name: [(number, at, self._items(name, number, local, at, variants)) for number, at, local in split]
             for name in self.fields
         }
         items[_SAMPLES] = [(number, at, self._joined[number].sample[local]) for number, at, local in split]
-        # First: a thread that has the bytes is done soon.
-        described = self._described(items, variants, len(rows), bucket, partial(self._captions, split, turn))
-        batch: Batch = {}
-        for name in self.fields:
-            again = self._over(split, self._occurrence) if self._draws[name] else None
-            batch |= self._field(name, items[name], (len(rows), *shapes.get(name, ())), turn, again, later)
-        return batch | described
+        described = self._described(items, variants, len(rows), partial(self._captions, split, turn))
+        again = self._over(split, self._occurrence) if any(self._draws.values()) else None
+        fields = [self._located(name, items[name], ends, turn, again) for name in self.fields]
+        return [
+            SampleBatch(self, number, ends[number], ends[number + 1], self._shapes[batch.bucket], fields, described)
+            for number, batch in enumerate(batches)
+        ]
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """The batch with ``is_pad``, (B,) bool: samples have no labels that could say so."""
@@ -182,17 +192,6 @@ class SampleReader:
         elif stored.dtype != dtype:
             out = stored.new_empty(0, dtype=dtype)
         return affine.apply(stored, out)
-
-    def places(self, rows: Ints, turn: Turn) -> list[Place]:
-        """Where the bytes of a batch are, for reading ahead."""
-        split = self._split(rows)
-        variants = self._variants(split, turn)
-        return [
-            place
-            for name in self.fields
-            for number, at, local in split
-            for place in self._readers[number].places(name, self._items(name, number, local, at, variants))
-        ]
 
     def fresh(self, *, slots: int = 4, device: str = "cpu") -> SampleReader:
         """The same samples with files and memory of its own, for a kind of device."""
@@ -268,70 +267,22 @@ class SampleReader:
         held: NDArray[np.uint64] = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
         return held
 
-    def _field(
-        self,
-        name: str,
-        items: Split,
-        shape: tuple[int, ...],
-        turn: Turn,
-        again: NDArray[np.integer] | None = None,
-        later: Later | None = None,
-    ) -> Batch:
-        """The tensor of a field, and its mask if items differ in length."""
-        mask = {}
+    def _located(
+        self, name: str, items: Split, ends: Sequence[int], turn: Turn, again: NDArray[np.integer] | None = None
+    ) -> _Located:
+        """Where the items of a field are, of batches that end at these places."""
+        lengths = keys = None
         if self._specs[name].ragged:
-            found, mask[f"{name}_mask"] = self._padded(name, items, shape[0], later)
-        else:
-            found = self._stacked(name, items, shape, turn, again, later)
-        if name in self._values and not self._on_device and name not in self._scaled:
-            found = self._valued(name, found)
-        return {name: found, **mask}
+            lengths = self._over(items, partial(self._elements, name))
+        if self._draws[name]:
+            keys = self._over(items, partial(self._keys, name))
+        parts = [
+            (at, self._readers[number].located(name, rows), np.searchsorted(at, ends).tolist())
+            for number, at, rows in items
+        ]
+        return _Located(name, parts, lengths, keys, turn, again)
 
-    def _stacked(
-        self,
-        name: str,
-        items: Split,
-        shape: tuple[int, ...],
-        turn: Turn,
-        again: NDArray[np.integer] | None,
-        later: Later | None,
-    ) -> torch.Tensor:
-        """(B, ...) of one field, raw or drawn, or scaled as it is read."""
-        spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
-        size = math.prod(shape[1:]) * kind.itemsize
-        memory = self._pool.take(shape[0] * size)
-        for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size, scaling=self._scaled.get(name), later=later)
-        stored = torch.from_numpy(memory.view(kind).reshape(shape))
-        if stored.dtype != TORCH[spec.dtype]:  # numpy has no bfloat16
-            stored = stored.view(TORCH[spec.dtype])
-        draw = self._draws[name]
-        if draw is None:
-            return stored
-        half = (shape[0], shape[1] // 2, *shape[2:])
-        drawn = torch.from_numpy(self._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-        posterior(stored, self._over(items, partial(self._keys, name)), drawn, draw, turn, again)
-        return drawn
-
-    def _padded(self, name: str, items: Split, count: int, later: Later | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, L, ...) of a ragged field, and (B, L) bool where an element is."""
-        spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
-        lengths = np.empty(count, dtype=np.int64)
-        for number, at, rows in items:
-            lengths[at] = self._elements(name, number, rows)
-        longest = self._lengths[name] or max(int(lengths.max()), 1)
-        rest = self._parts[0].snapshot.fields[name].groups[0].shape[1:]
-        size = longest * math.prod(rest) * kind.itemsize
-        memory = self._pool.take(count * size)
-        values = memory.view(kind).reshape(count, longest, *rest)
-        for item, length in zip(values, lengths.tolist(), strict=True):
-            item[length:] = spec.pad_value
-        for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size, later=later)
-        mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
-        return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
-
-    def _elements(self, name: str, number: int, rows: Ints) -> Ints:
+    def _elements(self, name: str, number: int, at: Ints, rows: Ints) -> Ints:
         """(n,) lengths of items; those of a streaming build are waited for."""
         pending = self._parts[number].snapshot.pending
         if pending is None:
@@ -341,13 +292,13 @@ class SampleReader:
         return np.asarray(pending.length(name, rows))
 
     def _described(
-        self, items: Mapping[str, Split], variants: Variants, count: int, bucket: int, draw: Callable[[str], Ints]
+        self, items: Mapping[str, Split], variants: Variants, count: int, draw: Callable[[str], Ints]
     ) -> Batch:
-        """Names, keys and other metadata of a batch."""
+        """Names, keys and other metadata of samples; what their bucket says is None."""
         batch: Batch = {}
         for name, source, form in self._forms:
             if form == "dims":
-                batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims[1:]]).repeat(count, axis=0))
+                batch[name] = None
             elif form == "texts":
                 batch[name] = self._texts(source, items[_SAMPLES], variants, draw)
             elif form == "keys":
@@ -436,8 +387,9 @@ class SampleReader:
             row = prompt_row(fields[name], text)
             if row < 0:
                 continue
-            items: Split = [(0, none, np.array([row]))]
-            batch |= self._field(name, items, (1, *fields[name].groups[0].shape), (0, 0))
+            found = self._located(name, [(0, none, np.array([row]))], (0, 1), (0, 0))
+            shape = Shape("", (1, 1, 1), ((name, fields[name].groups[0].shape),))
+            batch |= SampleBatch(self, 0, 0, 1, shape, [found], {}).finish()
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -553,6 +505,129 @@ class SampleReader:
                 fix="run the same `latentcache build` with --empty-prompt: one prompt is encoded",
                 slug="no-prompt",
             )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Located:
+    """Where the items of a field of several batches are."""
+
+    name: str
+    parts: Sequence[tuple[Ints, Located, Sequence[int]]]
+    """Places among all samples, where their items are, and which of those belong to each batch."""
+    lengths: Ints | None
+    """(N,) elements of ragged items."""
+    keys: NDArray[np.uint8] | None
+    """(N, 32) keys of posteriors."""
+    turn: Turn
+    again: NDArray[np.integer] | None
+
+
+class SampleBatch:
+    """One of several batches that were planned together.
+
+    Args:
+        reader: What reads it.
+        number: Which one.
+        first, last: Its samples among those of all.
+        shape: Of its bucket.
+        fields: Where items are.
+        described: What else is in a batch, of all samples.
+    """
+
+    def __init__(
+        self,
+        reader: SampleReader,
+        number: int,
+        first: int,
+        last: int,
+        shape: Shape,
+        fields: Sequence[_Located],
+        described: Batch,
+    ) -> None:
+        self._reader, self._number, self._first, self._last = reader, number, first, last
+        self._shape, self._fields, self._described = shape, fields, described
+        self._begun: list[tuple[_Located, torch.Tensor, list[Gathering], Batch]] | None = None
+
+    def places(self) -> list[Place]:
+        """See ``prefetch.Work``."""
+        return [
+            place
+            for field in self._fields
+            for _, located, ends in field.parts
+            for place in located.places(slice(ends[self._number], ends[self._number + 1]))
+        ]
+
+    def begin(self) -> None:
+        """Take memory and have the compiled library begin, if it is there. Errors as :meth:`finish`."""
+        self._begun = [self._field(field) for field in self._fields]
+
+    def finish(self) -> Batch:
+        """The batch.
+
+        Raises:
+            CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
+            MissingEntryError: A shard is gone.
+        """
+        if self._begun is None:
+            self.begin()
+        begun, self._begun = self._begun or [], None
+        batch: Batch = {}
+        for field, stored, gatherings, mask in begun:
+            for gathering in gatherings:
+                gathering.finish()
+            batch |= {field.name: self._values(field, stored)} | mask
+        for name, values in self._described.items():
+            if values is None:
+                sides = torch.tensor([self._shape.dims[1:]])
+                batch[name] = sides.repeat(self._last - self._first, 1)
+            elif isinstance(values, dict):
+                batch[name] = {field: part[self._first : self._last] for field, part in values.items()}
+            else:
+                batch[name] = values[self._first : self._last]
+        return batch
+
+    def _field(self, field: _Located) -> tuple[_Located, torch.Tensor, list[Gathering], Batch]:
+        """(B, ...) of a field, on its way, and (B, L) bool where an element is if items differ in length."""
+        reader, name, count = self._reader, field.name, self._last - self._first
+        spec, mask = reader._specs[name], {}
+        kind = numpy_dtype(spec.dtype)
+        if field.lengths is None:
+            shape = (count, *next(shape for one, shape in self._shape.shapes if one == name))
+        else:
+            longest = reader._lengths[name] or max(int(field.lengths[self._first : self._last].max()), 1)
+            shape = (count, longest, *reader._parts[0].snapshot.fields[name].groups[0].shape[1:])
+        size = math.prod(shape[1:]) * kind.itemsize
+        memory = reader._pool.take(count * size)
+        values = memory.view(kind).reshape(shape)
+        if field.lengths is not None:
+            lengths = field.lengths[self._first : self._last]
+            for item, length in zip(values, lengths.tolist(), strict=True):
+                item[length:] = spec.pad_value
+            mask[f"{name}_mask"] = torch.from_numpy(np.arange(shape[1]) < lengths[:, None])
+        gatherings = []
+        for at, located, ends in field.parts:
+            part = slice(ends[self._number], ends[self._number + 1])
+            to = (at[part] - self._first) * size
+            gatherings.append(Gathering(located, part, memory, to, reader._scaled.get(name)))
+            gatherings[-1].begin()
+        stored = torch.from_numpy(values)
+        if stored.dtype != TORCH[spec.dtype]:  # numpy has no bfloat16
+            stored = stored.view(TORCH[spec.dtype])
+        return field, stored, gatherings, mask
+
+    def _values(self, field: _Located, stored: torch.Tensor) -> torch.Tensor:
+        """What is served: drawn, scaled and cast, unless that was done or a device does it."""
+        reader, name, shape = self._reader, field.name, stored.shape
+        draw = reader._draws[name]
+        if draw is not None and field.keys is not None:
+            half = (shape[0], shape[1] // 2, *shape[2:])
+            drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
+            own = slice(self._first, self._last)
+            again = None if field.again is None else field.again[own]
+            posterior(stored, field.keys[own], drawn, draw, field.turn, again)
+            stored = drawn
+        done = reader._on_device or name in reader._scaled or name not in reader._values
+        return stored if done else reader._valued(name, stored)
 
 
 def _opened(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,6 +78,12 @@ class _Field:
         """(n,) bytes of one element of the first axis (of a whole item if the field is not ragged)."""
         return self.width[self.group[rows]] if self.group is not None else self.width[0]
 
+    def remember(self, entries: Ints) -> None:
+        """These are proven."""
+        self.proven[entries] = True
+        if len(entries):
+            self.all_proven = bool(self.proven.all()) if self.proven[-1] and self.proven[0] else False
+
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Segments:
         """Where items are, or elements of them from ``start`` on."""
         entry, width = self.entries_of(rows), self.widths(rows)
@@ -139,16 +144,7 @@ class EntryReader:
         return self._field(field).segments(rows)
 
     def gather(
-        self,
-        field: str,
-        rows: Ints,
-        out: Any,
-        at: Ints,
-        *,
-        start: Ints | None = None,
-        length: Ints | None = None,
-        scaling: Scaling | None = None,
-        later: list[Callable[[], None]] | None = None,
+        self, field: str, rows: Ints, out: Any, at: Ints, *, start: Ints | None = None, length: Ints | None = None
     ) -> None:
         """Read items straight into their places in the caller's memory, and prove them.
 
@@ -159,54 +155,25 @@ class EntryReader:
             at: (n,) byte of ``out`` at which each item begins.
             start: (n,) first element of each item that is wanted, along the ragged axis; by default 0.
             length: (n,) number of elements; by default up to the item's end.
-            scaling: Of whole items, done as they are read.
-            later: Is given what ends the reading, if it can go on meanwhile; errors come there.
 
         Raises:
             CorruptEntryError: An entry fails its check.
             MissingEntryError: A shard is gone.
             CacheDamagedError: A shard cannot be read.
         """
+        Gathering(self.located(field, rows, start, length), slice(None), out, at).finish()
+
+    def located(self, field: str, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Located:
+        """Where items (or elements of them) are, to be read by a :class:`Gathering`; arguments as :meth:`gather`.
+
+        Raises:
+            MissingEntryError: A shard is gone.
+            CacheDamagedError: A shard cannot be opened.
+        """
         one = self._field(field)
         self.ready(field, rows)
-        whole = not one.packed and start is None
-        if not whole:
-            self.prove(field, rows)
         where = one.segments(rows, start, length)
-        ends = at + where.bytes
-        if len(rows) and not 0 <= int(at.min()) <= int(ends.max()) <= len(out):
-            raise IndexError(f"items of {field} do not fit into {len(out)} bytes")
-        files, new = self._descriptors(where.shard), self._unproven(one, rows) if whole else _NO_ROWS
-        reading = Reading(files, where.offset, where.bytes, out, at, hashed=bool(len(new)), scaling=scaling)
-
-        def end() -> None:
-            hashes = reading.hashes
-            if not reading.finish():
-                self._read_each(one, rows, where, out, at, files)
-                hashes = None
-                if scaling is not None:
-                    raise CacheDamagedError("a read failed, and worked when repeated", where=str(self.paths.root))
-            if len(new):
-                self._prove_read(one, rows, new, out, at, where, hashes)
-
-        if later is not None and reading.begin():
-            later.append(end)
-        else:
-            end()
-
-    def _prove_read(
-        self, one: _Field, rows: Ints, new: Ints, out: Any, at: Ints, where: Segments, hashes: Any
-    ) -> None:
-        """Hold items that were just read against their checksums; ``hashes`` were made while they were read."""
-        entries = one.entries_of(rows[new])
-        if hashes is not None:
-            for entry in entries[hashes[new] != one.checksum[entries]].tolist():
-                raise self._wrong(one, entry)
-        else:
-            begins, ends, memory = at[new], at[new] + where.bytes[new], out.data
-            for entry, begin, end in zip(entries.tolist(), begins.tolist(), ends.tolist(), strict=True):
-                self._hold(one, entry, memory[begin:end])
-        self._remember(one, entries)
+        return Located(self, one, rows, where, self._descriptors(where.shard), not one.packed and start is None)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -247,9 +214,8 @@ class EntryReader:
         self._hold(one, entry, data)
         return data
 
-    def prove(self, field: str, rows: Ints) -> None:
+    def _prove(self, one: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
-        one = self._field(field)
         new = self._unproven(one, rows)
         if not len(new):
             return
@@ -257,10 +223,10 @@ class EntryReader:
         for entry in entries.tolist():
             if one.pending and one.proven[entry] and self.checksum == "first":
                 continue
-            self.payload(field, entry)
+            self.payload(one.rows.name, entry)
             if one.pending:
                 one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
-        self._remember(one, entries)
+        one.remember(entries)
 
     def descriptor(self, shard: int) -> int:
         """Descriptor of a shard, opened on first use; one inherited by a fork stays valid for positional reads.
@@ -282,16 +248,6 @@ class EntryReader:
             if self._files.setdefault(shard, opened) != opened:
                 os.close(opened)
         return self._files[shard]
-
-    def places(self, field: str, rows: Ints) -> list[Place]:
-        """Where items are, for reading ahead; those of a pending snapshot that have not come are left out.
-
-        Raises:
-            MissingEntryError: A shard is gone.
-        """
-        found = self.segments(field, rows)
-        parts = zip(found.shard.tolist(), found.offset.tolist(), found.bytes.tolist(), strict=True)
-        return [(self.descriptor(shard), start, size) for shard, start, size in parts if shard >= 0]
 
     def fresh(self) -> EntryReader:
         """The same items with files of its own; what is known of entries is shared, and which were proven."""
@@ -326,33 +282,12 @@ class EntryReader:
             return np.arange(len(rows))
         return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven[one.entries_of(rows)])
 
-    def _remember(self, one: _Field, entries: Ints) -> None:
-        one.proven[entries] = True
-        if len(entries):
-            one.all_proven = bool(one.proven.all()) if one.proven[-1] and one.proven[0] else False
-
-    def _descriptors(self, shards: NDArray[np.int32]) -> list[int]:
-        """Those of n items; files are opened on first use."""
-        known = self._files
-        try:
-            return [known[shard] for shard in shards.tolist()]
-        except KeyError:
-            return [self.descriptor(shard) for shard in shards.tolist()]
-
-    def _read_each(
-        self, one: _Field, rows: Ints, where: Segments, out: NDArray[np.uint8], at: Ints, files: Sequence[int]
-    ) -> None:
-        """Read one item after the other; one that does not come whole is named."""
-        columns = (column.tolist() for column in (where.offset, where.bytes, at))
-        memory = out.data
-        for number, (file, place, size, front) in enumerate(zip(files, *columns, strict=True)):
-            try:
-                why = "the shard ends early"
-                found = os.preadv(file, (memory[front : front + size],), place)
-            except OSError as error:
-                found, why = -1, str(error)
-            if found != size:
-                raise self._corrupt(one, one.entry_of(int(rows[number])), why)
+    def _descriptors(self, shards: NDArray[np.int32]) -> NDArray[np.int64]:
+        """(n,) those of n items; files are opened on first use."""
+        if (shards == shards[:1]).all():
+            return np.full(len(shards), self.descriptor(int(shards[0])) if len(shards) else 0)
+        known, own = np.unique(shards, return_inverse=True)
+        return np.array([self.descriptor(shard) for shard in known.tolist()], dtype=np.int64)[own]
 
     def _pread(self, one: _Field, entry: int, size: int, place: int) -> bytes:
         shard = self.descriptor(int(one.shard[entry]))
@@ -388,6 +323,96 @@ class EntryReader:
             where=f"{self._path(int(one.shard[entry]))}:{int(one.offset[entry])}",
             why=why,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """Where n items of a field are; see :meth:`EntryReader.located`."""
+
+    reader: EntryReader
+    field: _Field
+    rows: Ints
+    where: Segments
+    files: NDArray[np.int64]
+    """(n,) descriptors."""
+    whole: bool
+    """True if each item is an entry, and all of it is wanted."""
+
+    def places(self, part: slice) -> list[Place]:
+        """Where the bytes of some of them are, for reading ahead."""
+        columns = self.files[part], self.where.offset[part], self.where.bytes[part]
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class Gathering:
+    """Reads a part of located items into the caller's memory, and proves them.
+
+    Args:
+        located: Where items are.
+        part: Which of them.
+        out: (m,) of memory; bytes between the items are left as they are.
+        at: (n,) byte of ``out`` at which each of them begins.
+        scaling: Of whole items, done as they are read.
+
+    Errors as :meth:`EntryReader.gather`.
+    """
+
+    def __init__(self, located: Located, part: slice, out: Any, at: Ints, scaling: Scaling | None = None) -> None:
+        where, reader, self._one = located.where, located.reader, located.field
+        self._reader, self._rows, self._out, self._at = reader, located.rows[part], out, at
+        self._files, self._offset, self._bytes = located.files[part], where.offset[part], where.bytes[part]
+        if not located.whole:
+            reader._prove(self._one, self._rows)
+        if len(at) and not 0 <= int(at.min()) <= int((at + self._bytes).max()) <= len(out):
+            raise IndexError(f"items of {self._one.rows.name} do not fit into {len(out)} bytes")
+        self._new = reader._unproven(self._one, self._rows) if located.whole else _NO_ROWS
+        self._scaled = scaling is not None
+        pieces = self._files, self._offset, self._bytes, out, at
+        self._reading = Reading(*pieces, hashed=bool(len(self._new)), scaling=scaling)
+
+    def begin(self) -> None:
+        """Have the compiled library begin, if it is there, and return at once."""
+        self._reading.begin()
+
+    def finish(self) -> None:
+        """Return when everything is read and proven."""
+        hashes = self._reading.hashes
+        if not self._reading.finish():
+            self._read_each()
+            hashes = None
+            if self._scaled:
+                where = str(self._reader.paths.root)
+                raise CacheDamagedError("a read failed, and worked when repeated", where=where)
+        if len(self._new):
+            self._prove(hashes)
+
+    def _read_each(self) -> None:
+        """Read one item after the other; one that does not come whole is named."""
+        columns = (column.tolist() for column in (self._files, self._offset, self._bytes, self._at))
+        memory = self._out.data
+        for number, (file, place, size, front) in enumerate(zip(*columns, strict=True)):
+            try:
+                why = "the shard ends early"
+                found = os.preadv(file, (memory[front : front + size],), place)
+            except OSError as error:
+                found, why = -1, str(error)
+            if found != size:
+                raise self._reader._corrupt(self._one, self._one.entry_of(int(self._rows[number])), why)
+
+    def _prove(self, hashes: Any) -> None:
+        """Hold items that were just read against their checksums; ``hashes`` were made while they were read."""
+        one, new = self._one, self._new
+        entries = one.entries_of(self._rows[new])
+        if hashes is None:
+            begins, memory = self._at[new], self._out.data
+            ends = begins + self._bytes[new]
+            pieces = zip(begins.tolist(), ends.tolist(), strict=True)
+            hashes = np.array([checksum(memory[begin:end]) for begin, end in pieces], dtype=np.uint64)
+        else:
+            hashes = hashes[new]
+        for entry in entries[hashes != one.checksum[entries]].tolist():
+            raise self._reader._wrong(one, entry)
+        one.remember(entries)
 
 
 def _close_all(files: dict[int, int]) -> None:

@@ -175,6 +175,7 @@ def test_what_is_begun_and_does_not_come_is_an_error_at_the_end(file):
 
 
 def test_the_environment_turns_the_library_off(library, monkeypatch):
+    monkeypatch.delenv("LATENTCACHE_NATIVE", raising=False)
     assert gather.compiled(library) is not None
     assert gather.compiled(library.with_name("gone.so")) is None
     monkeypatch.setenv("LATENTCACHE_NATIVE", "0")

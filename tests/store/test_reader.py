@@ -51,7 +51,7 @@ def test_items_are_read_into_their_places(many, name, count, checksum):
 def test_neighbours_are_read_at_once(many, monkeypatch):
     reader, reads, real = reader_of(many), [], os.preadv
     rows = np.arange(0, 300, 3)  # one shard
-    reader.prove("words", rows)
+    gathered(reader, "words", rows)
     monkeypatch.setattr(os, "preadv", lambda *args: reads.append(args) or real(*args))
     sizes = reader.segments("words", rows).bytes
     reader.gather("words", rows, np.empty(sizes.sum(), np.uint8), np.cumsum(sizes) - sizes)

@@ -107,7 +107,7 @@ class Reading:
 
     def __init__(
         self,
-        files: Sequence[int],
+        files: Sequence[int] | Ints,
         offset: Ints,
         size: Ints,
         out: NDArray[np.uint8],
