@@ -172,9 +172,10 @@ class Documents:
             length=length.astype(np.int64),
         )
 
-    def located(self, document: Ints, start: Ints, length: Ints) -> Located:
-        """Where pieces of documents are; see :meth:`gather`."""
-        return self._reader.located(self.field, self._rows.take(document), start, length.astype(np.int64))
+    def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
+        """Where pieces of documents are, as :meth:`gather` takes them; ``room``: elements of the memory of each."""
+        width, rows = self.dtype.itemsize, self._rows.take(document)
+        return self._reader.located(self.field, rows, at * width, room * width, start, length.astype(np.int64))
 
     def fresh(self) -> Documents:
         """The same documents with files of its own."""
@@ -206,9 +207,9 @@ class Arrived:
         """File and line of a document."""
         return self._documents.where(int(self._chosen[document]))
 
-    def located(self, document: Ints, start: Ints, length: Ints) -> Located:
+    def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
         """See :meth:`Documents.located`."""
-        return self._documents.located(self._chosen[document], start, length)
+        return self._documents.located(self._chosen[document], start, length, at, room)
 
 
 def content_of(snapshot: Snapshot, samples: Ints | None = None) -> NDArray[np.uint8]:

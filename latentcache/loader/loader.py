@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -30,7 +31,6 @@ from latentcache.loader.device import Batch, Sent, Transfer
 from latentcache.loader.prefetch import Failed, Work, announced, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
-from latentcache.loader.values import without_team
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
 from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Position, SamplesSeen
@@ -369,9 +369,7 @@ class Loader:
         if not self._plans:
             return [_Step(self, index) for index in indices]
         try:
-            with without_team():
-                read = self._reader.plan(indices)
-            return [_Step(self, *both) for both in zip(indices, read, strict=True)]
+            return list(map(_Step, repeat(self), indices, self._reader.plan(indices)))
         except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
             if len(indices) == 1:
                 return [Failed(error)]
@@ -389,16 +387,14 @@ class Loader:
     def sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
         """A batch on its way to the device."""
         reader = self._reader
-        with without_team():
-            batch = self._read(index) if work is None else work.finish()
-            if self.report.batches.remainder == "pad":
-                none = np.zeros(len(index.rows), dtype=np.bool_)
-                batch = reader.padded(batch, none if index.is_pad is None else index.is_pad)
-            if self._meta:
-                step = index.step if index.step >= 0 else None
-                numbers = {"epoch": index.epoch, "step_in_epoch": step}
-                batch |= {"meta": numbers | reader.meta(batch, index.is_pad)}
-            return self._transfer.send(reader.formatted(batch, self.format), reader.finish)
+        batch = self._read(index) if work is None else work.finish()
+        if self.report.batches.remainder == "pad":
+            none = np.zeros(len(index.rows), dtype=np.bool_)
+            batch = reader.padded(batch, none if index.is_pad is None else index.is_pad)
+        if self._meta:
+            numbers = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
+            batch |= {"meta": numbers | reader.meta(batch, index.is_pad)}
+        return self._transfer.send(reader.formatted(batch, self.format), reader.finish)
 
     def iterable(self, *, rows: bool = False) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.

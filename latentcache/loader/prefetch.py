@@ -147,39 +147,48 @@ def read_ahead(works: Iterable[Work[Made]], depth: int, *, threaded: bool = True
         depth: Results that may wait for the caller while no further one is begun; 0 makes each when it is asked for.
         threaded: True to have a thread make results; False if what is begun goes on by itself.
     """
+    if not threaded or depth < 1:
+        yield from _begun_ahead(works, depth)
+        return
     coming, waiting, pace, forks = iter(works), deque[_Job[Made]](), _Pace(), _forks
     jobs: _Jobs = SimpleQueue()
     thread: threading.Thread | None = None
-
-    def more(count: int) -> None:
-        nonlocal thread
-        while len(waiting) < count and (work := next(coming, None)) is not None:
-            if not threaded and depth:
-                work = _begun(work)
-            waiting.append(_Job(work))
-            if threaded and depth and forks == _forks and not pace.alone:
-                thread = thread or _started(jobs)
-                jobs.put(waiting[-1])
-
+    ready: list[Made] = []
     try:
-        more(depth or 1)
-        while waiting:
+        while True:
+            while len(waiting) < depth and (work := next(coming, None)) is not None:
+                waiting.append(_Job(work))
+                if forks == _forks and not pace.alone:
+                    thread = thread or _started(jobs)
+                    jobs.put(waiting[-1])
+            if ready:
+                yield ready.pop()  # nothing here holds it meanwhile
+            if not waiting:
+                break
             pace.asked()
             job = waiting.popleft()
             if not job.do() and pace.hasty and not job.done:
                 any(other.do() for other in waiting)  # the next one, until the thread is done with this one
-            ready = [job.take(alone=forks != _forks)]
+            ready.append(job.take(alone=forks != _forks))
             pace.served()
             del job
-            more(depth)
-            yield ready.pop()  # nothing here holds it meanwhile
-            more(1)
     finally:
         if thread is not None and forks == _forks:
             _end(jobs)
         waiting.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     if thread is not None and forks == _forks:
         thread.join()  # nothing reads any more once the last result was taken
+
+
+def _begun_ahead(works: Iterable[Work[Made]], depth: int) -> Generator[Made]:
+    """What is begun goes on by itself; with a depth of 0 nothing is begun ahead."""
+    waiting: deque[Work[Made]] = deque()
+    for work in works:
+        waiting.append(_begun(work) if depth else work)
+        if len(waiting) > depth:
+            yield waiting.popleft().finish()
+    while waiting:
+        yield waiting.popleft().finish()
 
 
 def _begun(work: Work[Made]) -> Work[Made]:

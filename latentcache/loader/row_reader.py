@@ -50,23 +50,25 @@ class RowReader:
         """File and line of the first document in a row."""
         return self.documents.where(int(self.plan.document[self.plan.pieces(row).start]))
 
-    def pieces(self, documents: Documents, rows: NDArray[np.integer], at: Ints) -> Pieces:
+    def pieces(self, documents: Documents, rows: NDArray[np.integer], placed: Placed) -> Pieces:
         """Where rows are.
 
         Args:
             documents: Those of this reader, with files to read from.
             rows: (n,) numbers of rows.
-            at: (n,) the place of each among all rows that are read.
+            placed: Where they belong.
 
         Raises:
             MissingEntryError: A shard is gone.
         """
-        plan, first = self.plan, self.begins[rows]
+        plan, first, lengths = self.plan, self.begins[rows], self.lengths[rows]
         counts = plan.ends[rows] - first
-        pieces = spread(first, counts)
-        located = documents.located(plan.document[pieces], plan.start[pieces], plan.length[pieces])
+        some = spread(first, counts)
+        fronts = placed.front + (placed.width - lengths if placed.left else 0)
+        starts, room = np.repeat(fronts, counts) + self.columns[some], np.repeat(placed.room, counts)
+        located = documents.located(plan.document[some], plan.start[some], plan.length[some], starts, room)
         ends = np.concatenate(([0], np.cumsum(counts)))
-        return Pieces(self, rows, at, ends, self.columns[pieces], located, documents.dtype)
+        return Pieces(self, rows, placed, lengths, fronts, ends, starts, located, documents.dtype)
 
 
 class PendingRowReader:
@@ -92,7 +94,7 @@ class PendingRowReader:
         """File and line of the document in a row."""
         return self.documents.where(row)
 
-    def pieces(self, documents: Documents, rows: NDArray[np.integer], at: Ints) -> Pieces:
+    def pieces(self, documents: Documents, rows: NDArray[np.integer], placed: Placed) -> Pieces:
         """See :meth:`RowReader.pieces`.
 
         Raises:
@@ -102,7 +104,28 @@ class PendingRowReader:
         """
         arrived = documents.arrived(rows)
         plan = padded_rows(arrived.corpus, self._length, overflow=self._overflow, no_loss="error")
-        return RowReader(arrived, plan).pieces(cast("Documents", arrived), np.arange(len(rows)), at)
+        return RowReader(arrived, plan).pieces(cast("Documents", arrived), np.arange(len(rows)), placed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """Where n rows of several batches belong; each batch has memory of its own."""
+
+    number: Ints
+    """(n,) the number of each among all rows that are read, rising."""
+    row: Ints
+    """(n,) its row of its batch."""
+    width: Ints
+    """(n,) tokens in a row of its batch."""
+    room: Ints
+    """(n,) tokens in its batch."""
+    left: bool
+    """True if padding is on the left."""
+
+    @property
+    def front(self) -> Ints:
+        """(n,) where each row begins."""
+        return self.row * self.width
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,12 +134,15 @@ class Pieces:
 
     reader: RowReader
     rows: NDArray[np.integer]
-    at: Ints
-    """(n,) the place of each among all rows that are read."""
+    placed: Placed
+    lengths: Ints
+    """(n,) tokens of each."""
+    fronts: Ints
+    """(n,) where the tokens of each begin in the memory of its batch."""
     ends: Ints
     """(n + 1,) pieces before each row."""
-    columns: Ints
-    """(P,) where each piece begins in its row."""
+    starts: Ints
+    """(P,) where each piece begins in the memory of its batch."""
     located: Located
     dtype: np.dtype[Any]
 
@@ -144,14 +170,14 @@ class RowBatch:
         self._view, self._first, self._shape, self._named = view, first, (last - first, width), named
         self._parts: list[tuple[Pieces, slice, slice]] = []
         for part in parts:
-            begin, end = np.searchsorted(part.at, (first, last)).tolist()
+            begin, end = np.searchsorted(part.placed.number, (first, last)).tolist()
             if begin < end:
                 self._parts.append((part, slice(begin, end), slice(int(part.ends[begin]), int(part.ends[end]))))
         self._begun: list[Gathering] | None = None
 
     def places(self) -> list[Place]:
         """See ``prefetch.Work``."""
-        return [place for part, _, pieces in self._parts for place in part.located.places(pieces)]
+        return [place for part, _, pieces in self._parts for place in part.located.places(pieces.start, pieces.stop)]
 
     def begin(self) -> None:
         """Take memory, have the compiled library begin if it is there, and write what needs no ids."""
@@ -159,19 +185,21 @@ class RowBatch:
         places, left = count * width, settings.padding_side == "left"
         memory = pool.take(places * (36 if settings.isolated else 24))
         self._ids, self._mask, self._labels = memory[: places * 24].view(np.int64).reshape(3, *self._shape)
-        self._batch: dict[str, NDArray[Any]] = {settings.field: self._ids, "attention_mask": self._mask, "labels": self._labels}
+        self._batch: dict[str, NDArray[Any]] = {
+            settings.field: self._ids,
+            "attention_mask": self._mask,
+            "labels": self._labels,
+        }
         if settings.isolated:
             self._batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(self._shape)
             self._batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(self._shape)
         self._begun, self._narrow, self._gaps = [], [], []
         for part, some, pieces in self._parts:
-            lengths, at = part.reader.lengths[part.rows[some]], part.at[some] - self._first
-            fronts = at * width + (width - lengths if left else 0)
-            counts = part.ends[some.start + 1 : some.stop + 1] - part.ends[some]
-            starts = np.repeat(fronts, counts) + part.columns[pieces]
+            lengths, at = part.lengths[some], part.placed.row[some]
+            fronts, starts = part.fronts[some], part.starts[pieces]
             narrow = self._view.scratch.take(places * part.dtype.itemsize).view(part.dtype)
             narrow[:] = settings.pad_id if 0 <= settings.pad_id <= np.iinfo(part.dtype).max else 0
-            begun = Gathering(part.located, pieces, narrow.view(np.uint8), starts * part.dtype.itemsize)
+            begun = Gathering(part.located, pieces.start, pieces.stop, narrow.view(np.uint8))
             begun.begin()
             self._begun.append(begun)
             self._narrow.append((narrow.reshape(self._shape), at, fronts, starts))
@@ -180,6 +208,7 @@ class RowBatch:
                 self._mask[row], self._mask[gap] = 1, 0
                 self._gaps.append(gap)
             if settings.isolated:
+                counts = np.diff(part.ends[some.start : some.stop + 1])
                 ends = np.append(starts[1:], 0)
                 last = np.cumsum(counts) - 1
                 ends[last] = fronts + lengths

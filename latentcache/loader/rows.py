@@ -23,7 +23,7 @@ from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, RowCollator, check_row_format, row_format, segments
 from latentcache.loader.loader import BatchIndex, Loader, NoSuchRowError, checked_index, checked_rows
-from latentcache.loader.row_reader import PendingRowReader, RowBatch, RowReader
+from latentcache.loader.row_reader import PendingRowReader, Placed, RowBatch, RowReader
 from latentcache.loader.substitute import OnError
 from latentcache.plan.batching import BatchPlan, Bucket, PlanReport, Remainder, trainer_steps
 from latentcache.plan.documents import RowPlan
@@ -353,14 +353,19 @@ class Rows(Dataset[Batch]):
         self, rows: Sequence[NDArray[np.integer]], widths: Sequence[int], *, names: bool = False
     ) -> list[RowBatch]:
         """Batches of these rows and widths, which are planned together."""
-        ends = np.cumsum([0, *map(len, rows)]).tolist()
+        sizes = np.array([len(some) for some in rows])
+        ends, wide = np.cumsum([0, *sizes]), np.repeat(widths, sizes)
+        row, room = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes), np.repeat(sizes, sizes) * wide
+        left = self.settings.padding_side == "left"
         parts = [
-            self._parts[number].reader.pieces(self._documents[number], local, at)
+            self._parts[number].reader.pieces(
+                self._documents[number], local, Placed(at, row[at], wide[at], room[at], left)
+            )
             for number, at, local in self._split(np.concatenate(rows))
         ]
         return [
             RowBatch(self, first, first + len(some), width, parts, some if names else None)
-            for first, some, width in zip(ends, rows, widths, strict=False)
+            for first, some, width in zip(ends.tolist(), rows, widths, strict=False)
         ]
 
     def _batch(self, rows: NDArray[np.int64], width: int) -> Batch:

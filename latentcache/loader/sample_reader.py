@@ -24,16 +24,8 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import (
-    Part,
-    ReadSettings,
-    Selection,
-    Shape,
-    Split,
-    default_fields,
-    prompt_row,
-)
-from latentcache.loader.values import TORCH, Affine, posterior, restored
+from latentcache.loader.samples import Part, ReadSettings, Selection, Split, default_fields, prompt_row
+from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
@@ -156,12 +148,17 @@ class SampleReader:
             for name in self.fields
         }
         items[_SAMPLES] = [(number, at, self._joined[number].sample[local]) for number, at, local in split]
-        described = self._described(items, variants, len(rows), partial(self._captions, split, turn))
+        sides = np.repeat([self._shapes[batch.bucket].dims[1:] for batch in batches], np.diff(ends), axis=0)
+        described = self._described(items, variants, sides, partial(self._captions, split, turn))
         again = self._over(split, self._occurrence) if any(self._draws.values()) else None
-        fields = [self._located(name, items[name], ends, turn, again) for name in self.fields]
+        shapes = [dict(self._shapes[batch.bucket].shapes) for batch in batches]
+        fields = [
+            self._located(name, items[name], ends, [one.get(name, ()) for one in shapes], turn, again)
+            for name in self.fields
+        ]
         return [
-            SampleBatch(self, number, ends[number], ends[number + 1], self._shapes[batch.bucket], fields, described)
-            for number, batch in enumerate(batches)
+            SampleBatch(self, number, ends[number], ends[number + 1], fields, described)
+            for number in range(len(batches))
         ]
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
@@ -268,19 +265,30 @@ class SampleReader:
         return held
 
     def _located(
-        self, name: str, items: Split, ends: Sequence[int], turn: Turn, again: NDArray[np.integer] | None = None
+        self,
+        name: str,
+        items: Split,
+        ends: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+        turn: Turn,
+        again: NDArray[np.integer] | None = None,
     ) -> _Located:
-        """Where the items of a field are, of batches that end at these places."""
-        lengths = keys = None
-        if self._specs[name].ragged:
+        """Where the items of a field are, of batches that end at these places and have items of these shapes."""
+        spec, counts, lengths = self._specs[name], np.diff(ends), None
+        if spec.ragged:
             lengths = self._over(items, partial(self._elements, name))
-        if self._draws[name]:
-            keys = self._over(items, partial(self._keys, name))
+            longest = self._lengths[name] or max(int(lengths.max()), 1)
+            shapes = [(longest, *self._parts[0].snapshot.fields[name].groups[0].shape[1:])] * len(counts)
+        width = numpy_dtype(spec.dtype).itemsize
+        size = np.repeat([math.prod(shape) * width for shape in shapes], counts)
+        front, room = (np.arange(ends[-1]) - np.repeat(ends[:-1], counts)) * size, np.repeat(counts, counts) * size
         parts = [
-            (at, self._readers[number].located(name, rows), np.searchsorted(at, ends).tolist())
+            (self._readers[number].located(name, rows, front[at], room[at]), np.searchsorted(at, ends).tolist())
             for number, at, rows in items
         ]
-        return _Located(name, parts, lengths, keys, turn, again)
+        keys = self._over(items, partial(self._keys, name)) if self._draws[name] else None
+        full = [(count, *shape) for count, shape in zip(counts.tolist(), shapes, strict=True)]
+        return _Located(name, full, parts, lengths, keys, turn, again)
 
     def _elements(self, name: str, number: int, at: Ints, rows: Ints) -> Ints:
         """(n,) lengths of items; those of a streaming build are waited for."""
@@ -292,13 +300,13 @@ class SampleReader:
         return np.asarray(pending.length(name, rows))
 
     def _described(
-        self, items: Mapping[str, Split], variants: Variants, count: int, draw: Callable[[str], Ints]
+        self, items: Mapping[str, Split], variants: Variants, sides: Ints, draw: Callable[[str], Ints]
     ) -> Batch:
-        """Names, keys and other metadata of samples; what their bucket says is None."""
+        """Names, keys and other metadata of samples whose buckets have these sides, (N, 2)."""
         batch: Batch = {}
         for name, source, form in self._forms:
             if form == "dims":
-                batch[name] = None
+                batch[name] = torch.from_numpy(sides)
             elif form == "texts":
                 batch[name] = self._texts(source, items[_SAMPLES], variants, draw)
             elif form == "keys":
@@ -387,9 +395,8 @@ class SampleReader:
             row = prompt_row(fields[name], text)
             if row < 0:
                 continue
-            found = self._located(name, [(0, none, np.array([row]))], (0, 1), (0, 0))
-            shape = Shape("", (1, 1, 1), ((name, fields[name].groups[0].shape),))
-            batch |= SampleBatch(self, 0, 0, 1, shape, [found], {}).finish()
+            found = self._located(name, [(0, none, np.array([row]))], (0, 1), [fields[name].groups[0].shape], (0, 0))
+            batch |= SampleBatch(self, 0, 0, 1, [found], {}).finish()
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -512,8 +519,10 @@ class _Located:
     """Where the items of a field of several batches are."""
 
     name: str
-    parts: Sequence[tuple[Ints, Located, Sequence[int]]]
-    """Places among all samples, where their items are, and which of those belong to each batch."""
+    shapes: Sequence[tuple[int, ...]]
+    """(B, ...) of each batch."""
+    parts: Sequence[tuple[Located, Sequence[int]]]
+    """Where items are, and which of those belong to each batch."""
     lengths: Ints | None
     """(N,) elements of ragged items."""
     keys: NDArray[np.uint8] | None
@@ -529,7 +538,6 @@ class SampleBatch:
         reader: What reads it.
         number: Which one.
         first, last: Its samples among those of all.
-        shape: Of its bucket.
         fields: Where items are.
         described: What else is in a batch, of all samples.
     """
@@ -540,22 +548,22 @@ class SampleBatch:
         number: int,
         first: int,
         last: int,
-        shape: Shape,
         fields: Sequence[_Located],
         described: Batch,
     ) -> None:
-        self._reader, self._number, self._first, self._last = reader, number, first, last
-        self._shape, self._fields, self._described = shape, fields, described
+        self._reader, self._number, self._own, self._fields = reader, number, slice(first, last), fields
         self._begun: list[tuple[_Located, torch.Tensor, list[Gathering], Batch]] | None = None
+        self._described: Batch = {}
+        for name, values in described.items():
+            if isinstance(values, dict):
+                self._described[name] = {field: part[first:last] for field, part in values.items()}
+            else:
+                self._described[name] = values[first:last]
 
     def places(self) -> list[Place]:
         """See ``prefetch.Work``."""
-        return [
-            place
-            for field in self._fields
-            for _, located, ends in field.parts
-            for place in located.places(slice(ends[self._number], ends[self._number + 1]))
-        ]
+        parts = [part for field in self._fields for part in field.parts]
+        return [place for one, ends in parts for place in one.places(*ends[self._number : self._number + 2])]
 
     def begin(self) -> None:
         """Take memory and have the compiled library begin, if it is there. Errors as :meth:`finish`."""
@@ -575,59 +583,44 @@ class SampleBatch:
         for field, stored, gatherings, mask in begun:
             for gathering in gatherings:
                 gathering.finish()
-            batch |= {field.name: self._values(field, stored)} | mask
-        for name, values in self._described.items():
-            if values is None:
-                sides = torch.tensor([self._shape.dims[1:]])
-                batch[name] = sides.repeat(self._last - self._first, 1)
-            elif isinstance(values, dict):
-                batch[name] = {field: part[self._first : self._last] for field, part in values.items()}
-            else:
-                batch[name] = values[self._first : self._last]
-        return batch
+            batch[field.name] = self._values(field, stored)
+            batch |= mask
+        return batch | self._described
 
     def _field(self, field: _Located) -> tuple[_Located, torch.Tensor, list[Gathering], Batch]:
         """(B, ...) of a field, on its way, and (B, L) bool where an element is if items differ in length."""
-        reader, name, count = self._reader, field.name, self._last - self._first
-        spec, mask = reader._specs[name], {}
-        kind = numpy_dtype(spec.dtype)
-        if field.lengths is None:
-            shape = (count, *next(shape for one, shape in self._shape.shapes if one == name))
-        else:
-            longest = reader._lengths[name] or max(int(field.lengths[self._first : self._last].max()), 1)
-            shape = (count, longest, *reader._parts[0].snapshot.fields[name].groups[0].shape[1:])
-        size = math.prod(shape[1:]) * kind.itemsize
-        memory = reader._pool.take(count * size)
-        values = memory.view(kind).reshape(shape)
+        reader, name, shape, mask = self._reader, field.name, field.shapes[self._number], Batch()
+        spec = reader._specs[name]
+        dtype = TORCH[spec.dtype]
+        memory = reader._pool.take(math.prod(shape) * dtype.itemsize)
         if field.lengths is not None:
-            lengths = field.lengths[self._first : self._last]
+            values, lengths = memory.view(numpy_dtype(spec.dtype)).reshape(shape), field.lengths[self._own]
             for item, length in zip(values, lengths.tolist(), strict=True):
                 item[length:] = spec.pad_value
             mask[f"{name}_mask"] = torch.from_numpy(np.arange(shape[1]) < lengths[:, None])
         gatherings = []
-        for at, located, ends in field.parts:
-            part = slice(ends[self._number], ends[self._number + 1])
-            to = (at[part] - self._first) * size
-            gatherings.append(Gathering(located, part, memory, to, reader._scaled.get(name)))
-            gatherings[-1].begin()
-        stored = torch.from_numpy(values)
-        if stored.dtype != TORCH[spec.dtype]:  # numpy has no bfloat16
-            stored = stored.view(TORCH[spec.dtype])
-        return field, stored, gatherings, mask
+        for located, ends in field.parts:
+            first, last = ends[self._number : self._number + 2]
+            if first < last:
+                gatherings.append(Gathering(located, first, last, memory, reader._scaled.get(name)))
+                gatherings[-1].begin()
+        return field, torch.from_numpy(memory).view(dtype).view(shape), gatherings, mask
 
     def _values(self, field: _Located, stored: torch.Tensor) -> torch.Tensor:
         """What is served: drawn, scaled and cast, unless that was done or a device does it."""
         reader, name, shape = self._reader, field.name, stored.shape
-        draw = reader._draws[name]
-        if draw is not None and field.keys is not None:
-            half = (shape[0], shape[1] // 2, *shape[2:])
-            drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-            own = slice(self._first, self._last)
-            again = None if field.again is None else field.again[own]
-            posterior(stored, field.keys[own], drawn, draw, field.turn, again)
-            stored = drawn
-        done = reader._on_device or name in reader._scaled or name not in reader._values
-        return stored if done else reader._valued(name, stored)
+        draw, values = reader._draws[name], name in reader._values and name not in reader._scaled
+        values = values and not reader._on_device
+        if draw is None and not values:
+            return stored
+        with without_team():
+            if draw is not None and field.keys is not None:
+                half = (shape[0], shape[1] // 2, *shape[2:])
+                drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
+                again = None if field.again is None else field.again[self._own]
+                posterior(stored, field.keys[self._own], drawn, draw, field.turn, again)
+                stored = drawn
+            return reader._valued(name, stored) if values else stored
 
 
 def _opened(

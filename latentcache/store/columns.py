@@ -26,7 +26,7 @@ from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, write_atomically
-from latentcache.store.gather import Reading
+from latentcache.store.gather import reading
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -336,7 +336,7 @@ class ColumnFile:
         """The bytes of n pieces of the file, one after the other. Errors as :meth:`read`."""
         ends = np.cumsum(size)
         out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-        if Reading([self._descriptor] * len(size), place, size, out, ends - size).finish():
+        if reading([self._descriptor] * len(size), place, size, out, ends - size).finish():
             return out
         parts = zip(place.tolist(), size.tolist(), strict=True)
         return np.concatenate([self.read(start, np.dtype("u1"), (count,)) for start, count in parts])

@@ -22,7 +22,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import EntryHeader, read_header
-from latentcache.store.gather import Reading, Scaling
+from latentcache.store.gather import Pieces, Reading, Scaling
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -161,10 +161,26 @@ class EntryReader:
             MissingEntryError: A shard is gone.
             CacheDamagedError: A shard cannot be read.
         """
-        Gathering(self.located(field, rows, start, length), slice(None), out, at).finish()
+        Gathering(self.located(field, rows, at, len(out), start, length), 0, len(rows), out).finish()
 
-    def located(self, field: str, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Located:
-        """Where items (or elements of them) are, to be read by a :class:`Gathering`; arguments as :meth:`gather`.
+    def located(
+        self,
+        field: str,
+        rows: Ints,
+        at: Ints,
+        room: Any,
+        start: Ints | None = None,
+        length: Ints | None = None,
+    ) -> Located:
+        """Where items (or elements of them) are, to be read by :class:`Gathering`; arguments as :meth:`gather`.
+
+        Args:
+            field: Its name.
+            rows: (n,) rows of the field.
+            at: (n,) byte at which each begins in the memory that it is read into.
+            room: Bytes of that memory, (n,) or of all.
+            start: (n,) first element.
+            length: (n,) number of elements.
 
         Raises:
             MissingEntryError: A shard is gone.
@@ -173,7 +189,10 @@ class EntryReader:
         one = self._field(field)
         self.ready(field, rows)
         where = one.segments(rows, start, length)
-        return Located(self, one, rows, where, self._descriptors(where.shard), not one.packed and start is None)
+        if len(at) and (int(at.min()) < 0 or bool((at + where.bytes > room).any())):
+            raise IndexError(f"items of {field} do not fit into the memory")
+        pieces = Pieces(self._descriptors(where.shard), where.offset, where.bytes, at)
+        return Located(self, one, rows, pieces, not one.packed and start is None)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -332,43 +351,37 @@ class Located:
     reader: EntryReader
     field: _Field
     rows: Ints
-    where: Segments
-    files: NDArray[np.int64]
-    """(n,) descriptors."""
+    pieces: Pieces
     whole: bool
     """True if each item is an entry, and all of it is wanted."""
 
-    def places(self, part: slice) -> list[Place]:
+    def places(self, first: int, last: int) -> list[Place]:
         """Where the bytes of some of them are, for reading ahead."""
-        columns = self.files[part], self.where.offset[part], self.where.bytes[part]
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+        return list(zip(*self.pieces.columns[:3, first:last].tolist(), strict=True))
 
 
 class Gathering:
-    """Reads a part of located items into the caller's memory, and proves them.
+    """Reads some of located items into the caller's memory, and proves them.
 
     Args:
         located: Where items are.
-        part: Which of them.
+        first, last: Which of them: from ``first`` to before ``last``.
         out: (m,) of memory; bytes between the items are left as they are.
-        at: (n,) byte of ``out`` at which each of them begins.
         scaling: Of whole items, done as they are read.
 
     Errors as :meth:`EntryReader.gather`.
     """
 
-    def __init__(self, located: Located, part: slice, out: Any, at: Ints, scaling: Scaling | None = None) -> None:
-        where, reader, self._one = located.where, located.reader, located.field
-        self._reader, self._rows, self._out, self._at = reader, located.rows[part], out, at
-        self._files, self._offset, self._bytes = located.files[part], where.offset[part], where.bytes[part]
+    def __init__(self, located: Located, first: int, last: int, out: Any, scaling: Scaling | None = None) -> None:
+        self._located, self._first, self._last, self._out = located, first, last, out
+        one, reader = located.field, located.reader
+        self._new: Ints = _NO_ROWS
         if not located.whole:
-            reader._prove(self._one, self._rows)
-        if len(at) and not 0 <= int(at.min()) <= int((at + self._bytes).max()) <= len(out):
-            raise IndexError(f"items of {self._one.rows.name} do not fit into {len(out)} bytes")
-        self._new = reader._unproven(self._one, self._rows) if located.whole else _NO_ROWS
-        self._scaled = scaling is not None
-        pieces = self._files, self._offset, self._bytes, out, at
-        self._reading = Reading(*pieces, hashed=bool(len(self._new)), scaling=scaling)
+            reader._prove(one, located.rows[first:last])
+        elif not one.all_proven or reader.checksum == "always":
+            self._new = reader._unproven(one, located.rows[first:last])
+        self._scaled, hashed = scaling is not None, len(self._new) > 0
+        self._reading = Reading(located.pieces, out, first, last, hashed=hashed, scaling=scaling)
 
     def begin(self) -> None:
         """Have the compiled library begin, if it is there, and return at once."""
@@ -381,15 +394,15 @@ class Gathering:
             self._read_each()
             hashes = None
             if self._scaled:
-                where = str(self._reader.paths.root)
+                where = str(self._located.reader.paths.root)
                 raise CacheDamagedError("a read failed, and worked when repeated", where=where)
         if len(self._new):
             self._prove(hashes)
 
     def _read_each(self) -> None:
         """Read one item after the other; one that does not come whole is named."""
-        columns = (column.tolist() for column in (self._files, self._offset, self._bytes, self._at))
-        memory = self._out.data
+        one, memory = self._located.field, self._out.data
+        columns = self._located.pieces.columns[:, self._first : self._last].tolist()
         for number, (file, place, size, front) in enumerate(zip(*columns, strict=True)):
             try:
                 why = "the shard ends early"
@@ -397,21 +410,21 @@ class Gathering:
             except OSError as error:
                 found, why = -1, str(error)
             if found != size:
-                raise self._reader._corrupt(self._one, self._one.entry_of(int(self._rows[number])), why)
+                entry = one.entry_of(int(self._located.rows[self._first + number]))
+                raise self._located.reader._corrupt(one, entry, why)
 
     def _prove(self, hashes: Any) -> None:
         """Hold items that were just read against their checksums; ``hashes`` were made while they were read."""
-        one, new = self._one, self._new
-        entries = one.entries_of(self._rows[new])
+        one, new = self._located.field, self._first + self._new
+        entries = one.entries_of(self._located.rows[new])
         if hashes is None:
-            begins, memory = self._at[new], self._out.data
-            ends = begins + self._bytes[new]
-            pieces = zip(begins.tolist(), ends.tolist(), strict=True)
-            hashes = np.array([checksum(memory[begin:end]) for begin, end in pieces], dtype=np.uint64)
+            _, _, size, begin = self._located.pieces.columns[:, new]
+            pieces, memory = zip(begin.tolist(), (begin + size).tolist(), strict=True), self._out.data
+            hashes = np.array([checksum(memory[first:last]) for first, last in pieces], dtype=np.uint64)
         else:
-            hashes = hashes[new]
+            hashes = hashes[self._new]
         for entry in entries[hashes != one.checksum[entries]].tolist():
-            raise self._reader._wrong(one, entry)
+            raise self._located.reader._wrong(one, entry)
         one.remember(entries)
 
 

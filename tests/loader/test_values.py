@@ -75,7 +75,7 @@ def test_values_scaled_as_they_are_read_are_the_same_bits(tmp_path, library, mon
     out, at = np.zeros(data.size, np.uint8), np.arange(9) * data.shape[1]
     with (tmp_path / "f").open("rb") as file:
         sizes = np.full(9, data.shape[1])
-        assert gather.Reading([file.fileno()] * 9, at, sizes, out, at, scaling=affine.scaling(name)).finish()
+        assert gather.reading([file.fileno()] * 9, at, sizes, out, at, scaling=affine.scaling(name)).finish()
     found = torch.from_numpy(out).view(dtype).view(z.shape)
     expected = affine.apply(z.clone(), torch.empty(z.numel(), dtype=dtype))
     kind = {2: torch.int16, 4: torch.int32}[dtype.itemsize]

@@ -24,7 +24,7 @@ def file(tmp_path):
 
 
 def read_together(*pieces):
-    return gather.Reading(*pieces).finish()
+    return gather.reading(*pieces).finish()
 
 
 def pieces(count, seed):
@@ -103,7 +103,7 @@ def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
     scaling = gather.scaling("float32", np.float32([2, 3]), np.float32([1, 0]))
     offset, size = np.arange(40) * 4096, np.full(40, 800)
     out = np.zeros(40 * 800, np.uint8)
-    reading = gather.Reading([file] * 40, offset, size, out, np.arange(40) * 800, hashed=True, scaling=scaling)
+    reading = gather.reading([file] * 40, offset, size, out, np.arange(40) * 800, hashed=True, scaling=scaling)
     assert reading.finish()
     assert (reading.hashes is None) == (scaling is None) == (each_way == "python")
     if reading.hashes is None:
@@ -118,7 +118,7 @@ def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
 def begun(file, number):
     """40 pieces of one part of the file, on their way."""
     size, out = np.full(40, 900), np.zeros(36000, np.uint8)
-    reading = gather.Reading([file] * 40, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
+    reading = gather.reading([file] * 40, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
     reading.begin()
     return reading, out, DATA[number * 40000 : number * 40000 + 36000]
 
@@ -169,7 +169,7 @@ def test_a_forked_child_ends_what_its_parent_began(file):
 
 def test_what_is_begun_and_does_not_come_is_an_error_at_the_end(file):
     out = np.zeros(200, np.uint8)
-    reading = gather.Reading([file] * 2, np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100]))
+    reading = gather.reading([file] * 2, np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100]))
     reading.begin()
     assert not reading.finish()
 
@@ -194,7 +194,7 @@ file, all_of_it = os.open({str(tmp_path / "f")!r}, os.O_RDONLY), []
 for number in range(40):
     out = np.empty(8 << 20, np.uint8)
     pieces = [file] * 8, np.zeros(8, int), np.full(8, 1 << 20), out, np.arange(8) << 20
-    all_of_it.append(gather.Reading(*pieces, scaling=gather.scaling('float32', np.ones(1, 'f4'), np.ones(1, 'f4'))))
+    all_of_it.append(gather.reading(*pieces, scaling=gather.scaling('float32', np.ones(1, 'f4'), np.ones(1, 'f4'))))
     all_of_it[-1].begin()
 {"" if way == "end" else way}
 """

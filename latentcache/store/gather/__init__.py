@@ -36,6 +36,7 @@ class Scaling:
     factor: NDArray[np.float32]
     """(channels,)"""
     term: NDArray[np.float32]
+    addresses: tuple[int, int]
 
 
 class _Job(ctypes.Structure):
@@ -43,7 +44,7 @@ class _Job(ctypes.Structure):
 
     _fields_: ClassVar = [
         (name, ctypes.c_int64)
-        for name in (*("count", "places", "hash", "hashes", "kind", "factor", "term", "channels"),
+        for name in (*("count", "places", "stride", "out", "hash", "hashes", "kind", "factor", "term", "channels"),
                      *("next", "running", "failed", "later"))
     ]  # fmt: skip
 
@@ -86,18 +87,34 @@ LIBRARY = compiled(Path(__file__).with_name("_gather.so"))
 def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) -> Scaling | None:
     """What a :class:`Reading` can do to values of a type; None: the caller has to."""
     kind = _KINDS.get(dtype, 0) if LIBRARY and LIBRARY.hash else 0
-    return Scaling(kind, np.ascontiguousarray(factor), np.ascontiguousarray(term)) if kind else None
+    factor, term = np.ascontiguousarray(factor), np.ascontiguousarray(term)
+    return Scaling(kind, factor, term, (_address(factor), _address(term))) if kind else None
+
+
+class Pieces:
+    """n pieces of files.
+
+    Args:
+        files: (n,) descriptors, open until everything is read.
+        offset: (n,) first byte of each in its file.
+        size: (n,) bytes of each.
+        at: (n,) where each belongs in the memory that it is read into.
+    """
+
+    def __init__(self, files: Sequence[int] | Ints, offset: Ints, size: Ints, at: Ints) -> None:
+        self.columns = np.empty((4, len(files)), dtype=np.int64)
+        for column, values in zip(self.columns, (files, offset, size, at), strict=True):
+            column[:] = values
+        self.address = _address(self.columns)
 
 
 class Reading:
-    """n pieces of files on their way into memory.
+    """Some pieces of files on their way into memory.
 
     Args:
-        files: (n,) descriptors, open until the end.
-        offset: (n,) first byte of each in its file.
-        size: (n,) bytes of each.
-        out: (m,) of memory.
-        at: (n,) where each belongs in ``out``; all of it must be inside.
+        pieces: The files.
+        out: (m,) of memory; all pieces must be inside.
+        first, last: Those that are wanted: from ``first`` to before ``last``.
         hashed: True to make :attr:`hashes`.
         scaling: From :func:`scaling`: done to the values of each piece.
     """
@@ -107,36 +124,32 @@ class Reading:
 
     def __init__(
         self,
-        files: Sequence[int] | Ints,
-        offset: Ints,
-        size: Ints,
+        pieces: Pieces,
         out: NDArray[np.uint8],
-        at: Ints,
+        first: int,
+        last: int,
         *,
         hashed: bool = False,
         scaling: Scaling | None = None,
     ) -> None:
         self._library, self._begun = LIBRARY, 0
-        self._places = np.empty((4, len(files)), dtype=np.int64)
-        self._places[0], self._places[1], self._places[2] = files, offset, size
-        np.add(at, _address(out), out=self._places[3])
-        self._kept = out, scaling
+        self._kept, self._some = (pieces, out, scaling), slice(first, last)
         if self._library is None:
             return
-        self._job = _Job(count=len(files), places=_address(self._places))
+        columns = pieces.columns
+        self._job = _Job(last - first, pieces.address + 8 * first, columns.shape[1], _address(out))
         if hashed and self._library.hash:
-            self.hashes = np.empty(len(files), dtype=np.uint64)
+            self.hashes = np.empty(last - first, dtype=np.uint64)
             self._job.hash, self._job.hashes = self._library.hash, _address(self.hashes)
         if scaling is not None:
             self._job.kind, self._job.channels = scaling.kind, len(scaling.factor)
-            self._job.factor, self._job.term = _address(scaling.factor), _address(scaling.term)
+            self._job.factor, self._job.term = scaling.addresses
 
-    def begin(self) -> bool:
-        """Begin, and return at once; False: nothing here can do that."""
+    def begin(self) -> None:
+        """Have the compiled library begin, if it is there, and return at once."""
         if self._library is not None:
             self._begun = os.getpid()
             self._library.begin(ctypes.addressof(self._job))
-        return self._library is not None
 
     def finish(self) -> bool:
         """Read what is left, and wait for the rest.
@@ -145,8 +158,8 @@ class Reading:
             False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
         """
         if self._library is None:
-            files, offset, size, address = self._places
-            return _read_queued(files, offset, size, address)
+            files, offset, size, at = self._kept[0].columns[:, self._some]
+            return _read_queued(files, offset, size, at + _address(self._kept[1]))
         if self._begun not in (0, os.getpid()):  # the thread that has begun is in the parent of this process
             self._job.next = self._job.running = self._job.failed = 0
         self._begun = 0
@@ -156,6 +169,11 @@ class Reading:
     def __del__(self) -> None:
         if self._begun == os.getpid() and self._library is not None:  # memory and files are not free before
             self._library.finish(ctypes.addressof(self._job), 0)
+
+
+def reading(files: Sequence[int], offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints, **more: Any) -> Reading:
+    """All of these pieces; arguments as :class:`Pieces` and :class:`Reading`."""
+    return Reading(Pieces(files, offset, size, at), out, 0, len(files), **more)
 
 
 def _address(array: NDArray[Any]) -> int:

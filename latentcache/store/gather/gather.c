@@ -4,8 +4,10 @@
  * `make native`; without it Python does the same.
  * Values are computed in float32 with one fused multiply-add and rounded once, to the nearest, ties to even.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
@@ -82,7 +84,9 @@ int can_scale(void)
 /* Items to read; the caller's memory until `finish` has returned. */
 struct job {
     int64_t count;
-    const int64_t *places; /* descriptor, first byte, bytes and address of each item, row by row */
+    const int64_t *places; /* descriptor, first byte, bytes and place in the memory of each item, in rows */
+    int64_t stride;        /* from row to row */
+    char *out;             /* the memory */
     hash_function hash;
     uint64_t *hashes; /* of the bytes as they are stored; or null */
     int64_t kind;     /* type of the values if they are scaled */
@@ -94,9 +98,9 @@ struct job {
 
 static int read_item(const struct job *job, int64_t item)
 {
-    const int64_t *file = job->places + item, count = job->count;
-    const int64_t first = file[count], bytes = file[2 * count];
-    char *out = (char *)(intptr_t)file[3 * count];
+    const int64_t *file = job->places + item, stride = job->stride;
+    const int64_t first = file[stride], bytes = file[2 * stride];
+    char *out = job->out + file[3 * stride];
     for (int64_t done = 0; done < bytes;) {
         ssize_t found = pread((int)*file, out + done, bytes - done, first + done);
         if (found > 0)
@@ -134,6 +138,10 @@ static int step(struct job *job)
 
 static void *work(void *unused)
 {
+#if defined(SCHED_BATCH)
+    const struct sched_param none = {0};
+    pthread_setschedparam(pthread_self(), SCHED_BATCH, &none); /* or it takes the processor of what wakes it */
+#endif
     pthread_mutex_lock(&lock);
     for (;;) {
         while (first_job && first_job->next >= first_job->count)
