@@ -38,7 +38,7 @@ from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
 from latentcache.store.reader import Place
 
 #: Batches that are planned together at most, and their rows.
-_PLANNED, _PLANNED_ROWS = 16, 512
+_PLANNED, _PLANNED_ROWS = 12, 512
 #: Buckets that a warning names.
 _TOLD = 3
 

@@ -591,10 +591,11 @@ class SampleBatch:
         """(B, ...) of a field, on its way, and (B, L) bool where an element is if items differ in length."""
         reader, name, shape, mask = self._reader, field.name, field.shapes[self._number], Batch()
         spec = reader._specs[name]
-        dtype = TORCH[spec.dtype]
-        memory = reader._pool.take(math.prod(shape) * dtype.itemsize)
+        kind, dtype = numpy_dtype(spec.dtype), TORCH[spec.dtype]
+        memory = reader._pool.take(math.prod(shape) * kind.itemsize)
+        values = memory.view(kind).reshape(shape)
         if field.lengths is not None:
-            values, lengths = memory.view(numpy_dtype(spec.dtype)).reshape(shape), field.lengths[self._own]
+            lengths = field.lengths[self._own]
             for item, length in zip(values, lengths.tolist(), strict=True):
                 item[length:] = spec.pad_value
             mask[f"{name}_mask"] = torch.from_numpy(np.arange(shape[1]) < lengths[:, None])
@@ -604,7 +605,8 @@ class SampleBatch:
             if first < last:
                 gatherings.append(Gathering(located, first, last, memory, reader._scaled.get(name)))
                 gatherings[-1].begin()
-        return field, torch.from_numpy(memory).view(dtype).view(shape), gatherings, mask
+        stored = torch.from_numpy(values)
+        return field, stored if stored.dtype == dtype else stored.view(dtype), gatherings, mask  # as bfloat16
 
     def _values(self, field: _Located, stored: torch.Tensor) -> torch.Tensor:
         """What is served: drawn, scaled and cast, unless that was done or a device does it."""

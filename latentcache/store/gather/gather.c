@@ -4,10 +4,8 @@
  * `make native`; without it Python does the same.
  * Values are computed in float32 with one fused multiply-add and rounded once, to the nearest, ties to even.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
@@ -138,10 +136,6 @@ static int step(struct job *job)
 
 static void *work(void *unused)
 {
-#if defined(SCHED_BATCH)
-    const struct sched_param none = {0};
-    pthread_setschedparam(pthread_self(), SCHED_BATCH, &none); /* or it takes the processor of what wakes it */
-#endif
     pthread_mutex_lock(&lock);
     for (;;) {
         while (first_job && first_job->next >= first_job->count)
