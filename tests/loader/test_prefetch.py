@@ -11,7 +11,27 @@ import pytest
 
 from latentcache.errors import MissingEntryError
 from latentcache.loader import prefetch
-from latentcache.loader.prefetch import Readahead, announce, begin_ahead, read_ahead
+from latentcache.loader.prefetch import announce, announced, read_ahead
+
+
+class Made:
+    """Work that calls a function."""
+
+    def __init__(self, make, item, places=()):
+        self.make, self.item, self.found = make, item, places
+
+    def places(self):
+        return self.found
+
+    def begin(self):
+        raise AssertionError("a thread makes it")
+
+    def finish(self):
+        return self.make(self.item)
+
+
+def ahead(make, items, depth):
+    return read_ahead((Made(make, item) for item in items), depth)
 
 
 def running():
@@ -34,67 +54,40 @@ def _no_thread_of_another_test():
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 7, 50])
 def test_the_same_results_in_the_same_order(depth):
-    assert list(read_ahead(str, range(20), depth)) == [str(number) for number in range(20)]
-    assert list(read_ahead(str, range(1), depth)) == ["0"]
-    assert list(read_ahead(str, range(0), depth)) == []
+    assert list(ahead(str, range(20), depth)) == [str(number) for number in range(20)]
+    assert list(ahead(str, range(1), depth)) == ["0"]
+    assert list(ahead(str, range(0), depth)) == []
     wait_until(lambda: not running())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_no_more_is_made_than_may_wait(threads):
+def test_no_more_is_made_than_may_wait():
     made = []
-    iterator = read_ahead(made.append, range(100), 3, threads=threads)
+    iterator = ahead(made.append, range(100), 3)
     for delivered in range(1, 6):
         next(iterator)
-        wait_until(lambda: len(made) == delivered + 2 + threads)  # noqa: B023 -- waited for at once
+        wait_until(lambda: len(made) == delivered + 3)  # noqa: B023 -- waited for at once
         time.sleep(0.01)
-        assert len(made) == delivered + 2 + threads
+        assert len(made) == delivered + 3
     iterator.close()
 
 
-@pytest.mark.parametrize(("depth", "threads"), [(2, 2), (3, 2), (5, 3), (1, 4), (50, 2)])
-def test_several_threads_give_the_same_in_the_same_order(depth, threads):
+@pytest.mark.parametrize("depth", [1, 2, 5, 50])
+def test_a_caller_who_helps_gets_the_same_in_the_same_order(depth):
     def make(number):
         time.sleep(0.002 * (number % 3 == 0))  # so that later ones are there first
         return number, threading.get_ident()
 
     results = []
-    for result in read_ahead(make, range(30), depth, threads=threads):
+    for result in ahead(make, range(30), depth):
         results.append(result)
         time.sleep(0.001 * (len(results) % 7 == 0))  # a caller who is in haste now and then
     assert [number for number, _ in results] == list(range(30))
-    assert len({thread for _, thread in results} - {threading.get_ident()}) <= min(depth, threads)
+    assert len({thread for _, thread in results} - {threading.get_ident()}) <= 1
     assert not running()
 
 
-def test_two_threads_work_at_once():
-    both = threading.Barrier(2, timeout=10)
-
-    def make(number):
-        both.wait()
-        return number
-
-    iterator = read_ahead(make, range(10), 2, threads=2)
-    assert [next(iterator), next(iterator)] == [0, 1]
-    both.abort()  # one that waits for another is not waited for
-    iterator.close()
-
-
-def test_a_caller_who_takes_his_time_has_one_thread_beside_him():
-    """A second one, woken by each step, would take the processor from it."""
-    made = []
-
-    def make(item):
-        made.append(threading.get_ident())
-        return item
-
-    for result in read_ahead(make, range(30), 3, threads=2):
-        wait_until(lambda: len(made) == min(result + 5, 30))  # noqa: B023 -- waited for at once
-    assert len(set(made[4:])) == 1
-
-
 def test_a_caller_in_haste_makes_results_too():
-    """The second thread has nothing to do then; a caller that works again is left alone."""
+    """A caller that works again is left alone."""
     makers = []
 
     def make(number):
@@ -102,33 +95,38 @@ def test_a_caller_in_haste_makes_results_too():
         time.sleep(0.002)
         return number
 
-    assert list(read_ahead(make, range(40), 2, threads=2)) == list(range(40))
+    assert list(ahead(make, range(40), 2)) == list(range(40))
     assert makers.count(threading.get_ident()) > 10
     assert len(set(makers[10:])) == 2
     makers.clear()
-    for _ in read_ahead(make, range(12), 2, threads=2):
+    for _ in ahead(make, range(12), 2):
         time.sleep(0.02)
     assert makers.count(threading.get_ident()) < 6
 
 
 def test_what_is_made_faster_than_it_is_handed_over_is_made_by_the_caller():
     makers = []
-    for _ in read_ahead(lambda _: makers.append(threading.get_ident()), range(300), 2, threads=2):
+    for _ in ahead(lambda _: makers.append(threading.get_ident()), range(300), 2):
         pass
     assert makers.count(threading.get_ident()) > 200
+
+
+class Begun(Made):
+    """Work that goes on by itself."""
+
+    def begin(self):
+        if self.item == 12:
+            raise MissingEntryError("gone")
+        self.found.append(self.item)
 
 
 def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
     begun, found = [], []
 
-    def begin(number):
-        if number == 12:
-            raise MissingEntryError("gone")
-        begun.append(number)
-        return -number
+    works = [Begun(lambda item: -item, number, begun) for number in range(20)]
 
     def serve():
-        for result in begin_ahead(begin, range(20), 2):
+        for result in read_ahead(works, 2, threaded=False):
             found.append(result)
             assert len(begun) <= len(found) + 2
 
@@ -137,21 +135,9 @@ def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
     assert found == [-number for number in range(12)]
 
 
-def test_an_error_of_one_of_several_threads_comes_at_its_place():
-    def make(number):
-        time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
-        return 10 // (3 - number)
-
-    iterator = read_ahead(make, range(9), 3, threads=3)
-    assert [next(iterator) for _ in range(3)] == [3, 5, 10]
-    with pytest.raises(ZeroDivisionError):
-        next(iterator)
-    wait_until(lambda: not running())
-
-
 def test_nothing_is_made_ahead_without_a_thread():
     made = []
-    iterator = read_ahead(made.append, range(10), 0)
+    iterator = ahead(made.append, range(10), 0)
     next(iterator)
     assert made == [0]
     assert not running()
@@ -162,7 +148,7 @@ def test_an_error_comes_at_its_place(depth):
     def make(number):
         return 10 // (3 - number)
 
-    iterator = read_ahead(make, range(6), depth)
+    iterator = ahead(make, range(6), depth)
     assert [next(iterator) for _ in range(3)] == [3, 5, 10]
     with pytest.raises(ZeroDivisionError):
         next(iterator)
@@ -185,20 +171,19 @@ def by_throwing(iterator):
         iterator.throw(KeyError)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("leave", [by_close, by_forgetting, by_throwing])
-def test_the_threads_end_when_the_caller_leaves(leave, threads):
+def test_the_thread_ends_when_the_caller_leaves(leave):
     made = []
-    holder = [read_ahead(made.append, range(10**6), 2, threads=threads)]
+    holder = [ahead(made.append, range(10**6), 2)]
     next(holder[0])
-    assert len(running()) == threads
+    assert len(running()) == 1
     leave(holder.pop())
     wait_until(lambda: not running())
-    assert len(made) <= 3 + threads
+    assert len(made) <= 4
 
 
 def test_the_thread_ends_when_a_loop_is_left():
-    for _ in read_ahead(str, range(10**6), 2):
+    for _ in ahead(str, range(10**6), 2):
         break
     wait_until(lambda: not running())
 
@@ -208,7 +193,7 @@ def continue_in_child(iterator, results):
 
 
 def test_a_forked_child_goes_on_without_the_thread():
-    iterator = read_ahead(str, range(30), 2, threads=2)
+    iterator = ahead(str, range(30), 2)
     assert [next(iterator) for _ in range(4)] == ["0", "1", "2", "3"]
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -223,9 +208,12 @@ def test_a_forked_child_goes_on_without_the_thread():
 
 LEAVE = """
 import sys, time
-from latentcache.errors import MissingEntryError
-from latentcache.loader.prefetch import Readahead, announce, begin_ahead, read_ahead
-iterator = read_ahead(lambda number: time.sleep(0.001), range(10**6), 2, threads=2)
+from latentcache.loader.prefetch import read_ahead
+
+class Work:
+    def __init__(self, make, number):
+        self.finish = lambda: make(number)
+iterator = read_ahead((Work(lambda _: time.sleep(0.001), number) for number in range(10**6)), 2)
 next(iterator)
 kept = [iterator]
 kept.append(kept)
@@ -245,8 +233,11 @@ LEAVE_WITH_TENSORS = """
 import sys, time
 import numpy as np
 import torch
-from latentcache.errors import MissingEntryError
-from latentcache.loader.prefetch import Readahead, announce, begin_ahead, read_ahead
+from latentcache.loader.prefetch import read_ahead
+
+class Work:
+    def __init__(self, make, number):
+        self.finish = lambda: make(number)
 
 class Lasting(np.ndarray):
     def __del__(self):
@@ -256,7 +247,7 @@ def make(number):
     time.sleep(float(sys.argv[1]) * (number > 0))
     return torch.from_numpy(np.zeros(4).view(Lasting))
 
-for _ in read_ahead(make, range(100), 2, threads=2):
+for _ in read_ahead((Work(make, number) for number in range(100)), 2):
     time.sleep(0.1)
     break
 time.sleep(0.2)
@@ -284,12 +275,12 @@ class Noted:
 
 def test_what_waits_is_freed_by_the_caller_who_leaves():
     found = []
-    iterator = read_ahead(lambda _: Noted(found), range(100), 2, threads=2)
+    iterator = ahead(lambda _: Noted(found), range(100), 2)
     next(iterator)
     wait_until(lambda: found == ["MainThread"])
-    time.sleep(0.05)  # three wait now
+    time.sleep(0.05)  # two wait now
     iterator.close()
-    assert found == ["MainThread"] * 4
+    assert found == ["MainThread"] * 3
     wait_until(lambda: not running())
 
 
@@ -301,7 +292,7 @@ def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
     for _ in range(20):
         reader = Reader()
         forgotten = weakref.ref(reader)
-        for _ in read_ahead(reader.make, range(100), 2, threads=2):
+        for _ in ahead(reader.make, range(100), 2):
             assert set(running()) <= set(prefetch._RUNNING)
             break
         del reader
@@ -310,27 +301,21 @@ def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
     assert len(prefetch._RUNNING) <= 4  # those of the last pass, and what a test before left
 
 
-def test_a_thread_that_cannot_start_leaves_no_other_behind(monkeypatch):
-    start, started = threading.Thread.start, []
+def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
+    def never(thread):
+        raise RuntimeError("can't start new thread")
 
-    def once(thread):
-        if started:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", once)
+    monkeypatch.setattr(threading.Thread, "start", never)
     with pytest.raises(RuntimeError, match="can't start"):
-        next(read_ahead(str, range(100), 2, threads=2))
-    wait_until(lambda: not running())
-    assert set(prefetch._RUNNING) >= set(started)
+        next(ahead(str, range(100), 2))
+    assert not running()
 
 
 # announcing bytes to the kernel
 
 
 @pytest.fixture
-def announced(monkeypatch):
+def told(monkeypatch):
     """Steps that the kernel is told of, as if the disk held everything."""
     found = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: False)
@@ -338,12 +323,13 @@ def announced(monkeypatch):
     return found
 
 
-def test_each_step_is_announced_once_and_two_ahead(announced):
-    ahead, seen = Readahead(lambda step: [(3, step, 100)], 5), []
-    for step in range(5):
-        ahead.before(step)
-        seen.append(len(announced))
-    assert (seen, announced) == ([3, 4, 5, 5, 5], [0, 1, 2, 3, 4])
+def works(places, count):
+    return [Made(str, step, places(step)) for step in range(count)]
+
+
+def test_each_step_is_announced_once_and_two_ahead(told):
+    seen = [len(told) for _ in announced(works(lambda step: [(3, step, 100)], 5))]
+    assert (seen, told) == ([3, 4, 5, 5, 5], [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("length", [1, 4096, (128 << 10) + 1, 300_000])
@@ -362,9 +348,7 @@ def test_what_is_in_memory_is_not_announced_and_looked_at_seldom(monkeypatch):
     looks = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: looks.append(place) or True)
     monkeypatch.setattr(prefetch, "announce", lambda places: pytest.fail("announced"))
-    ahead = Readahead(lambda step: [(3, step * 100 + n, 1) for n in range(20)], 40, ahead=0)
-    for step in range(40):
-        ahead.before(step)
+    list(announced(works(lambda step: [(3, step * 100 + n, 1) for n in range(20)], 40)))
     assert len(looks) == 4 * 8 + 4
 
 
@@ -374,17 +358,8 @@ def test_a_file_system_that_cannot_say_is_told_everything_in_a_first_iteration_a
     monkeypatch.setattr(prefetch, "_is_tmpfs", lambda file: False)
     monkeypatch.setattr(prefetch, "announce", told.append)
     for blind, expected in ((True, 6), (False, 6)):
-        ahead = Readahead(lambda step: [(3, step, 1)], 6, blind=blind)
-        for step in range(6):
-            ahead.before(step)
+        list(announced(works(lambda step: [(3, step, 1)], 6), blind=blind))
         assert len(told) == expected
     monkeypatch.setattr(prefetch, "_is_tmpfs", lambda file: True)
-    Readahead(lambda step: [(3, step, 1)], 6).before(0)
+    list(announced(works(lambda step: [(3, step, 1)], 6)))
     assert len(told) == 6
-
-
-def test_a_place_that_cannot_be_found_is_left_to_the_read():
-    def places(step):
-        raise MissingEntryError("gone")
-
-    Readahead(places, 3).before(0)
