@@ -7,9 +7,9 @@ was not written within two seconds of being hashed (``identity.stat``).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,6 @@ class Scanned:
     """One word: ``sidecar``, the name of the first table, ``class words``, ``none``, ..."""
     images: Any = None
     """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
-    records_read: int = 0
-    kept: Mapping[int, Sequence[Any]] = field(default_factory=dict, repr=False)
-    """File -> its records, for files that are small enough together."""
 
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:

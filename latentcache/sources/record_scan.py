@@ -1,18 +1,17 @@
 """The records of DATA in columns: files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
-30 bytes of memory per record; files are read again when their records are encoded, but for small ones.
+30 bytes of memory per record; files are read again when their records are encoded.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,6 @@ from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import Notes, in_order
 
-#: Memory for records that are kept rather than parsed twice, a tenth of a build; of a record and a turn.
-_KEEP_BYTES, _RECORD_BYTES, _TURN_BYTES = 64 << 20, 512, 400
 _OFTEN = 4096
 _BLOCK = 1 << 14
 
@@ -39,7 +36,6 @@ def read_records(
     files: RecordFiles,
     samples: SampleTable,
     rows: NDArray[np.integer],
-    kept: Mapping[int, Sequence[Record]] = MappingProxyType({}),
 ) -> Iterator[tuple[int, Record | None]]:
     """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
 
@@ -47,7 +43,6 @@ def read_records(
         files: Of the samples.
         samples: All of them.
         rows: Which are wanted.
-        kept: Records of files that are not read again.
 
     Raises:
         ValueError: The rows do not ascend.
@@ -60,7 +55,7 @@ def read_records(
         file, some = int(file_of[start]), rows[start:stop]
         name, way = files.names[file], int(files.way[file])
         reader = RecordReader(files.root / name, name, files.ways[way]) if way >= 0 else ()
-        yield from _matching(kept.get(file, reader), some, held)
+        yield from _matching(reader, some, held)
 
 
 def _matching(
@@ -137,11 +132,6 @@ class _Rows:
 class RecordScan(Scan):
     """A scan of records; see ``scan.scan``."""
 
-    progress: Callable[[int], None] = lambda count: None
-    _read: int = 0
-    _room: int = 0
-    _kept: dict[int, list[Record]] = field(default_factory=dict)
-
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files.
 
@@ -153,7 +143,7 @@ class RecordScan(Scan):
         held = self.held(files.names, memos_of([files.stats]), reading)
         known, old = self._known_rows(held, files)
         trusted, again = held.all_trusted, list[Rejected]()
-        rows, notes, self._room = _Rows(), Notes(), _KEEP_BYTES
+        rows, notes = _Rows(), Notes()
         for item in files.notes:
             notes.add(item)
         unread = np.zeros(len(files), dtype=np.bool_)
@@ -166,8 +156,6 @@ class RecordScan(Scan):
             notes=notes.all(),
             unread=unread,
             files_unchanged=trusted,
-            records_read=self._read,
-            kept=self._kept,
         )
 
     def _file(
@@ -176,23 +164,15 @@ class RecordScan(Scan):
         """Read one file; False if there was no time for it. Its rejected records go to ``bad``."""
         if self.stopping():
             return False
-        name, first, kept = files.names[file], len(rows.line), list[Record]()
+        name, first = files.names[file], len(rows.line)
         reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
         try:
-            for record in reader:
+            for number, record in enumerate(reader, start=1):
                 if self.part is None or self.part.holds(record.content):
                     rows.add(file, record)
-                    if self._room > 0:
-                        turns, ascii_only = len(record.messages or ()), (record.text or "\x80").isascii()
-                        width = 1 if ascii_only else 4
-                        self._room -= _RECORD_BYTES + _TURN_BYTES * turns + width * rows.characters[-1]
-                        kept.append(record)
-                self._read += 1
-                if not self._read % _OFTEN:
-                    self.progress(self._read)
-                    if self.stopping():
-                        rows.cut(first)
-                        return False
+                if not number % _OFTEN and self.stopping():
+                    rows.cut(first)
+                    return False
         except UnusableSampleError as error:
             if files.alone or len(rows.line) > first:
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
@@ -202,17 +182,20 @@ class RecordScan(Scan):
             notes.add(note)
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
-        if self._room > 0:
-            self._kept[file] = kept
         return True
 
     def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
-        """Rows of trusted files, in their order, and rejected lines of those files."""
+        """Rows of trusted files, in their order, and rejected lines of those files.
+
+        A file with a record that every field rejected is read again: the snapshot has no row for it.
+        """
+        lacking = {item.name for item in self.rejected if item.content}
+        if lacking:
+            held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
         own = np.flatnonzero(held.place >= 0)
         if self.known is None or not len(own):
             return {}, []
         old = self.known.inputs["record"]
-        assert old.line is not None
         rows, file = held.rows_in("record", own)
         columns = {"content": old.content, "line": old.line}
         columns |= {name: self.known.columns[name] for name in ("characters", "form")}
@@ -221,49 +204,9 @@ class RecordScan(Scan):
             name: np.asarray(column) if whole else np.asarray(column)[rows] for name, column in columns.items()
         }
         known["file"] = file.astype(np.int32)
-        return self._with_rejected(known, held, files.names, own)
-
-    def _with_rejected(
-        self, known: dict[str, NDArray[np.generic]], held: Known, names: Strings, own: NDArray[np.intp]
-    ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
-        """Rejected records of trusted files: those with a content are rows, the others stay rejected.
-
-        A file of which they cannot be restored exactly is read again: two records on one line, or none was usable.
-        """
-        bad = {item.name for item in self.rejected}
-        place = (
-            {name: file for name, file in zip(names.take(own), own.tolist(), strict=True) if name in bad}
-            if bad
-            else {}
-        )
-        mine = [item for item in self.rejected if item.line and item.name in place]
-        again = list(dict.fromkeys((place[item.name], item.line, item.content) for item in mine if item.content))
-        keys = np.array([file << 32 | line for file, line, _ in again], dtype=np.int64)
-        contents = np.frombuffer(b"".join(content for *_, content in again), dtype=np.uint8).reshape(-1, HASH_BYTES)
-        if len(again):
-            there = known["file"].astype(np.int64) << 32 | known["line"].astype(np.int64)
-            first = np.minimum(np.searchsorted(there, keys), max(len(there) - 1, 0))
-            count = np.searchsorted(there, keys, side="right") - np.searchsorted(there, keys)
-            alike = np.array(
-                [count[i] and known["content"][first[i]].tobytes() == again[i][2] for i in range(len(keys))]
-            )
-            file = (keys >> 32).astype(np.int32)
-            unclear = (count > alike) | ~np.isin(file, known["file"])
-            values, times = np.unique(keys, return_counts=True)
-            unclear |= np.isin(keys, values[times > 1])
-            held.distrust(np.isin(np.arange(len(names)), file[unclear]))
-            new = ~alike.astype(np.bool_)
-            more = {
-                "content": contents[new],
-                "file": file[new],
-                "line": (keys[new] & 0xFFFF_FFFF).astype(np.uint32),
-                "characters": np.zeros(int(new.sum()), dtype=np.uint32),
-                "form": np.zeros(int(new.sum()), dtype=np.uint8),
-            }
-            known = {name: np.concatenate([known[name], more[name]]) for name in known}
-            kept = held.place[known["file"]] >= 0
-            known = known if kept.all() else {name: column[kept] for name, column in known.items()}
-        return known, [item for item in mine if not item.content and held.place[place[item.name]] >= 0]
+        bad = {item.name for item in self.rejected if item.line}
+        bad = bad.intersection(files.names.take(own)) if bad else bad
+        return known, [item for item in self.rejected if item.line and item.name in bad]
 
 
 def _joined(

@@ -172,7 +172,7 @@ class Listing(Scanned):
         """
         rows = np.asarray(rows, dtype=np.int64)
         if self._files is not None:
-            for row, record in read_records(self._files, self.samples, rows, self.kept):
+            for row, record in read_records(self._files, self.samples, rows):
                 if record is None and strict:
                     raise SourceError(
                         "a file was changed while the cache was built from it",
@@ -205,7 +205,6 @@ def scan(
     reread: NDArray[np.bool_] | None = None,
     hash_all: bool = False,
     hash_known: bool = False,
-    progress: Callable[[int], None] = lambda count: None,
     stopping: Callable[[], bool] = bool,
     recorded: Collection[str] = (),
 ) -> Listing:
@@ -220,7 +219,6 @@ def scan(
         reread: (F,) files of ``known`` that are opened although their memo is trusted.
         hash_all: Hash every image of unknown content.
         hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
-        progress: Called now and then with the number of records read.
         stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
         recorded: Folders of masks and control images that a snapshot names: they may be gone.
 
@@ -243,7 +241,7 @@ def scan(
     }
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
-        return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
+        return _listing(files.root, RecordScan(**shared)(files), options, files)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout = find_layout(data, options.layout, options.split)

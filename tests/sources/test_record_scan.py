@@ -10,6 +10,7 @@ from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.part import Part
+from latentcache.sources.record_files import RecordReader
 from latentcache.sources.records import SHAREGPT
 from latentcache.sources.scan import SourceOptions, listing_of, scan
 
@@ -47,6 +48,20 @@ def same(one, other):
     assert [(item.name, item.line) for item in one.rejected] == [(item.name, item.line) for item in other.rejected]
 
 
+@pytest.fixture
+def opened(monkeypatch):
+    """Names of files that a scan reads."""
+    names = []
+
+    class Reader(RecordReader):
+        def __iter__(self):
+            names.append(self.name)
+            return super().__iter__()
+
+    monkeypatch.setattr("latentcache.sources.record_scan.RecordReader", Reader)
+    return names
+
+
 def test_the_columns(tmp_path):
     write(tmp_path / "a.jsonl", "one", b"", b"{bad", "three")
     chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
@@ -58,11 +73,9 @@ def test_the_columns(tmp_path):
     assert found.samples.columns["form"].tolist() == [0, 0, 1]
     assert [(item.name, item.line, item.reason) for item in found.rejected] == [("a.jsonl", 3, "no-json")]
     assert found.no_caption == 0
-    assert found.records_read == 3
 
 
-def test_only_files_with_wanted_rows_are_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.sources.record_scan._KEEP_BYTES", 0)
+def test_only_files_with_wanted_rows_are_read_again(tmp_path):
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", f"{name}1", f"{name}2")
     found = scan(tmp_path)
@@ -73,8 +86,7 @@ def test_only_files_with_wanted_rows_are_read_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["other", "shorter", "gone", "broken"])
-def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change, monkeypatch):
-    monkeypatch.setattr("latentcache.sources.record_scan._KEEP_BYTES", 0)
+def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change):
     write(tmp_path / "a.jsonl", "one", "two", "three")
     found = scan(tmp_path)
     after = {"other": ["one", "2", "three"], "shorter": ["one"], "broken": ["one", b"\xff"], "gone": []}[change]
@@ -88,31 +100,34 @@ def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change, monkeypatch
     assert texts_of(left, strict=False) == wanted
 
 
-def test_a_list_with_several_records_on_a_line(tmp_path):
+def test_a_list_with_several_records_on_a_line(tmp_path, opened):
     (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}, {"text": "a"}, {"text": "c"}]')
     found = scan(tmp_path)
     assert texts_of(found) == ["a", "b", "a", "c"]
     assert texts_of(found, [1, 3]) == ["b", "c"]
-    again = scan(tmp_path, RECORDS, found.samples)
-    assert (again.records_read, texts_of(again)) == (0, ["a", "b", "a", "c"])
+    opened.clear()
+    assert rows_of(scan(tmp_path, RECORDS, found.samples)) == rows_of(found)
+    assert opened == []
 
 
-def test_trusted_files_are_not_opened(tmp_path):
+def test_trusted_files_are_not_opened(tmp_path, opened):
     write(tmp_path / "a.jsonl", "one", b"{bad", "two", "one")
     write(tmp_path / "b.jsonl", b"\xff", "x")
     write(tmp_path / "c.jsonl", b"{bad", b"[]")
     first = scan(tmp_path)
+    opened.clear()
     again = scan(tmp_path, RECORDS, first.samples, rejected=first.rejected)
-    assert (again.records_read, again.files_unchanged) == (0, True)
+    assert (opened, again.files_unchanged) == ([], True)
     same(again, first)
     write(tmp_path / "b.jsonl", "x", "y")
     write(tmp_path / "aa.jsonl", "z")
     (tmp_path / "c.jsonl").unlink()
     changed = scan(tmp_path, RECORDS, first.samples, rejected=first.rejected)
-    assert (changed.records_read, changed.files_unchanged) == (3, False)
+    assert (opened, changed.files_unchanged) == (["aa.jsonl", "b.jsonl"], False)
     same(changed, scan(tmp_path))
-    again = scan(tmp_path, RECORDS, first.samples, rejected=first.rejected, reread=np.array([True, False, False]))
-    assert again.records_read == 6
+    opened.clear()
+    scan(tmp_path, RECORDS, first.samples, rejected=first.rejected, reread=np.array([True, False, False]))
+    assert opened == ["a.jsonl", "aa.jsonl", "b.jsonl"]
 
 
 def test_another_reading_or_part_is_read_again(tmp_path):
@@ -125,7 +140,7 @@ def test_another_reading_or_part_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("keep_rest", [True, False])
-def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest):
+def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest, opened):
     """A build leaves them out of the snapshot's table and names them among the rejected."""
     write(tmp_path / "a.jsonl", "one", b"{bad", "two", "two", "three")
     write(tmp_path / "b.jsonl", "four")
@@ -146,22 +161,21 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     kept = {name: column[rest] for name, column in table.columns.items()}
     record = replace(held, content=held.content[rest], file=held.file[rest], line=held.line[rest])
     left = replace(table, names=table.names.select(rest), inputs={"record": record}, columns=kept)
+    opened.clear()
     again = scan(tmp_path, RECORDS, left, rejected=[*first.rejected, *made])
     assert rows_of(again) == rows_of(first)
     assert [(item.name, item.line) for item in again.rejected] == [("a.jsonl", 2)]
-    # Not records whose place is unknown.
-    assert again.records_read == (3 if keep_rest else len(table))
+    assert opened == ["a.jsonl", "b.jsonl", "c.json"]
 
 
 def test_a_scan_that_is_stopped_has_whole_files_or_none_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr("latentcache.sources.record_scan._OFTEN", 2)
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", *(f"{name}{number}" for number in range(4)))
-    asked, counts = [], []
-    found = scan(tmp_path, stopping=lambda: len(asked.append(0) or asked) > 5, progress=counts.append)
+    asked = []
+    found = scan(tmp_path, stopping=lambda: len(asked.append(0) or asked) > 5)
     assert found.unread.tolist() == [False, True, True]
     assert texts_of(found) == ["a0", "a1", "a2", "a3"]
-    assert counts == [2, 4, 6, 8]
 
 
 def test_conversations_of_parquet(tmp_path):
