@@ -103,15 +103,7 @@ class Chosen:
 
 
 class CaptionFiles:
-    """The captions of samples, from the snapshot, their files, their tables or their sets.
-
-    Args:
-        root: Names are below it.
-        names: Of the files.
-        held: What the snapshot says of them.
-        links_out: Names of caption files that are links out of the root.
-        rules: Of the sets.
-    """
+    """The captions of samples, from the snapshot, their files, their tables or their sets."""
 
     def __init__(
         self,
@@ -233,11 +225,6 @@ def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
 def read_caption(root: str, file: str, *, outside: bool = False) -> tuple[str, bytes, StatMemo | None]:
     """Text, content hash and memo of one caption file; a file without bytes is an empty caption without a memo.
 
-    Args:
-        root: The data folder.
-        file: Name below it.
-        outside: True if it is a link to a place outside the data folder.
-
     Raises:
         UnusableSampleError: ``caption-encoding``, ``caption-unicode``, ``caption-too-large``, ``outside-root``, or a
             reason of ``reading.read_source``; ``what`` names the caption file.
@@ -280,7 +267,8 @@ def decode_caption(data: bytes, name: str) -> str:
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise _undecodable(data, encoding, error, name) from error
+        found = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise unusable_caption("caption-encoding", name, f"expected {encoding.upper()}, {found}") from error
     fault = caption_fault(text)
     if fault:
         raise unusable_caption("caption-unicode", name, fault)
@@ -315,18 +303,6 @@ def caption_fault(text: str) -> str:
         return ""
     what = "a NUL" if found[0] == "\0" else f"half a surrogate pair (U+{ord(found[0]):04X})"
     return f"{what} at character {found.start()}"
-
-
-def _undecodable(data: bytes, encoding: str, error: UnicodeDecodeError, name: str) -> UnusableSampleError:
-    """Half a surrogate pair that was written out is a fault of the text; anything else one of the encoding."""
-    try:
-        fault = caption_fault(data.decode(encoding, "surrogatepass"))
-    except UnicodeDecodeError:
-        fault = ""
-    if fault:
-        return unusable_caption("caption-unicode", name, fault)
-    found = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
-    return unusable_caption("caption-encoding", name, f"expected {encoding.upper()}, {found}")
 
 
 def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:

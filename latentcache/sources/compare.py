@@ -434,6 +434,9 @@ def _records_paired(samples: SampleTable, now: Listing, state: NDArray[np.uint8]
     numbers = match_names(_numbered(samples.files.names), _numbered(now.samples.files.names))
     mine = _Keys(numbers[np.asarray(old.file)], np.asarray(old.line), np.asarray(old.content))
     theirs = _Keys(np.asarray(new.file), np.asarray(new.line), np.asarray(new.content))
+    pairs = ((mine.file, theirs.file), (mine.line, theirs.line), (mine.content, theirs.content))
+    if all(np.array_equal(*pair) for pair in pairs):
+        return np.arange(len(samples))
     place = np.full(len(samples), -1, dtype=np.int64)
     left, right = np.flatnonzero(mine.file >= 0), np.arange(len(theirs.file))
     steps = ((_Keys.place, True, State.OK), (_Keys.moved, True, State.MOVED), (_Keys.place, False, State.CHANGED))

@@ -292,10 +292,6 @@ def read_dataset_info(
 ) -> tuple[list[Dataset], list[Rejected], list[Rejected]]:
     """Usable entries, rejected ones and notes, in the order of ``names``, or of the file.
 
-    Args:
-        folder: Where ``dataset_info.json`` is.
-        names: Entries to use; all that are on this disk if there are none.
-
     Raises:
         SourceError: The file cannot be read or is no object of objects.
         UsageError: An entry that was asked for is absent or cannot be used.
@@ -356,10 +352,6 @@ def saved_splits(folder: Path) -> list[str]:
 
 def saved_files(folder: Path, split: str | None = None) -> Iterator[str]:
     """Names below the folder of the Arrow files that ``state.json`` lists, in its order.
-
-    Args:
-        folder: Of the data set.
-        split: One of ``saved_splits``; by default ``train`` if there are splits.
 
     Raises:
         SourceError: The list cannot be read.

@@ -84,15 +84,7 @@ class Found:
     def count(
         self, sets: Sequence[ImageSet], rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings
     ) -> None:
-        """Count the samples of each set, and where their captions are from.
-
-        Args:
-            sets: Of the layout.
-            rules: How captions of each are read.
-            chosen: The samples.
-            texts: Their captions.
-            names: Theirs.
-        """
+        """Count the samples of each set, and where their captions are from."""
         length, words = np.diff(texts.ends, prepend=0), Counter[str]()
         without = np.zeros(len(length), dtype=np.bool_)
         for number, rule in enumerate(rules):
@@ -506,7 +498,7 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
         folder_of[number] = own[0] if own else -1
         rows = np.flatnonzero(files.owner == number)
         for one in own:
-            repeats[rows] += reg[one](files.rank[rows]) if one in reg else layout.sets[one].repeats
+            repeats[rows] += reg[one][files.rank[rows]] if one in reg else layout.sets[one].repeats
         other = next((one for one in own if layout.sets[one].captions != layout.sets[own[0]].captions), -1)
         images = files.images[rows] if other >= 0 else files.images[:0]
         if len(images):
@@ -702,29 +694,17 @@ def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySour
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
             fix="say what the images are: --image-column NAME (of a tar: the end of their names, such as jpg)",
         )
-    videos = CLIP_EXTENSIONS.intersection(walk.others)
-    parts = [f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}", _what_is_there(walk.others, notes)]
-    counts = Counter[str]()
+    others = Counter(walk.others)
     for note in notes:
-        counts[note.reason] += note.count
-    if counts["hidden"]:
-        parts.append(f"{counts['hidden']} with names that begin with a dot are not used")
-    if counts["cache-folder"] or (walk.root / "CURRENT").is_file():
-        parts.append("there is a cache in it, which is not read as data")
+        others[extension_of(note.name)] += note.count * (note.reason in ("caption-unused", "hidden"))
+    videos = CLIP_EXTENSIONS.intersection(walk.others)
+    there = ", ".join(
+        f"{count} {extension or 'without ending'}" for extension, count in others.most_common(5) if count
+    )
+    why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {there or 'no files'}"
+    if any(note.reason == "cache-folder" for note in notes) or (walk.root / "CURRENT").is_file():
+        why += "; there is a cache in it, which is not read as data"
     fix = "give the folder that holds the images: `latentcache build FOLDER`"
     if videos:
         fix = "give --frames N, and the VAE of a video model with --model, to encode the videos"
-    return EmptySourceError(f"no images in {walk.root}", where=str(walk.root), why="; ".join(parts), fix=fix)
-
-
-def _what_is_there(others: Counter[str], notes: Sequence[Rejected]) -> str:
-    """How many other files there are, and the commonest endings of them."""
-    counts = Counter(others)
-    for note in notes:
-        counts[extension_of(note.name)] += note.count * (note.reason == "caption-unused")
-    total = counts.total()
-    if not total:
-        return "found no files"
-    common = sorted(((name, n) for name, n in counts.items() if n), key=lambda item: (-item[1], item[0]))[:5]
-    words = ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common)
-    return f"found {total} other file{'s' * (total > 1)} ({words})"
+    return EmptySourceError(f"no images in {walk.root}", where=str(walk.root), why=why, fix=fix)

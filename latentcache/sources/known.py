@@ -295,13 +295,7 @@ def _read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[n
 
 
 def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArray[np.uint64]) -> None:
-    """Note that parts of files were read: a file is trusted from the first of them on, if it never changed.
-
-    Args:
-        stat: (F, 6) memos of files; the moment of hashing is filled in.
-        files: (n,) the file of each part.
-        read: (n, 6) the memo that each part was read with.
-    """
+    """Note that parts of files were read: a file is trusted from the first of them on, if it never changed."""
     same = (stat[files, :5] == read[:, :5]).all(axis=1)
     first = np.full(len(stat), np.iinfo(np.uint64).max, dtype=np.uint64)
     np.minimum.at(first, files, np.where(same, read[:, 5], 0))

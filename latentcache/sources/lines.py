@@ -33,10 +33,6 @@ _SHOWN = 200
 class LineReader:
     """One file, read once.
 
-    Args:
-        path: A regular file.
-        max_bytes: A longer line is given as None.
-
     Raises:
         UnusableSampleError: The file cannot be opened, is compressed, or begins with a UTF-16 byte order mark.
     """

@@ -39,11 +39,6 @@ def read_records(
 ) -> Iterator[tuple[int, Record | None]]:
     """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
 
-    Args:
-        files: Of the samples.
-        samples: All of them.
-        rows: Which are wanted.
-
     Raises:
         ValueError: The rows do not ascend.
     """
@@ -81,14 +76,7 @@ def _matching(
 
 
 def files_of(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part | None) -> RecordFiles:
-    """The files of a snapshot's own samples, for :func:`read_records`; nothing is read.
-
-    Args:
-        root: The folder that names are below.
-        samples: Of the snapshot.
-        ways: How its files may have been read.
-        part: Of the build.
-    """
+    """The files of a snapshot's own samples, for :func:`read_records`; nothing is read."""
     numbers = {way.reading(str(part or "")): number for number, way in enumerate(ways)}
     reading = np.asarray(samples.files.reading)
     way = np.array([numbers.get(one.tobytes(), -1) for one in reading], dtype=np.intp)

@@ -280,13 +280,7 @@ def names_root(data: Path, source: Mapping[str, Any]) -> Path:
 
 
 def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:
-    """A snapshot's own samples as a listing, for :meth:`Listing.job_inputs`; DATA is not listed.
-
-    Args:
-        root: The folder that names are below.
-        samples: Of the snapshot.
-        options: Of the snapshot.
-    """
+    """A snapshot's own samples as a listing, for :meth:`Listing.job_inputs`; DATA is not listed."""
     files = None
     if "record" in samples.inputs:
         ways = possible_ways(root, text_lines=options.text_lines, form=options.form)

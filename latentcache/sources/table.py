@@ -15,9 +15,7 @@ import math
 import os
 import re
 import shlex
-import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
@@ -42,7 +40,6 @@ FOCUS_COLUMNS = ("focus_x", "focus_y")
 #: Longest field of a CSV table in characters, and longest line of a JSONL table in bytes.
 MAX_FIELD = 10_000_000
 _DELIMITERS = (",", ";", "\t")
-_FIELD_LIMIT = threading.Lock()
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")
 
@@ -80,8 +77,8 @@ def read_table(
     notes = [rejected(name, "bom", f"{name} begins with a UTF-8 BOM")] if data.startswith(codecs.BOM_UTF8) else []
     data = data.removeprefix(codecs.BOM_UTF8)
     rule = rule or CaptionRule()
-    with _long_fields():
-        rows = tuple(_rows(path, data, images, prefix, rule))
+    csv.field_size_limit(max(MAX_FIELD, csv.field_size_limit()))  # 131,072 characters by default
+    rows = tuple(_rows(path, data, images, prefix, rule))
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
@@ -186,17 +183,6 @@ def _records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[
             raise _error(path, line, "a row that is no CSV", why, _QUOTE) from error
         if record:
             yield line, record
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Captions longer than the csv module's 131 072 characters; its limit is the process's, so it is put back."""
-    with _FIELD_LIMIT:
-        before = csv.field_size_limit(MAX_FIELD)
-        try:
-            yield
-        finally:
-            csv.field_size_limit(before)
 
 
 def _delimiter(text: str) -> str:

@@ -65,12 +65,6 @@ class Entries:
 def read_archive(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
     """The samples in one archive; images are not read.
 
-    Args:
-        root: The data folder.
-        name: Of the archive below it.
-        kind: ``tar``, ``parquet`` or ``arrow``.
-        wanted: What is read.
-
     Raises:
         UnusableSampleError: It cannot be read at all.
         SourceAmbiguousError: Several columns may be meant.

@@ -29,24 +29,13 @@ Place = Mapping[str, Any]
 
 
 def is_read_by_workers(samples: SampleTable, name: str) -> bool:
-    """True if an input is bytes at a place, for :func:`read_image`; False for texts and records.
-
-    Args:
-        samples: With the input.
-        name: Of the input.
-    """
+    """True if an input is bytes at a place, for :func:`read_image`; False for texts and records."""
     held = samples.inputs[name]
     return held.text is None and (held.line is None or SPAN in samples.columns)
 
 
 def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Place]:
-    """Where the images of some samples are.
-
-    Args:
-        samples: With the input ``name``, of images.
-        rows: (n,) rows of it.
-        name: Of the input.
-    """
+    """Where the images of some samples are."""
     held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
     paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
     if held.line is None or SPAN not in samples.columns:

@@ -53,10 +53,6 @@ class Columns:
 def columns_of(path: Path, kind: str) -> Columns:
     """Read the columns of a file: its schema, and one value of a binary column that the schema does not explain.
 
-    Args:
-        path: The file.
-        kind: ``parquet`` or ``arrow``.
-
     Raises:
         UnusableSampleError: It is damaged, or cannot be read.
     """

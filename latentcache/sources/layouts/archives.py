@@ -107,10 +107,6 @@ def recognize_file(path: Path, word: str = "") -> Layout:
 def choose_split(layout: Layout, split: str) -> Layout:
     """The sets of one split, of a layout of archives; the other ones are noted.
 
-    Args:
-        layout: Any.
-        split: As it was asked for; empty: ``train`` if there are several.
-
     Raises:
         UsageError: There is no such split.
         SourceAmbiguousError: There are several, and none of them is ``train``.

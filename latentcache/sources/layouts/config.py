@@ -205,13 +205,6 @@ def _unreadable(path: Path, why: str) -> SourceError:
 def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: Path | None) -> Layout:
     """One layout of several, names below their deepest common folder.
 
-    Args:
-        config: The file that names them.
-        word: Of the layout.
-        why: As in :class:`Layout`.
-        parts: In the order of the file.
-        base: The folder that was given as DATA, which is listed as a whole; None: the file was.
-
     Raises:
         SourceError: There are none.
     """
@@ -243,10 +236,6 @@ def aside(folder: Path, role: str) -> Layout:
 
 def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[list[Layout], tuple[Pair, ...]]:
     """Folders of masks and control images, and (input, folder) of each; a mask ``alpha`` is the image's own.
-
-    Args:
-        config: The file that names them.
-        said: ``masks`` and ``controls`` -> (setting, path) of each.
 
     Raises:
         SourceNotFoundError: One is not there.

@@ -59,11 +59,6 @@ _HEAD = 1 << 16
 def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
     """How a folder, or what a configuration file names, is read.
 
-    Args:
-        data: The folder or the file.
-        word: One of ``WORDS``; empty: DATA decides.
-        split: Of a data set in archives; empty: ``train`` if there are several.
-
     Raises:
         UsageError: There is no such layout, or DATA does not have it.
         SourceAmbiguousError: DATA can be read in two ways.

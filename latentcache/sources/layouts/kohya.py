@@ -9,8 +9,7 @@ Folders of regularization images are in a folder of their own (``reg_data_dir``)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,17 +65,13 @@ def _named(tree: Tree, base: str) -> list[Folder]:
     return found
 
 
-def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, Callable[[Ints], Ints]]:
-    """Set of regularization images -> repeats of its images by their places (n,) in it; 0: left out by the trainer.
+def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, Ints]:
+    """Set of regularization images -> repeats of each of its images, in order; 0: left out by the trainer.
 
     Rule (``library/train_util.py``, ``DreamBoothDataset``): images are taken in order, each with its repeats,
     until they are as many as the training images with theirs; if all are fewer, each in turn is repeated once more.
-
-    Args:
-        sets: Of the layout.
-        sizes: Images of each.
     """
-    found = dict[int, Callable[[Ints], Ints]]()
+    found = dict[int, Ints]()
     for name in {one.balance for one in sets} - {""}:
         own = [number for number, one in enumerate(sets) if one.balance == name]
         wanted = sum(sizes[number] * sets[number].repeats for number in own if not sets[number].is_reg)
@@ -85,21 +80,13 @@ def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, Callab
         missing = wanted - sum(sizes[number] * sets[number].repeats for number in reg)
         before = images_before = 0
         for number in reg if wanted else ():
-            each = sets[number].repeats
+            each, place = sets[number].repeats, np.arange(sizes[number])
             if missing < 0:
-                found[number] = partial(_until, each, -(-(wanted - before) // each))
+                found[number] = np.where(before + each * place < wanted, each, 0)
             else:
-                found[number] = partial(_raised, each + missing // images, missing % images - images_before)
+                found[number] = each + missing // images + (images_before + place < missing % images)
             before, images_before = before + sizes[number] * each, images_before + sizes[number]
     return found
-
-
-def _until(repeats: int, end: int, place: Ints) -> Ints:
-    return np.where(place < end, repeats, 0)
-
-
-def _raised(repeats: int, end: int, place: Ints) -> Ints:
-    return repeats + (place < end)
 
 
 def _set(folder: Folder, root: str, *, is_reg: bool) -> ImageSet:

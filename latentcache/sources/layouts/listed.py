@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
@@ -93,17 +92,8 @@ class Matched:
 def match_rows(
     table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
 ) -> Matched:
-    """Match the rows of the table named ``table`` with the images of a folder.
-
-    Args:
-        table: Its name.
-        rows: Its rows.
-        images: Names of the images.
-        said: Names that are rejected or noted already.
-        root: The folder.
-    """
+    """Match the rows of the table named ``table`` with the images of a folder."""
     found, first_rows, backslashed = Matched(), dict[str, Row](), list[Row]()
-    likeness: dict[str, str] = {}
     for row in rows:
         name = image_named(row.name, images)
         known_as = name or _printable(row.name if leads_out(row.name) else plain(row.name))
@@ -112,7 +102,7 @@ def match_rows(
             found.notes.append(_repeated(table, known_as, first, row))
         elif not name:
             if leads_out(row.name) or known_as not in said:
-                found.rejected.append(_absent(f"{table}:{row.line}", known_as, row, root, images, likeness))
+                found.rejected.append(_absent(f"{table}:{row.line}", known_as, row, root))
         elif row.cause:
             found.rejected.append(rejected(name, row.cause, row.detail))
         else:
@@ -134,29 +124,13 @@ def _repeated(table: str, name: str, first: Row, row: Row) -> Rejected:
     return rejected(table, "duplicate-row", f"lines {first.line} and {row.line} are both for {name}, {says}")
 
 
-def _absent(
-    where: str, name: str, row: Row, root: Path, images: Collection[str], likeness: dict[str, str]
-) -> Rejected:
+def _absent(where: str, name: str, row: Row, root: Path) -> Rejected:
     """A row whose name is no image that can be used."""
     if leads_out(row.name):
-        cause, detail = "outside-root", f"{where} names a file outside the data folder"
-    elif _is_file(root, name):
-        cause, detail = "unknown", f"{where} names it, but its extension is none of an image that is read"
-    else:
-        cause, detail = "not-found", f"{where} names it, and there is no such file"
-    if not likeness:
-        for image in images:
-            for like in _likenesses(image):
-                likeness.setdefault(like, image)
-    meant = next((likeness[like] for like in _likenesses(row.name) if like in likeness), "")
-    return rejected(name, cause, detail + (f"; did you mean {meant}?" if meant else ""))
-
-
-def _likenesses(name: str) -> tuple[str, str]:
-    """Base name and stem, in one case and one Unicode form."""
-    base = PurePosixPath(name.replace("\\", "/").strip()).name
-    base = unicodedata.normalize("NFC", base).casefold()
-    return base, base.rpartition(".")[0] or base
+        return rejected(name, "outside-root", f"{where} names a file outside the data folder")
+    if _is_file(root, name):
+        return rejected(name, "unknown", f"{where} names it, but its extension is none of an image that is read")
+    return rejected(name, "not-found", f"{where} names it, and there is no such file")
 
 
 def _printable(name: str) -> str:

@@ -81,10 +81,6 @@ class Partners:
 def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
     """A layout with the folders that options name.
 
-    Args:
-        layout: As found.
-        said: ``masks`` and ``controls`` -> folders below its root, ``alpha`` or ``none``; empty: as it is.
-
     Raises:
         UsageError: There are too many folders.
     """
@@ -108,12 +104,6 @@ def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
 
 def folders_below(layout: Layout, option: str, said: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
     """Folders that ``--masks`` or ``--controls`` names, as names below the root; other words as they are.
-
-    Args:
-        layout: Of DATA.
-        option: ``masks`` or ``controls``.
-        said: As given.
-        recorded: Names below the root that may be gone.
 
     Raises:
         UsageError: One is not there.

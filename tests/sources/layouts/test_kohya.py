@@ -1,6 +1,5 @@
 """Folders with repeats and class words, read as kohya's sd-scripts reads them."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +86,7 @@ def test_regularization_images_are_as_many_as_training_images(train, reg):
     sets = [ImageSet(folder="", balance="x", repeats=train)]
     sets += [ImageSet(folder="", balance="x", repeats=each, is_reg=True) for _, each in reg]
     found = balanced(sets, [1, *(count for count, _ in reg)])
-    mine = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at](np.arange(count)).tolist()]
+    mine = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at].tolist()]
     assert mine == (by_rounds(train, each) if (each := [n for count, n in reg for _ in range(count)]) else [])
 
 
