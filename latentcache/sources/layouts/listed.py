@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
@@ -93,7 +94,7 @@ def match_rows(
     table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
 ) -> Matched:
     """Match the rows of the table named ``table`` with the images of a folder."""
-    found, first_rows, backslashed = Matched(), dict[str, Row](), list[Row]()
+    found, first_rows, backslashed, absent = Matched(), dict[str, Row](), list[Row](), list[tuple[str, Row]]()
     for row in rows:
         name = image_named(row.name, images)
         known_as = name or _printable(row.name if leads_out(row.name) else plain(row.name))
@@ -102,7 +103,7 @@ def match_rows(
             found.notes.append(_repeated(table, known_as, first, row))
         elif not name:
             if leads_out(row.name) or known_as not in said:
-                found.rejected.append(_absent(f"{table}:{row.line}", known_as, row, root))
+                absent.append((known_as, row))
         elif row.cause:
             found.rejected.append(rejected(name, row.cause, row.detail))
         else:
@@ -112,6 +113,10 @@ def match_rows(
     if backslashed:
         detail = f"{len(backslashed)} rows have paths with \\, the first on line {backslashed[0].line}; read as /"
         found.notes.append(rejected(table, "backslash", detail, count=len(backslashed)))
+    alike = {_stem(image): image for image in images} if absent else {}
+    for name, row in absent:
+        meant = f"; did you mean {alike[stem]}?" if (stem := _stem(row.name)) in alike else ""
+        found.rejected.append(_absent(f"{table}:{row.line}", name, row, root, meant))
     unlisted = (name for name in images if name not in first_rows)
     found.notes += [rejected(name, "unlisted", f"{table} has no row for it") for name in unlisted]
     return found
@@ -124,13 +129,19 @@ def _repeated(table: str, name: str, first: Row, row: Row) -> Rejected:
     return rejected(table, "duplicate-row", f"lines {first.line} and {row.line} are both for {name}, {says}")
 
 
-def _absent(where: str, name: str, row: Row, root: Path) -> Rejected:
+def _absent(where: str, name: str, row: Row, root: Path, meant: str) -> Rejected:
     """A row whose name is no image that can be used."""
     if leads_out(row.name):
-        return rejected(name, "outside-root", f"{where} names a file outside the data folder")
+        return rejected(name, "outside-root", f"{where} names a file outside the data folder{meant}")
     if _is_file(root, name):
         return rejected(name, "unknown", f"{where} names it, but its extension is none of an image that is read")
-    return rejected(name, "not-found", f"{where} names it, and there is no such file")
+    return rejected(name, "not-found", f"{where} names it, and there is no such file{meant}")
+
+
+def _stem(name: str) -> str:
+    """Base name without extension, in one case and one Unicode form."""
+    base = PurePosixPath(name.replace("\\", "/").strip()).stem
+    return unicodedata.normalize("NFC", base).casefold()
 
 
 def _printable(name: str) -> str:
