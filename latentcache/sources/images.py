@@ -698,9 +698,8 @@ def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySour
     for note in notes:
         others[extension_of(note.name)] += note.count * (note.reason in ("caption-unused", "hidden"))
     videos = CLIP_EXTENSIONS.intersection(walk.others)
-    there = ", ".join(
-        f"{count} {extension or 'without ending'}" for extension, count in others.most_common(5) if count
-    )
+    common = sorted(((name, count) for name, count in others.items() if count), key=lambda one: (-one[1], one[0]))[:5]
+    there = ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common)
     why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {there or 'no files'}"
     if any(note.reason == "cache-folder" for note in notes) or (walk.root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"

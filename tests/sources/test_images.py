@@ -286,7 +286,7 @@ def nothing_in(root: Path) -> str:
 def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path) == "found no files"
     put(tmp_path, a_txt="x", sub__b_txt="x", c_zip="x", train_npz="x", README="x")
-    assert nothing_in(tmp_path) == "found 2 .txt, 1 without ending, 1 .zip, 1 .npz"
+    assert nothing_in(tmp_path) == "found 2 .txt, 1 without ending, 1 .npz, 1 .zip"
     put(tmp_path, CURRENT="1")
     assert nothing_in(tmp_path).endswith("; there is a cache in it, which is not read as data")
 

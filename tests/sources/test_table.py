@@ -403,7 +403,7 @@ def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
         (CSV, "duplicate-row", "lines 5 and 6 are both for gone.jpg, with the same caption"),
     ]
     detail = "the caption in metadata.csv:7 has a NUL at character 1"
-    assert words(result.rejected)[1] == ("b.jpg", "caption-unicode", detail)
+    assert ("b.jpg", "caption-unicode", detail) in words(result.rejected)
 
 
 @pytest.mark.parametrize("raw", ["\ud800.jpg", "a\0.jpg", "", ".", "x" * 5000 + ".jpg"])
