@@ -37,12 +37,12 @@ from latentcache.pipeline.report import (
     Silent,
     field_done,
 )
-from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.workers.crew import RunResult, worker_count
+from latentcache.pipeline.workers.crew import Crew, RunResult, worker_count
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
+from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.archives.members import is_read_by_workers, places
 from latentcache.sources.layouts.config import unanswered
@@ -362,20 +362,17 @@ class _Build:
         streaming = self.streaming
         if streaming is not None:
             work = streaming.ordered(work)
-        return run_jobs(
+        crew = Crew(
             replace(self.task(work, listing.root), lookup=lookup),
-            work.jobs(listing, samples),
             total=work.inputs,
             total_cost=work.cost,
             items=len(work.todo),
-            stop=self.stop,
             events=self.events,
             warm=self.warm,
-            lock_fd=self.lock,
-            progress=self.observer.advanced,
-            warn=self.observer.warned,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
         )
+        jobs, say = work.jobs(listing, samples), self.observer
+        return run_jobs(crew, jobs, stop=self.stop, progress=say.advanced, warn=say.warned)
 
     def task(self, work: FieldWork, root: Path) -> Task:
         """What a worker has to know of a field."""

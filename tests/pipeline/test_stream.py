@@ -9,8 +9,8 @@ from small_builds import CASES, Talk, arrays_of, built, rows_of
 from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import field_work
-from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.stream import first_asked
+from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
 from latentcache.store.reader import EntryReader

@@ -147,7 +147,17 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
 
 
 class Crew:
-    """Starts the workers of one run, and gathers their results."""
+    """Starts the workers of one run, and gathers their results.
+
+    Args:
+        task: What is made.
+        total: Number of jobs.
+        total_cost: Sum of their costs.
+        items: Number of their items [default: one for each job].
+        events: Told of each durable commit.
+        warm: May have workers ready; holds the lock on the cache, which workers inherit.
+        failed: Told of each job that gives no item, as soon as that is known.
+    """
 
     def __init__(
         self,
@@ -155,11 +165,10 @@ class Crew:
         *,
         total: int,
         total_cost: int,
-        events: EventLog | None,
-        warm: WarmWorker | None,
-        lock_fd: int | None,
-        items: int | None,
-        failed: Callable[[Job, Failure], None],
+        items: int | None = None,
+        events: EventLog | None = None,
+        warm: WarmWorker | None = None,
+        failed: Callable[[Job, Failure], None] = lambda job, failure: None,
     ) -> None:
         self.kind = field_kinds()[task.field]
         self.workers = worker_count(task, self.kind, total_cost)
@@ -179,7 +188,7 @@ class Crew:
         self._share = max(self._budget // count, 1)
         self._task, self._paths = task, CachePaths(Path(task.cache))
         self._total, self._cost = total, total_cost // count
-        self._events, self._warm, self._lock = events, warm, lock_fd
+        self._events, self._warm, self._lock = events, warm, warm.lock_fd if warm is not None else None
         self.progress = Progress(task.field, total if items is None else items, total_cost)
         self._reported: dict[str, list[bytes]] = {}
         self._keys: list[bytes] = []

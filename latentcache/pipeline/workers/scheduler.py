@@ -21,7 +21,7 @@ from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError,
 from latentcache.fields.protocol import Failure, Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.crew import Crew, Progress, WorkUnit
+from latentcache.pipeline.workers.crew import Crew, Progress, RunResult, WorkUnit
 from latentcache.pipeline.workers.process import Launched
 from latentcache.pipeline.workers.transport import Message, as_error
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
@@ -115,15 +115,7 @@ class _Slot:
 
 
 class Scheduler:
-    """Runs the units of one field.
-
-    Args:
-        crew: Starts the workers and takes their results.
-        jobs: In the order of the plan; taken when a worker has room.
-        stop: Looked at all the time.
-        advanced: Called at every look.
-        warn: Told of workers that are replaced.
-    """
+    """Runs the units of one field: see :func:`run_jobs`."""
 
     def __init__(
         self,
@@ -469,3 +461,29 @@ def _short(error: BaseException) -> str:
 
 def _keep_dying(slot: _Slot, words: str, blamed: str) -> WorkerError:
     return WorkerError("worker processes keep dying", where=slot.device.label, why=f"the last one {words}; {blamed}")
+
+
+def run_jobs(
+    crew: Crew,
+    jobs: Iterable[Job],
+    *,
+    stop: StopSignal,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    warn: Callable[[str], None] = lambda message: None,
+) -> RunResult:
+    """Make the items of all jobs; one that was asked to stop returns with everything committed that workers had.
+
+    Args:
+        crew: Of this run.
+        jobs: In the order of the plan; taken as workers have room. No jobs: nothing is started.
+        stop: Looked at all the time.
+        progress: Called ten times a second.
+        warn: Told of batches that were halved and workers that were replaced.
+    """
+    scheduler = Scheduler(crew, jobs, stop=stop, advanced=progress, warn=warn)
+    before, stop.orderly = stop.orderly, True
+    try:
+        scheduler.run()
+    finally:
+        stop.orderly = before
+    return crew.result(interrupted=stop.requested)

@@ -14,9 +14,9 @@ from latentcache.fields import registry
 from latentcache.fields.protocol import Job, Output
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.workers import watchdog
-from latentcache.pipeline.workers.crew import RunResult
+from latentcache.pipeline.workers.crew import Crew, RunResult
+from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
@@ -74,12 +74,11 @@ class Toy:
 
     def run(self, texts: list[str] | list[Job], **changes: Any) -> RunResult:
         jobs = self.jobs(texts) if texts and isinstance(texts[0], str) else list(texts)
-        given = {name: changes.pop(name) for name in ("events", "warm", "progress") if name in changes}
+        given = {name: changes.pop(name) for name in ("events", "warm") if name in changes}
+        more = {"progress": changes.pop("progress")} if "progress" in changes else {}
         cost = sum(job.cost for job in jobs)
-        task = self.task(**changes)
-        return run_jobs(
-            task, iter(jobs), total=len(jobs), total_cost=cost, stop=self.stop, warn=self.warnings.append, **given
-        )
+        crew = Crew(self.task(**changes), total=len(jobs), total_cost=cost, **given)
+        return run_jobs(crew, iter(jobs), stop=self.stop, warn=self.warnings.append, **more)
 
     def times(self, stage: str, word: str) -> int:
         """How often a word was prepared or encoded."""

@@ -20,10 +20,11 @@ from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreEr
 from latentcache.fields.protocol import ProducerContext
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.reencode import make_again
-from latentcache.pipeline.workers.crew import cut, worker_count
+from latentcache.pipeline.workers.crew import Crew, cut, worker_count
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
 from latentcache.pipeline.workers.process import WorkerProcess
+from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 from tests.pipeline.workers.toy_kinds import ToyProducer
@@ -336,10 +337,8 @@ def test_jobs_are_taken_as_there_is_room(words):
             assert len(taken) < 400
             words.stop.request()
 
-    from latentcache.pipeline.run import run_jobs
-
-    task = words.task(batch_size=4)
-    assert run_jobs(task, jobs(), total=400, total_cost=4000, stop=words.stop, progress=progress).interrupted
+    crew = Crew(words.task(batch_size=4), total=400, total_cost=4000)
+    assert run_jobs(crew, jobs(), stop=words.stop, progress=progress).interrupted
 
 
 def test_units_keep_the_order(squares):
