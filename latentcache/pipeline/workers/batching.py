@@ -41,13 +41,18 @@ def reason(kind: FieldKind, stage: str) -> str:
     return kind.reasons.get(stage) or _REASONS[stage]
 
 
-def prepare(producer: Producer, kind: FieldKind, job: Job) -> Read | Failure:
-    """What preparing a job gives; a sample that cannot be used, or needs more memory than there is, is a failure."""
+def prepare(producer: Producer, kind: FieldKind, job: Job, *, bounded: bool = False) -> Read | Failure:
+    """What preparing a job gives; a sample that cannot be used, or needs more memory than there is, is a failure.
+
+    In a process of limited memory (``bounded``) the latter ends the worker: the job is tried with all there is.
+    """
     try:
         return producer.prepare(job)
     except UnusableSampleError as error:
         return Failure(reason=error.slug, detail=error.what, hint=error.fix)
     except MemoryError:
+        if bounded:
+            raise
         return Failure(reason=reason(kind, "memory"), detail="there is not enough memory to prepare it")
 
 

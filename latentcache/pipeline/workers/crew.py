@@ -33,7 +33,7 @@ from latentcache.pipeline.workers.memory import (
     host_memory,
 )
 from latentcache.pipeline.workers.process import NO_MEMORY, Launched, WarmWorker, WorkerProcess, WorkerThread
-from latentcache.pipeline.workers.transport import Message, failure_of
+from latentcache.pipeline.workers.transport import Message, failure_of, split_keys
 from latentcache.pipeline.workers.worker import Opening, Task
 from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
@@ -280,7 +280,7 @@ class Crew:
         if folder.exists():
             recover_shard(folder, self._paths.quarantine, self._salvage)
         reported = self._reported.pop(shard)
-        known = {body[at : at + KEY_BYTES] for body in reported for at in range(0, len(body), KEY_BYTES)}
+        known = {key for body in reported for key in split_keys(body)}
         found: list[bytes] = []
         for one in self._paths.all_sealed():
             if one.name.partition("-")[0] == shard:
@@ -357,7 +357,7 @@ class Crew:
         if keys:
             self._keys.append(keys)
             if self._events is not None:
-                self._events.commit([keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)])
+                self._events.commit(split_keys(keys))
 
     # -- the result
 

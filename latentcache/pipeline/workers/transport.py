@@ -22,6 +22,7 @@ import numpy as np
 from latentcache import errors
 from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError
 from latentcache.fields.protocol import Failure, Job, Output
+from latentcache.identity.key import KEY_BYTES
 
 _LENGTHS = struct.Struct("<II")
 _CHUNK_BYTES = 1 << 18
@@ -171,6 +172,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return list(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def split_keys(body: bytes) -> list[bytes]:
+    """Item keys of a raw body."""
+    return [body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)]
 
 
 def jobs_form(jobs: Mapping[int, Job]) -> list[list[Any]]:

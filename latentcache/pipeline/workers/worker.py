@@ -25,11 +25,10 @@ from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
-from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.workers.batching import Batches, Candidate, Result, num_bytes, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
-from latentcache.pipeline.workers.transport import Channel, Message
+from latentcache.pipeline.workers.transport import Channel, Message, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
@@ -137,7 +136,7 @@ class WorkerLoop:
         producer: Producer | None = None
         try:
             with self.board.doing(ENCODER, OPENING):
-                producer = self.batches.producer = self._open()
+                producer = self.batches.producer = self._load()
             for number in range(self.opening.threads):
                 arguments = (producer, FIRST_PREPARER + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
@@ -151,7 +150,7 @@ class WorkerLoop:
 
     def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
-        self.jobs.add_committed(_rows(message.body))
+        self.jobs.add_committed(split_keys(message.body))
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
         tracked = [Tracked(index, job, unit) for index, job in jobs.items()]
         self._inbox.put(unit)
@@ -184,7 +183,7 @@ class WorkerLoop:
 
     # -- the loop
 
-    def _open_encoder(self) -> None:
+    def _open(self) -> None:
         """Before the first item that has to be encoded."""
         if not self._opened:
             with self.board.doing(ENCODER, OPENING):
@@ -192,7 +191,7 @@ class WorkerLoop:
             self._opened = True
             self.channel.send("opened", noise=self.batches.producer.noise)
 
-    def _open(self) -> Producer:
+    def _load(self) -> Producer:
         opening, task = self.opening, self.opening.task
         context = ProducerContext(
             root=task.root,
@@ -290,7 +289,7 @@ class WorkerLoop:
             self.jobs.copied(item.key)
             self._store([(item, made)])
             return
-        self._open_encoder()
+        self._open()
         batch = self.batches.add(item)
         if batch:
             self._encode(batch)
@@ -310,7 +309,7 @@ class WorkerLoop:
         wanted = [one for one in every if self.jobs.missing(one, one.job.content)]
         made: Sequence[Made | Failure] = ()
         if wanted:
-            self._open_encoder()
+            self._open()
         try:
             with self._encoding([one.index for one in wanted]):
                 for one in wanted:
@@ -484,10 +483,7 @@ class WorkerLoop:
     def _prepare(self, producer: Producer, job: Job) -> Outcome:
         try:
             failpoint("decoding", job.name)
-            # In a process of limited memory the job ends the worker, and is tried alone with all memory there is.
-            return producer.prepare(job) if self.opening.bounded else prepare(producer, self.kind, job)
-        except UnusableSampleError as error:
-            return Failure(reason=error.slug, detail=error.what, hint=error.fix)
+            return prepare(producer, self.kind, job, bounded=self.opening.bounded)
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
             return error
 
@@ -504,10 +500,6 @@ class WorkerLoop:
         finally:
             if producer is not None:
                 producer.close()
-
-
-def _rows(body: bytes) -> list[bytes]:
-    return [body[start : start + KEY_BYTES] for start in range(0, len(body), KEY_BYTES)]
 
 
 def _give_way() -> None:
