@@ -6,13 +6,13 @@ from unittest.mock import patch
 
 from latentcache.pipeline.devices import devices_for
 from latentcache.pipeline.workers import crew, process, serve
-from latentcache.pipeline.workers.transport import Message, as_error, to_json
+from latentcache.pipeline.workers.transport import Message, as_error
 
 
 def _ask(self, target, /, **arguments):
     """The answer of a worker process, given here; it travels as JSON all the same."""
     device = devices_for("cpu", needs_torch=False)[0].name
-    head = {"target": target, "device": device, "arguments": json.loads(json.dumps(to_json(arguments)))}
+    head = {"target": target, "device": device, "arguments": json.loads(json.dumps(arguments))}
     answer = json.loads(json.dumps(serve._answer(Message("ask", head))))
     if "error" in answer:
         raise as_error(answer["error"])
