@@ -63,11 +63,7 @@ def size_rank(size: tuple[int, int, int]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """Sizes of batches: how many samples a rank gets in a step, on how many ranks.
-
-    Raises:
-        UsageError: A number or policy is not allowed.
-    """
+    """Sizes of batches: how many samples a rank gets in a step, on how many ranks."""
 
     batch_size: int
     """Samples per rank and step."""
@@ -221,11 +217,7 @@ def count_steps(
 
 
 def require_steps(report: PlanReport) -> PlanReport:
-    """The report, if it has at least one step.
-
-    Raises:
-        EmptyPlanError: It has none; the message lists buckets, counts and fixes.
-    """
+    """The report, if it has at least one step."""
     if report.steps:
         return report
     batches = report.batches

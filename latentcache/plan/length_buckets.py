@@ -18,11 +18,7 @@ from latentcache.plan.numbers import is_whole, several
 
 
 def checked_lengths(lengths: Sequence[int] | None, longest: int) -> tuple[int, ...]:
-    """The allowed lengths, rising; only ``longest`` if none are given.
-
-    Raises:
-        UsageError: They do not rise, the last is not ``longest``, or one is below 2.
-    """
+    """The allowed lengths, rising; only ``longest`` if none are given."""
     given = (longest,) if lengths is None else tuple(several("lengths", lengths, fix=f"lengths=[{longest}]"))
     allowed = tuple(int(length) for length in given if is_whole(length))
     rising = len(allowed) == len(given) > 0 and list(allowed) == sorted(set(allowed))

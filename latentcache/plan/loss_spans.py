@@ -62,11 +62,7 @@ def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:
 def _piece_spans(
     corpus: Corpus, document: Ints, start: Ints, length: Ints, skip: Ints
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The loss spans inside pieces of documents; the first ``skip`` tokens of each piece are not learned.
-
-    Returns:
-        For each span its piece, its first token counted in the piece, and the token after its last; none is empty.
-    """
+    """Piece, first and last token of the loss spans in pieces; the first ``skip`` tokens of each are not learned."""
     ends = corpus.span_ends[document]
     counts = ends - begins(corpus.span_ends)[document]
     piece = np.repeat(np.arange(len(document)), counts)

@@ -156,14 +156,7 @@ def largest_remainder(total: int, fractions: Sequence[Fraction]) -> list[int]:
 
 
 def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int, epoch: int) -> NDArray[np.int32]:
-    """(N,) how often an epoch serves each entry.
-
-    Args:
-        bucket: (N,) bucket of every entry.
-        mix: The sources.
-        seed: Changes which entries get an extra occurrence.
-        epoch: Number of the epoch.
-    """
+    """(N,) how often an epoch serves each entry; ``bucket`` (N,) is theirs."""
     times = np.empty(len(bucket), dtype=np.int32)
     for start, source in zip(mix.starts(), mix.sources, strict=False):
         each, extra = divmod(source.samples, source.entries)
@@ -204,15 +197,7 @@ class BucketOrder:
 def mixed_order(
     bucket: NDArray[np.integer], mix: Mixture, times: NDArray[np.int32], *, seed: int, epoch: int
 ) -> Iterator[BucketOrder]:
-    """The occurrences of each bucket that has entries.
-
-    Args:
-        bucket: (N,) bucket of every entry.
-        mix: The sources.
-        times: (N,) how often the epoch serves each entry.
-        seed: Changes the order of all epochs.
-        epoch: Number of the epoch.
-    """
+    """The occurrences of each bucket that has entries; ``bucket`` (N,) of each, ``times`` (N,) served."""
     count = int(bucket.max(initial=-1)) + 1
     order = _in_order(mix, times, seed, epoch)
     unserved = np.flatnonzero(times == 0).astype(np.int32)

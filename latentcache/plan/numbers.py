@@ -31,9 +31,6 @@ def whole(name: str, value: Any, least: int, most: int = 2**63 - 1, *, why: str 
         most: Largest allowed value.
         why: What the number is for.
         fix: What to pass instead; by default ``name=least``.
-
-    Raises:
-        UsageError: It is not a whole number between ``least`` and ``most``.
     """
     if not is_whole(value, least) or int(value) > most:
         limits = f"at least {least}" if most == 2**63 - 1 else f"from {least} to {most}"
@@ -42,11 +39,7 @@ def whole(name: str, value: Any, least: int, most: int = 2**63 - 1, *, why: str 
 
 
 def real(name: str, value: Any, least: float, most: float = math.inf, *, why: str = "", fix: str) -> float:
-    """A finite number; a float of numpy counts as it is written: ``float32(0.3)`` is 0.3. Arguments as :func:`whole`.
-
-    Raises:
-        UsageError: It is not a number between ``least`` and ``most``.
-    """
+    """A finite number; a float of numpy counts as it is written: ``float32(0.3)`` is 0.3."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
     if not (plain and math.isfinite(value) and least <= value <= most):
         limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
@@ -55,11 +48,7 @@ def real(name: str, value: Any, least: float, most: float = math.inf, *, why: st
 
 
 def several(name: str, values: Any, *, fix: str) -> list[Any]:
-    """The values of a list, tuple or array.
-
-    Raises:
-        UsageError: It is a single value, or a string.
-    """
+    """The values of a list, tuple or array."""
     try:
         if isinstance(values, Iterable) and not isinstance(values, str | bytes):
             return list(values)
@@ -69,11 +58,7 @@ def several(name: str, values: Any, *, fix: str) -> list[Any]:
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """One of several words.
-
-    Raises:
-        UsageError: It is not one of them.
-    """
+    """One of several words."""
     if isinstance(value, str) and value in allowed:
         return value
     words = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))

@@ -37,12 +37,7 @@ def best_fit(length: NDArray[np.integer], capacity: int) -> tuple[NDArray[np.int
 
 
 def _rows(counts: list[int], capacity: int) -> list[int]:
-    """The row of each piece, from the longest to the shortest.
-
-    Args:
-        counts: How many pieces there are of each length.
-        capacity: Tokens that a row holds.
-    """
+    """The row of each piece, from the longest to the shortest."""
     opened = 0
     placed: list[int] = []
     rooms: list[list[int]] = [[] for _ in range(capacity + 1)]

@@ -61,11 +61,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cursor:
-        """Inverse of :meth:`as_json`.
-
-        Raises:
-            PlanError: Written by a newer version, or not a position.
-        """
+        """Inverse of :meth:`as_json`."""
         version = data.get("version") if isinstance(data, Mapping) else None
         if version != STATE_VERSION:
             raise PlanError(
@@ -91,12 +87,7 @@ def _unreadable(why: str) -> PlanError:
 
 
 def _leg(batch_size: Any, world_size: Any, steps: Any) -> Leg:
-    """A leg as it was saved.
-
-    Raises:
-        TypeError: A value is not a whole number.
-        ValueError: A value is out of range.
-    """
+    """A leg as it was saved."""
     leg = Leg(batch_size=as_index(batch_size), world_size=as_index(world_size), steps=as_index(steps))
     if leg.steps < 0 or min(leg.batch_size, leg.world_size) < 1 or leg.batch_size * leg.world_size > MAX_STEP:
         raise ValueError(f"leg {[leg.batch_size, leg.world_size, leg.steps]} of batch size, world size and steps")
@@ -104,11 +95,7 @@ def _leg(batch_size: Any, world_size: Any, steps: Any) -> Leg:
 
 
 def rest_of_epoch(index: SampleIndex, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
-    """The rest of an epoch, in steps of ``batches``.
-
-    Raises:
-        PlanError: The cursor counts steps that the epoch does not have.
-    """
+    """The rest of an epoch, in steps of ``batches``."""
     bucket = index.served_at(_sizes_of(cursor.legs[0], batches).global_batch_size)
     left = _walk(index, bucket, cursor, batches)
     if _sizes_of(cursor.legs[-1], batches).layout != batches.layout:
@@ -373,11 +360,7 @@ class Position:
         return Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=steps)
 
     def _is_complete(self, cursor: Cursor) -> bool:
-        """True if a loaded epoch was served to its end.
-
-        Raises:
-            EmptyPlanError: Samples are left that fill no batch; to begin again would serve the others twice.
-        """
+        """True if a loaded epoch was served to its end."""
         if self.remaining():
             return False
         batches, index = self._report.batches, self._index

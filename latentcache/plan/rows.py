@@ -33,24 +33,14 @@ _NAMED = 5
 
 
 def padded_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:
-    """One piece per row, in the order of the documents.
-
-    Raises:
-        UsageError: A policy is not allowed.
-        PlanError: A policy is ``error`` and there are such documents.
-    """
+    """One piece per row, in the order of the documents."""
     pieces = _cut(corpus, length, overflow, no_loss)
     plan = pieces.as_plan(length, np.arange(1, len(pieces.document) + 1))
     return _accounted(_learned_rows(plan, corpus, no_loss), corpus)
 
 
 def packed_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:
-    """As few rows as best-fit-decreasing finds, over all documents at once; documents do not attend to each other.
-
-    Raises:
-        UsageError: A policy is not allowed.
-        PlanError: A policy is ``error`` and there are such documents.
-    """
+    """As few rows as best-fit-decreasing finds, over all documents at once; documents do not attend to each other."""
     pieces = _cut(corpus, length, overflow, no_loss)
     order, ends = best_fit(pieces.length, length)
     return _accounted(_learned_rows(pieces.taken(order).as_plan(length, ends), corpus, no_loss), corpus)
@@ -67,10 +57,6 @@ def concat_and_chunk(
         keep_last: Keep the incomplete last chunk as a short row; else it is dropped and counted.
         cross_document: Tokens attend to the documents before theirs in the row.
         no_loss: What happens to rows without a learned token.
-
-    Raises:
-        UsageError: A policy is not allowed.
-        PlanError: ``no_loss`` is ``error`` and there are such rows.
     """
     pieces = _cut(corpus, length, "split", no_loss, cut=False)
     ends = np.cumsum(pieces.length, dtype=np.int64)

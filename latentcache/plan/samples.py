@@ -101,23 +101,12 @@ class EpochPlan:
 
 
 def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
-    """What an epoch does, bucket by bucket.
-
-    Raises:
-        PlanError: Under ``error``, a bucket does not divide into full batches.
-    """
+    """What an epoch does, bucket by bucket."""
     return count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
 
 
 def plan_epoch(index: SampleIndex, batches: BatchPlan, *, seed: int, epoch: int) -> EpochPlan:
-    """Lay out one epoch.
-
-    Args:
-        index: The samples.
-        batches: Batch size, ranks and policy.
-        seed: Changes the order of all epochs.
-        epoch: Number of the epoch, from 0.
-    """
+    """Lay out one epoch."""
     bucket = index.served_at(batches.global_batch_size)
     return with_buckets(lay_out(index, bucket, batches, seed=seed, epoch=epoch), index, bucket)
 

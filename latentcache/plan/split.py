@@ -22,12 +22,6 @@ def in_validation(content: NDArray[np.uint8], fraction: float) -> NDArray[np.boo
     Args:
         content: (S, 16) content hashes.
         fraction: Part of all samples, from 0 to 1.
-
-    Returns:
-        (S,) True for validation.
-
-    Raises:
-        UsageError: ``fraction`` is not between 0 and 1.
     """
     fraction = real("validation", fraction, 0, 1, why="the fraction of the samples to hold out", fix="split(0.05)")
     if fraction == 1:

@@ -46,12 +46,7 @@ def read_file(path: Path) -> bytes:
 
 
 def write_atomically(path: Path, data: Buffer | Iterable[Buffer]) -> None:
-    """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one.
-
-    Args:
-        path: The file.
-        data: All bytes, or parts that are written one after the other.
-    """
+    """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -82,11 +77,7 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object.
-
-    Raises:
-        CacheDamagedError: Missing, unreadable or no JSON object.
-    """
+    """One JSON object."""
     try:
         value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -126,11 +117,7 @@ def raise_unreadable(error: Exception, path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Tell what the system could not read from what is damaged.
-
-    Raises:
-        CacheDamagedError: Its bytes are wrong, or it is not there.
-    """
+    """Tell what the system could not read from what is damaged."""
     try:
         yield
     except CacheDamagedError as error:

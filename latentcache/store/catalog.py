@@ -124,12 +124,7 @@ class Catalog:
         return self.shards, count
 
     def moved(self, before: tuple[Sequence[str], int], place: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(n,) what places in a catalog of fewer shards are in this one; None if that has to be looked up.
-
-        Args:
-            before: What :meth:`forgotten` gave for the other one.
-            place: In the other one.
-        """
+        """(n,) what places in a catalog of fewer shards are in this one; None if that has to be looked up."""
         row, bases, (shards, count) = self._columns["row"], self._columns["bases"], before
         added = np.zeros(len(self), dtype=np.bool_)
         for number in np.flatnonzero(~np.isin(self.shards, shards)).tolist():
@@ -184,12 +179,7 @@ class Catalog:
         return Keys(content, frame, frames)
 
     def headers(self, place: NDArray[np.integer]) -> Iterator[HeaderOf]:
-        """The heads of the entries that hold these items, each read once.
-
-        Raises:
-            CorruptEntryError: A head fails its check.
-            CacheDamagedError: A shard is not there.
-        """
+        """The heads of the entries that hold these items, each read once."""
         shard, item = self._located(place)
         for number in np.unique(shard).tolist():
             at = np.flatnonzero(shard == number)
@@ -378,9 +368,6 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
     Args:
         paths: The cache.
         open_shards: Take also what a killed build left in open shards, without sealing them.
-
-    Raises:
-        CacheDamagedError: There is something else in the place of the folder of shards.
     """
     found: list[ShardIndex] = []
     damaged: list[str] = []

@@ -137,11 +137,7 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         return f"Column({self._name!r}, {self.dtype}, {self.shape})"
 
     def check(self) -> None:
-        """Read the column whole and hold it against its checksum.
-
-        Raises:
-            CacheDamagedError: It is not what was written.
-        """
+        """Read the column whole and hold it against its checksum."""
         form = self._form
         parts = (
             self._file.read(form.start + at, np.dtype("u1"), (min(_CHUNK, form.num_bytes - at),)).data
@@ -285,11 +281,7 @@ class ColumnFile:
         return iter(self._forms)
 
     def __getitem__(self, name: str) -> Column:
-        """A column.
-
-        Raises:
-            CacheDamagedError: The file lacks it, or contradicts itself.
-        """
+        """A column."""
         if name not in self._forms:
             raise self._damaged(f"column {name} is missing")
         try:
@@ -314,11 +306,7 @@ class ColumnFile:
         return _opened, (self.path, self._expected, self._lasts, data)
 
     def read(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """An array from a byte of the file on.
-
-        Raises:
-            CacheDamagedError: The file ends early or cannot be read.
-        """
+        """An array from a byte of the file on."""
         values: NDArray[Any] = np.empty(shape, dtype=dtype)
         size, done = values.nbytes, 0
         memory = values.reshape(-1).view(np.uint8).data if size else memoryview(b"")

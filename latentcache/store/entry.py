@@ -153,9 +153,6 @@ def pack_items(
         recipe: What they were made by.
         kind: Whose items they are.
         packing: ``entry`` or ``block``; by default the kind's.
-
-    Raises:
-        ValueError: An array of another type, or of no elements.
     """
     packer = _Packer(recipe, kind)
     if (packing or kind.packing) == "entry":
@@ -266,9 +263,6 @@ def pack_entry(
         items: Items in it; 1 unless it is packed.
         same: 16-byte hash of what the encoder saw; zeros if there is none, or if it is packed.
         columns: The table of the head, with the names of the format.
-
-    Raises:
-        ValueError: A number or a length does not fit.
     """
     if not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
         raise ValueError(f"an entry has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {shape}")
@@ -320,11 +314,7 @@ def head_intact(head: Buffer, key: bytes) -> bool:
 
 
 def check_version(data: Buffer, where: str) -> None:
-    """Raise if a head is of another version.
-
-    Raises:
-        CacheFormatError: As said.
-    """
+    """Raise if a head is of another version."""
     if bytes(data[:3]) == MAGIC[:3] and data[3] != MAGIC[3]:
         raise CacheFormatError(
             f"entry version {bytes(data[3:4])!r} is newer than this version reads ({MAGIC[3:]!r})",
@@ -481,11 +471,7 @@ def _read_table(data: memoryview) -> dict[str, NDArray[Any]]:
 
 
 def as_payload(array: NDArray[Any], dtype: str) -> memoryview:
-    """The bytes of an array of a storage type, without a copy if it is contiguous.
-
-    Raises:
-        ValueError: Another type.
-    """
+    """The bytes of an array of a storage type, without a copy if it is contiguous."""
     if array.dtype != numpy_dtype(dtype):
         raise ValueError(f"an array of {array.dtype}, expected {dtype}")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

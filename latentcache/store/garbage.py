@@ -60,11 +60,7 @@ class StoredEntry:
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
-    """How much of each sealed shard these snapshots need, tombstoned shards too.
-
-    Raises:
-        CacheDamagedError: A column of a snapshot is damaged.
-    """
+    """How much of each sealed shard these snapshots need, tombstoned shards too."""
     folders, found = paths.all_sealed(), []
     number = {folder.name: position for position, folder in enumerate(folders)}
     places, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
@@ -110,12 +106,6 @@ def relocate(
         moved: Old shard -> new shard.
         drop: Field -> (E,) True for entries that lose their rows.
         complete: False if rows that are needed are lost.
-
-    Returns:
-        Number of the new snapshot.
-
-    Raises:
-        CacheDamagedError: A new shard or a column of the snapshot cannot be read.
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
     indexes = {old: load_index(paths.shard(new)) for old, new in moved.items()}
@@ -166,11 +156,7 @@ def stored_entries(cache: Path) -> Iterator[StoredEntry]:
 
 
 def to_scratch(paths: CachePaths, path: Path) -> Path:
-    """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there.
-
-    Raises:
-        OSError: It cannot be moved.
-    """
+    """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
     make_folder(paths.scratch)
     place = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
     path.rename(place)

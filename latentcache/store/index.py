@@ -138,12 +138,7 @@ class Values:
 
 
 def walk(descriptor: int, meta: Meta) -> Iterator[Values]:
-    """Every committed key with the place of its value, in key order, some thousand at a time.
-
-    Raises:
-        ValueError: A page, a key or a value has another form than LMDB gives it.
-        OSError: The file cannot be read.
-    """
+    """Every committed key with the place of its value, in key order, some thousand at a time."""
     seen: set[int] = set()
     for numbers, pages in _leaf_pages(descriptor, meta, seen, [] if meta.root == _NO_PAGE else [meta.root], 1):
         yield leaf_values(meta, numbers, pages)
@@ -206,11 +201,7 @@ def _node_words(pages: NDArray[np.uint8], starts: NDArray[np.int64]) -> list[NDA
 
 
 def leaf_values(meta: Meta, numbers: list[int], pages: NDArray[np.uint8]) -> Values:
-    """Keys and places of some leaves, after checking that each value is inside its page or inside the file.
-
-    Raises:
-        ValueError: They are not as LMDB writes them, or a key has another length.
-    """
+    """Keys and places of some leaves, after checking that each value is inside its page or inside the file."""
     size, starts = meta.page_size, _nodes(pages)
     low, high, flags, key_lengths = _node_words(pages, starts)
     lengths, big = low | high << 16, flags & _BIG_VALUE != 0
@@ -259,11 +250,7 @@ class ShardIndex:
         return self.folder / "data.mdb"
 
     def check(self) -> None:
-        """Read every column and hold it against its checksum.
-
-        Raises:
-            CacheDamagedError: One is not what was written.
-        """
+        """Read every column and hold it against its checksum."""
         for name in self.columns:
             self.columns[name].check()
 
@@ -449,12 +436,7 @@ def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = 
 
 
 def write_index(folder: Path) -> int:
-    """Index a closed shard; return the number of entries.
-
-    Raises:
-        CacheDamagedError: The shard is truncated or its pages contradict themselves.
-        CorruptEntryError: A head fails its check.
-    """
+    """Index a closed shard; return the number of entries."""
     meta = read_meta(folder / "data.mdb")
     columns = collect_index(folder / "data.mdb", meta)
     write_columns(folder / INDEX, columns, meta.as_metadata(), sums=("offset",))

@@ -106,11 +106,7 @@ class CachePaths:
         return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
 
     def is_ours(self) -> bool:
-        """Whether a build was ever started here.
-
-        Raises:
-            OSError: The folder may not be looked at.
-        """
+        """Whether a build was ever started here."""
         return any(path.exists() for path in (self.current, self.building, self.lock))
 
     def _instead(self) -> str:

@@ -36,7 +36,7 @@ from latentcache.store.lease import Lease
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, draft_of, rejected_line, write_snapshot
-from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, open_snapshot, read_snapshot
+from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, read_snapshot
 
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
@@ -51,12 +51,7 @@ def pending_field(kind: FieldKind, recipe: FieldRecipe, *, sample: NDArray[np.in
 
 
 def publish_pending(paths: CachePaths, draft: SnapshotDraft) -> None:
-    """Publish the snapshot of a build that begins; the caller holds the builder lock.
-
-    Args:
-        paths: The cache.
-        draft: With fields from :func:`pending_field`; it names no shards.
-    """
+    """Publish the snapshot of a build that begins; the caller holds the builder lock."""
     end_pending(paths)
     make_folder(paths.pending)
     with writing(paths.pending):
@@ -88,11 +83,6 @@ def open_pending(root: Path, timeout_s: float = 600.0) -> Snapshot | None:
     """The snapshot that a streaming build will make; None if a build has ended here and no streaming build runs.
 
     Waits for a build that has not published it yet while there is no finished snapshot.
-
-    Raises:
-        CacheNotFoundError: No streaming build in that time.
-        CacheFormatError: Written by a newer version.
-        CacheDamagedError: A file of it is not what was written.
     """
     paths, deadline = CachePaths(root), time.monotonic() + timeout_s
     while True:
@@ -147,12 +137,7 @@ class _Places:
 
 
 class Pending:
-    """Finds the items of a streaming build as its shards are sealed. Picklable; threads may share it.
-
-    Args:
-        snapshot: From :func:`open_pending`.
-        timeout_s: How long a reader waits for an item.
-    """
+    """Finds the items of a streaming build as its shards are sealed. Picklable; threads may share it."""
 
     def __init__(self, snapshot: Snapshot, timeout_s: float = 600.0) -> None:
         self._snapshot, self._paths, self.timeout_s = snapshot, snapshot.paths, timeout_s
@@ -198,10 +183,7 @@ class Pending:
                 raise self._missing(field, int(failed[0]))
             late = time.monotonic() >= deadline
             if ended or late:
-                waited = self.timeout_s if timeout_s is None else timeout_s
-                raise (self._rejected_since(field, rows) if ended else None) or self._not_yet(
-                    field, rows, late, waited
-                )
+                raise self._not_yet(field, rows, late, self.timeout_s if timeout_s is None else timeout_s)
             ended = not builder_name(self._paths.lock)  # asked before the last look
             if not self.poll() and not ended:
                 time.sleep(_WAIT_S)
@@ -244,23 +226,6 @@ class Pending:
                     self._reasons[name, about["sample"]] = reason
             return bool(lines)
         return False
-
-    def _rejected_since(self, field: str, rows: NDArray[np.integer]) -> MissingEntryError | None:
-        """The error of a row that the finished build rejected."""
-        with contextlib.suppress(StoreError):
-            reasons = {
-                f"{one.name}:{one.line}" if one.line else one.name: " ".join(filter(None, (one.reason, one.detail)))
-                for one in open_snapshot(self._paths.root).rejected
-                if one.target in ("", field)
-            }
-            samples = np.asarray(self._snapshot.fields[field].sample)
-            for row in rows[~self.available(field, rows)].tolist():
-                sample = int(samples[row])
-                name = self._snapshot.samples.names[sample]
-                if name in reasons:
-                    self._reasons[field, sample] = reasons[name]
-                    return self._missing(field, row)
-        return None
 
     def _missing(self, field: str, row: int) -> MissingEntryError:
         sample = int(self._snapshot.fields[field].sample[row])

@@ -115,10 +115,6 @@ def field_draft(
         provenance: For the manifest.
         noise: For the manifest.
         known: The field in the current snapshot, if it has the same recipe: own columns that need not be read again.
-
-    Raises:
-        CorruptEntryError: The head of an entry fails its check.
-        CacheDamagedError: A shard cannot be read.
     """
     place = np.asarray(place)
     if (np.diff(sample) <= 0).any():
@@ -292,13 +288,6 @@ def republish(
     paths: CachePaths, old: Snapshot, *, fields: Mapping[str, FieldDraft], shards: Sequence[str], complete: bool
 ) -> int:
     """Publish a snapshot with its entries in other places, or without some; it says which one it replaces.
-
-    Args:
-        paths: The cache, whose builder lock the caller holds.
-        old: What is replaced.
-        fields: All of its fields.
-        shards: Names that the fields' ``shard`` points into.
-        complete: False if rows were removed.
 
     Errors as :func:`publish_snapshot`.
     """

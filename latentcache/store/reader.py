@@ -107,9 +107,6 @@ class EntryReader:
         paths: The cache.
         snapshot: Whose items they are.
         checksum: ``first`` proves each entry once in a process, ``always`` on each read.
-
-    Raises:
-        UsageError: Another value of ``checksum``.
     """
 
     def __init__(self, paths: CachePaths, snapshot: Snapshot, *, checksum: Checksum = "first") -> None:
@@ -125,22 +122,12 @@ class EntryReader:
         return self._field(field).dtype
 
     def ready(self, field: str, rows: Ints, timeout_s: float | None = None) -> None:
-        """Return when items can be read: at once, unless the snapshot is pending.
-
-        Raises:
-            MissingEntryError: An item was rejected.
-            NotYetEncodedError: It did not come in time, or the build has ended without it.
-        """
+        """Return when items can be read: at once, unless the snapshot is pending."""
         if self.snapshot.pending is not None:
             self.snapshot.pending.ready(field, np.asarray(rows), timeout_s)
 
     def segments(self, field: str, rows: Ints) -> Segments:
-        """Where the bytes of items are.
-
-        Args:
-            field: Its name.
-            rows: (n,) rows of the field.
-        """
+        """Where the bytes of items are."""
         return self._field(field).segments(rows)
 
     def gather(
@@ -251,10 +238,6 @@ class EntryReader:
         """Descriptor of a shard, opened on first use; one inherited by a fork stays valid for positional reads.
 
         There is no lock, because a fork could inherit it held; two threads that open a shard at once keep one.
-
-        Raises:
-            MissingEntryError: The shard is gone.
-            CacheDamagedError: It cannot be opened.
         """
         if shard not in self._files:
             path = self._path(shard)

@@ -45,12 +45,7 @@ _LOCK_BYTES = 17 * 4096
 
 
 class ShardWriter:
-    """An open shard. One thread of one process writes it; use as a context manager or call :meth:`close`.
-
-    Args:
-        folder: ``shards/<id>.open``; made if it is not there.
-        map_bytes: First map size in bytes.
-    """
+    """An open shard. One thread of one process writes it; use as a context manager or call :meth:`close`."""
 
     def __init__(self, folder: Path, *, map_bytes: int = FIRST_MAP_BYTES) -> None:
         fresh = not folder.exists()
@@ -107,12 +102,6 @@ class ShardWriter:
 
         Returns:
             The sealed folder (which does not exist when the shard was empty).
-
-        Raises:
-            DiskFullError: No space for the index; the shard stays open, and the next build seals it.
-            StoreError: Anything else LMDB reports.
-            CacheDamagedError: The file is not what was written.
-            CorruptEntryError: As before, of one entry.
         """
         try:
             self._environment.sync(True)
@@ -150,11 +139,7 @@ class ShardWriter:
 
 
 def _fill_lock(path: Path) -> None:
-    """A lock file that has its place on the disk before LMDB maps it; one that is there is left alone.
-
-    Raises:
-        OSError: No space.
-    """
+    """A lock file that has its place on the disk before LMDB maps it; one that is there is left alone."""
     try:
         with path.open("xb") as file:
             file.write(bytes(_LOCK_BYTES))
@@ -172,9 +157,6 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     Args:
         folder: The open shard.
         name: Another final name.
-
-    Raises:
-        CacheDamagedError: The shard is truncated or its pages contradict themselves.
     """
     sealed = folder.with_name(name or folder.name.removesuffix(OPEN_SUFFIX))
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index

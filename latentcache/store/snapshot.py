@@ -335,12 +335,7 @@ def current_or_none(cache: Path) -> Snapshot | None:
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a snapshot. The version is checked first, so that a newer rule is not taken for damage.
-
-    Raises:
-        CacheFormatError: Written by a newer version.
-        CacheDamagedError: It is not what was written.
-    """
+    """The manifest of a snapshot. The version is checked first, so that a newer rule is not taken for damage."""
     manifest = read_json(path := folder / MANIFEST)
     form = manifest.get("format")
     version = form.get("version") if isinstance(form, dict) else None

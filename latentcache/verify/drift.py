@@ -107,12 +107,7 @@ def _own(rows: FieldRows, name: str, row: int) -> NDArray[Any]:
 def reencode_samples(
     store: Store, reencode: Reencode, root: Path, fine: NDArray[np.bool_], number: int, seed: int
 ) -> Reencoded:
-    """Encode ``number`` of the samples that are ``fine`` (S,) again, all fields of each, and note what differs.
-
-    Raises:
-        EncoderError: The model is not at hand, or cannot be used.
-        DeviceError: Its device failed, or does not exist.
-    """
+    """Encode ``number`` of the samples that are ``fine`` (S,) again, all fields of each, and note what differs."""
     drawn = draw(fine, number, seed)
     again = _Round(store, reencode, root)
     reader = EntryReader(store.paths, store.snapshot)

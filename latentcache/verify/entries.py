@@ -25,12 +25,7 @@ from latentcache.verify.findings import HINTS, Finding, Findings, Text
 
 
 class View:
-    """One field of a snapshot with its columns in memory.
-
-    Args:
-        rows: The field.
-        samples: Number of samples in the snapshot.
-    """
+    """One field of a snapshot with its columns in memory."""
 
     def __init__(self, rows: FieldRows, samples: int) -> None:
         self.rows, self.name = rows, rows.name
@@ -129,11 +124,7 @@ class Store:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Store:
-        """A snapshot with its columns in memory.
-
-        Raises:
-            CacheDamagedError: A column is damaged, or points outside the snapshot.
-        """
+        """A snapshot with its columns in memory."""
         views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
         return cls(paths=snapshot.paths, snapshot=snapshot, findings=Findings(snapshot.samples), views=views)
 

@@ -178,11 +178,7 @@ class _Batch:
 
 
 class Findings:
-    """Findings of one check, in columns.
-
-    Args:
-        table: The samples of the snapshot.
-    """
+    """Findings of one check, in columns."""
 
     def __init__(self, table: SampleTable) -> None:
         self.table = table

@@ -59,12 +59,7 @@ _Wrong = tuple[int, str, str, str, bool]
 
 
 def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> Scanned:
-    """Read the chosen entries, and note what is wrong with them.
-
-    Args:
-        store: What is checked; shards that cannot be read have their findings already.
-        chosen: (E,) by field.
-    """
+    """Read the chosen entries, and note what is wrong with them."""
     scanned = Scanned()
     buffers: SimpleQueue[bytearray] = SimpleQueue()
     for _ in range(_THREADS):

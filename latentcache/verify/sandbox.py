@@ -91,11 +91,7 @@ def verify_untrusted(cache: Path, *, data: Path | None, depth: Depth, commands: 
 
 
 def check_outside(root: Path) -> None:
-    """See that a folder holds only folders and regular files of sizes that a cache has.
-
-    Raises:
-        CacheDamagedError: It holds something else.
-    """
+    """See that a folder holds only folders and regular files of sizes that a cache has."""
     for path in _files(root, _FOLDERS_DEEP):
         most = _LIMITS.get(path.name, _MOST)
         if path.name == "index.safetensors":

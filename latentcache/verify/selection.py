@@ -79,11 +79,7 @@ class Chosen:
 
 
 def parse_selection(text: str, seed: int = 0) -> Selection:
-    """Read ``3/10``, ``2%``, ``2G`` or ``500``.
-
-    Raises:
-        UsageError: It is none of them, or names a slice that does not exist.
-    """
+    """Read ``3/10``, ``2%``, ``2G`` or ``500``."""
     if match := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text):
         number, slices = int(match[1]), int(match[2])
         if 1 <= number <= slices:

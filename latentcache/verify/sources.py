@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
-from latentcache.fields.protocol import FieldPlan, FieldRecipe
+from latentcache.fields.protocol import FieldRecipe
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.sources.compare import CATEGORY, Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
@@ -74,9 +74,6 @@ def check_sources(
         root: The data.
         full: Read every source, even if its stat proves it unchanged.
         chosen: (S,) samples whose sources are read; None for all.
-
-    Raises:
-        SourceError: A table of the data, or a file of records, cannot be read.
     """
     snapshot, samples = store.snapshot, store.findings.table
     rejected = tuple(store.rejected_whole)
@@ -161,30 +158,9 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
         planned, stored = _marks(plan.sample[known], plan.key[known]), _marks(view.sample, keys)
         absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
         extra = np.unique(view.sample[~np.isin(stored, planned)])
-        moved = _moved(view, plan, extra[chosen[extra]])
-        for (then, now), samples in moved.items():
-            store.findings.add(
-                "stale",
-                "geometry-changed",
-                samples,
-                field=view.name,
-                expected=now,
-                found=then,
-                hint="today's rules that place or cut this sample give another item",
-            )
+        hint = "today's rules that place or cut this sample give another item"
+        store.findings.add("stale", "geometry-changed", extra[chosen[extra]], field=view.name, hint=hint)
         _check_absent(store, view, chosen, set(absent.tolist()) - set(extra.tolist()), rejected)
-
-
-def _moved(view: View, plan: FieldPlan, samples: NDArray[np.int64]) -> dict[tuple[str, str], NDArray[np.int64]]:
-    """(Group stored, group planned today) -> samples, of those whose items are others today."""
-    found: dict[tuple[str, str], list[int]] = {}
-    group = np.asarray(view.rows.group)
-    for sample in samples.tolist():
-        then = {view.rows.groups[one].label for one in group[view.sample == sample].tolist()}
-        now = {plan.groups[one].label for one in plan.group[plan.sample == sample].tolist()}
-        both = ", ".join(sorted(then - now) or sorted(then)), ", ".join(sorted(now - then) or sorted(now))
-        found.setdefault(both, []).append(sample)
-    return {both: np.array(rows, dtype=np.int64) for both, rows in found.items()}
 
 
 def _check_absent(
@@ -271,16 +247,7 @@ def _new(compared: Compared) -> Iterable[Finding]:
 
 
 def _finding(found: Found) -> Finding:
-    return Finding(
-        category=found.category,
-        reason=found.reason,
-        path=found.path,
-        line=found.line,
-        field=found.field,
-        expected=found.expected,
-        found=found.found,
-        hint=found.hint or HINTS[found.category],
-    )
+    return Finding(**asdict(found) | {"hint": found.hint or HINTS[found.category]})
 
 
 def _loaded(table: SampleTable) -> SampleTable:

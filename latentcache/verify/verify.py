@@ -191,13 +191,7 @@ class Check:
 
 
 def open_checked(cache: Path) -> Snapshot:
-    """The current snapshot with a lease and all columns checked; damage to it comes with a way out.
-
-    Raises:
-        CacheNotFoundError: No cache there, or no finished build in it.
-        CacheFormatError: Written by a newer version.
-        CacheDamagedError: The manifest or a column is damaged.
-    """
+    """The current snapshot with a lease and all columns checked; damage to it comes with a way out."""
     try:
         snapshot = open_leased(cache)
         columns = ColumnFile(snapshot.paths.snapshot(snapshot.number) / COLUMNS)
