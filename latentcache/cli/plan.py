@@ -244,7 +244,10 @@ def _of_data(path: Path, batches: BatchPlan, asked: tuple[flags.Requested, flags
     served, column = np.unique(items.sample), samples.columns.get("repeats")
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
-    index = sample_index(items, order, identify=lambda: str(path))
+    sample = items.sample[order]
+    index = sample_index(
+        items, order, identify=lambda: str(path), names_of=lambda rows: samples.names.take(sample[rows])
+    )
     return _Planned(
         report=plan_report(index, batches),
         rejected=len(planned.rejected),

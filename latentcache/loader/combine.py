@@ -61,7 +61,7 @@ def combine(
             once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
         samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
             once, and so every sample of the others at least once.
-        names: Name of each, in ``plan(...).sources``, ``loader.samples_seen()`` and checkpoints; which of its samples
+        names: Name of each, in ``plan(...).sources`` and checkpoints; which of its samples
             get an extra occurrence follows from it. By default the last part of the cache's path, without
             ``.latentcache``.
         by: With rows: what weights count, ``rows``, ``tokens`` or ``documents``.

@@ -33,7 +33,7 @@ from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
 from latentcache.plan.numbers import is_whole, real, whole
-from latentcache.plan.resume import Position, SamplesSeen
+from latentcache.plan.resume import Position
 from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
 from latentcache.store.reader import Place
 
@@ -138,7 +138,7 @@ class Loader:
             )
         self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
         self.report: PlanReport = require_steps(plan_report(reader.index, batches))
-        self._position = Position(reader.index, self.report, seed=seed, tokens=reader.tokens)
+        self._position = Position(reader.index, self.report, seed=seed)
         self._substitutes = Substitutes(reader.index, _Names(reader), on_error)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._fetched = self._sampled = False
@@ -244,13 +244,6 @@ class Loader:
 
     def _steps_of_epoch(self, grad_accum: int) -> int:
         return math.ceil(len(self) / whole("grad_accum", grad_accum, 1))
-
-    def samples_seen(self) -> dict[str, SamplesSeen]:
-        """What was delivered of each source since training began, on all ranks together, also across resumes.
-
-        By the name of the source in the mixture; ``all`` without weights.
-        """
-        return self._position.samples_seen()
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, as plain values: batches delivered, not batches read ahead. Equal on all ranks.
@@ -445,7 +438,7 @@ class Loader:
         vars(self).update(state, _passes=weakref.WeakSet())
         index = self._reader.index
         self.report = plan_report(index, batches)
-        self._position.attach(index, self.report, self._reader.tokens)
+        self._position.attach(index, self.report)
         self._substitutes.attach(index)
 
     def copied_position(self) -> Position:

@@ -90,6 +90,7 @@ class Rows(Dataset[Batch]):
             buckets=tuple(Bucket(label=f"{one} tokens", dims={"length": one}) for one in settings.lengths),
             identify=self._identify,
             mixture=mixture,
+            names_of=self.names_of,
             lengths=self.row_lengths if several else None,
             snapshot=self._parts[0].reader.documents.snapshot.number,
         )

@@ -182,6 +182,7 @@ class Selection:
         self.index = SampleIndex(
             bucket=bucket,
             buckets=tuple(shape.bucket for shape in self.shapes),
+            names_of=self.names_of,
             identify=self._identify,
             mixture=mixture,
             snapshot=parts[0].snapshot.number,

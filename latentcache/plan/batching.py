@@ -135,16 +135,8 @@ class PlanReport:
     buckets: tuple[BucketPlan, ...]
     mixture: Mixture | None = None
     """How often each source is served, if there are several with weights."""
-
-    @property
-    def overfilled(self) -> tuple[str, ...]:
-        """A sentence on each bucket whose samples an epoch serves more than 4 times to fill a batch; worst first."""
-        found = sorted((one for one in self.buckets if one.copies > MAX_COPIES), key=lambda one: -one.copies)
-        return tuple(
-            f"bucket {one.bucket} has {one.samples} sample{'s' * (one.samples != 1)} and repeats"
-            f" {'them' if one.samples > 1 else 'it'} {one.copies} times in an epoch to fill a batch"
-            for one in found
-        )
+    overfilled: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """A sentence on each bucket whose samples an epoch serves more than ``MAX_COPIES`` times to fill a batch."""
 
     @property
     def sources(self) -> tuple[MixedSource, ...]:

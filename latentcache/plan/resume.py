@@ -15,7 +15,6 @@ from operator import index as as_index
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, count_steps
@@ -24,8 +23,6 @@ from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Steps, due, l
 from latentcache.plan.shuffle import by_bucket
 
 STATE_VERSION = 1
-#: Name of everything in :meth:`Position.samples_seen` if there are no weights.
-EVERYTHING = "all"
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
 
 
@@ -183,16 +180,6 @@ def _tail(plan: EpochPlan, steps: int) -> EpochPlan:
     return replace(plan, rows=plan.rows[start:], starts=plan.starts[steps:] - start, is_pad=is_pad)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesSeen:
-    """How much of one source was served, on all ranks together."""
-
-    samples: int
-    """Occurrences: a sample that is served twice counts twice, padding rows do not."""
-    tokens: int | None = None
-    """Tokens of documents in them; None for samples that are not rows of tokens."""
-
-
 class Position:
     """The place of one loader in one epoch.
 
@@ -200,19 +187,14 @@ class Position:
         index: What is served.
         report: The steps of an epoch.
         seed: Of the order.
-        tokens: (N,) tokens of each row, if the samples are rows of tokens.
     """
 
-    def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int, tokens: Ints | None = None) -> None:
-        self.attach(index, report, tokens)
+    def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int) -> None:
+        self.attach(index, report)
         self._cursor = self._start(seed, 0)
         self._loaded = False
-        self._plan: EpochPlan | None = None
         self._identity = ""
-        self._delivered = self._counted = 0
-        sources = report.sources
-        self._names = [source.name for source in sources] or [EVERYTHING]
-        self._seen: NDArray[np.int64] = np.zeros((2, len(self._names)), dtype=np.int64)
+        self._delivered = 0
         self.iteration = 0
         """Names the iteration whose batches count; another number after begin, another epoch or load."""
 
@@ -252,24 +234,20 @@ class Position:
         if not (done and replace(done[-1], steps=0) == here):
             done = (*done, here)
         self._move(replace(cursor, legs=done), loaded=False)
-        self._plan = plan
         return plan
 
     def copied(self) -> Position:
         """A place of its own that begins as this one."""
         other = Position.__new__(Position)
-        vars(other).update(vars(self), _seen=self._seen.copy())
+        vars(other).update(vars(self))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        self._count()
-        own = ("_index", "_report", "_tokens", "_bounds")
-        return {name: value for name, value in vars(self).items() if name not in own} | {"_plan": None}
+        return {name: value for name, value in vars(self).items() if name not in ("_index", "_report")}
 
-    def attach(self, index: SampleIndex, report: PlanReport, tokens: Ints | None) -> None:
+    def attach(self, index: SampleIndex, report: PlanReport) -> None:
         """Go on over the same samples in another process."""
-        self._index, self._report, self._tokens = index, report, tokens
-        self._bounds = np.array(report.mixture.starts() if report.mixture else [0, len(index.bucket)])
+        self._index, self._report = index, report
 
     def go_to(self, seed: int, epoch: int) -> None:
         """Go to the start of an epoch of a seed."""
@@ -292,18 +270,9 @@ class Position:
         *before, last = self._cursor.legs
         return replace(self._cursor, legs=(*before, replace(last, steps=last.steps + self._delivered)))
 
-    def samples_seen(self) -> dict[str, SamplesSeen]:
-        """Source -> what was delivered of it since training began, on all ranks; also across resumes."""
-        self._count()
-        tokens: list[int | None] = [None] * len(self._names) if self._tokens is None else self._seen[1].tolist()
-        counts = zip(self._names, self._seen[0].tolist(), tokens, strict=True)
-        return {name: SamplesSeen(samples=samples, tokens=some) for name, samples, some in counts}
-
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
-        self._count()
         state = {**self.cursor().as_json(), "snapshot": self._index.snapshot, "plan_id": self._plan_id()}
-        state["seen"] = dict(zip(self._names, self._seen.T.tolist(), strict=True))
         mixture = self._report.mixture
         return {**state, "sources": mixture.as_json()} if mixture else state
 
@@ -326,27 +295,11 @@ class Position:
             _require_served(legs[0], self._report.steps)
         else:
             rest_of_epoch(self._index, cursor, self._report.batches)
-        seen = state.get("seen") or {}
         self._move(cursor, loaded=True)
-        self._seen = np.array([seen.get(name, [0, 0]) for name in self._names], dtype=np.int64).T
 
     def _move(self, cursor: Cursor, *, loaded: bool) -> None:
-        """Another place; what was delivered until now is counted first."""
-        self._count()
-        self._cursor, self._loaded, self._plan = cursor, loaded, None
-        self._delivered = self._counted = 0
+        self._cursor, self._loaded, self._delivered = cursor, loaded, 0
         self.iteration += 1
-
-    def _count(self) -> None:
-        """Add what was delivered since the last count to :attr:`_seen`."""
-        if self._plan is None or self._counted == self._delivered:
-            return
-        part = _tail(_head(self._plan, self._delivered), self._counted)
-        rows, self._counted = part.real(), self._delivered
-        owner, count = np.searchsorted(self._bounds, rows, side="right") - 1, len(self._names)
-        self._seen[0] += np.bincount(owner, minlength=count)
-        if self._tokens is not None:
-            self._seen[1] += np.bincount(owner, self._tokens[rows], minlength=count).astype(np.int64)
 
     def _plan_id(self) -> str:
         self._identity = self._identity or self._index.identify()

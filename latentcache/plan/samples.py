@@ -9,13 +9,14 @@ step, so two layouts with the same rows per step have the same global batches. C
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.plan.batching import (
+    MAX_COPIES,
     BatchPlan,
     Bucket,
     BucketPlan,
@@ -28,6 +29,8 @@ from latentcache.plan.mixing import Mixture, mixed_order, occurrences
 from latentcache.plan.shuffle import grouped, shuffled, visit
 
 Ints = NDArray[np.integer]
+#: Samples that a message names.
+_NAMED = 3
 _NO_ROWS = np.empty(0, dtype=np.int32)
 _NO_STEPS = np.empty(0, dtype=np.int64)
 
@@ -44,6 +47,8 @@ class SampleIndex:
     mixture: Mixture | None = None
     lengths: Ints | None = None
     """(N,) tokens of each row if there are several allowed lengths: a row may then be served at a longer one."""
+    names_of: Callable[[Ints], Sequence[str]] | None = None
+    """Names of samples, for messages."""
     snapshot: int = 0
     """Number of the snapshot, for messages."""
 
@@ -102,7 +107,20 @@ class EpochPlan:
 
 def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
     """What an epoch does, bucket by bucket."""
-    return count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
+    report = count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
+    found = sorted((one for one in report.buckets if one.copies > MAX_COPIES), key=lambda one: -one.copies)
+    return replace(report, overfilled=tuple(_overfilled(index, one) for one in found))
+
+
+def _overfilled(index: SampleIndex, plan: BucketPlan) -> str:
+    """That a bucket is mostly repeats, with its first samples."""
+    held = np.flatnonzero(index.bucket == index.buckets.index(plan.bucket))[:_NAMED]
+    more = ", ..." if plan.samples > _NAMED else ""
+    named = f" ({', '.join(index.names_of(held))}{more})" if index.names_of is not None else ""
+    return (
+        f"bucket {plan.bucket} has {plan.samples} sample{'s' * (plan.samples != 1)}{named} and repeats"
+        f" {'them' if plan.samples > 1 else 'it'} {plan.copies} times in an epoch to fill a batch"
+    )
 
 
 def plan_epoch(index: SampleIndex, batches: BatchPlan, *, seed: int, epoch: int) -> EpochPlan:

@@ -36,7 +36,7 @@ from latentcache.store.lease import Lease
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, draft_of, rejected_line, write_snapshot
-from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, read_snapshot
+from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, open_snapshot, read_snapshot
 
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
@@ -183,7 +183,10 @@ class Pending:
                 raise self._missing(field, int(failed[0]))
             late = time.monotonic() >= deadline
             if ended or late:
-                raise self._not_yet(field, rows, late, self.timeout_s if timeout_s is None else timeout_s)
+                waited = self.timeout_s if timeout_s is None else timeout_s
+                raise (self._rejected_since(field, rows) if ended else None) or self._not_yet(
+                    field, rows, late, waited
+                )
             ended = not builder_name(self._paths.lock)  # asked before the last look
             if not self.poll() and not ended:
                 time.sleep(_WAIT_S)
@@ -226,6 +229,23 @@ class Pending:
                     self._reasons[name, about["sample"]] = reason
             return bool(lines)
         return False
+
+    def _rejected_since(self, field: str, rows: NDArray[np.integer]) -> MissingEntryError | None:
+        """The error of a row that the finished build rejected."""
+        with contextlib.suppress(StoreError):
+            reasons = {
+                f"{one.name}:{one.line}" if one.line else one.name: " ".join(filter(None, (one.reason, one.detail)))
+                for one in open_snapshot(self._paths.root).rejected
+                if one.target in ("", field)
+            }
+            samples = np.asarray(self._snapshot.fields[field].sample)
+            for row in rows[~self.available(field, rows)].tolist():
+                sample = int(samples[row])
+                name = self._snapshot.samples.names[sample]
+                if name in reasons:
+                    self._reasons[field, sample] = reasons[name]
+                    return self._missing(field, row)
+        return None
 
     def _missing(self, field: str, row: int) -> MissingEntryError:
         sample = int(self._snapshot.fields[field].sample[row])

@@ -99,7 +99,9 @@ def test_the_text(run, shared):
 def test_one_image_that_fills_a_batch_is_said(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", 8)
-    assert "warning: bucket 80x48 has 1 sample and repeats it 8 times in an epoch to fill a batch" in done.out
+    assert (
+        "warning: bucket 80x48 has 1 sample (p1.png) and repeats it 8 times in an epoch to fill a batch" in done.out
+    )
     assert "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets" in done.out
     value = run("plan", cache, "--batch-size", 8, "--json").json
     assert sorted(bucket["copies"] for bucket in value["buckets"]) == [4, 8, 8]

@@ -157,10 +157,10 @@ def test_a_position_that_cannot_be_read_is_refused(change):
         assert caught.value.slug == "resume-version"
 
 
-def position(count=10, *, seed=0, tokens=None, mix=None, **more):
+def position(count=10, *, seed=0, mix=None, **more):
     index = index_of(np.zeros(count, np.int32), mixture=mix)
     batches = BatchPlan(**{"batch_size": 2} | more)
-    return Position(index, plan_report(index, batches), seed=seed, tokens=tokens)
+    return Position(index, plan_report(index, batches), seed=seed)
 
 
 def serve(place, steps):
@@ -189,21 +189,6 @@ def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
     serve(place, 5)
     other.load(place.state())
     assert (other.remaining(), len(other.begin())) == (0, 5)
-
-
-def test_samples_seen_are_what_was_delivered_and_survive_a_resume(monkeypatch):
-    """No past epoch is planned again."""
-    mix = mixture([6, 4], [1, 1], samples=12, names=["a", "b"])
-    place = position(10, tokens=np.full(10, 7), mix=mix)
-    for epoch in range(3):
-        place.set_epoch(epoch)
-        serve(place, 6)
-    seen = place.samples_seen()
-    assert {name: (one.samples, one.tokens) for name, one in seen.items()} == {"a": (18, 126), "b": (18, 126)}
-    again = position(10, tokens=np.full(10, 7), mix=mix)
-    again.load(place.state())
-    monkeypatch.setattr("latentcache.plan.resume.lay_out", None)
-    assert again.samples_seen() == seen
 
 
 @pytest.mark.parametrize(
