@@ -66,7 +66,7 @@ class Cache:
         mixture: Mixture | None = None,
         note: str = "",
     ) -> None:
-        self._parts, self._settings, self._checksum = tuple(parts), settings or ReadSettings(), checksum
+        self.parts, self.settings, self.checksum = tuple(parts), settings or ReadSettings(), checksum
         self.mixture = mixture
         """How often each source is served, if ``combine`` was given weights."""
         self._note = note
@@ -75,23 +75,23 @@ class Cache:
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """The snapshot of each combined part."""
-        return tuple(part.snapshot for part in self._parts)
+        return tuple(part.snapshot for part in self.parts)
 
     @property
     def path(self) -> str:
         """The cache folder; of a combination the first one."""
-        return str(self._parts[0].snapshot.paths.root)
+        return str(self.parts[0].snapshot.paths.root)
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields."""
-        return tuple(self._parts[0].snapshot.fields)
+        return tuple(self.parts[0].snapshot.fields)
 
     @cached_property
     def _selection(self) -> Selection:
         """The samples that have all fields. Needs no torch, as planning does not."""
-        fields = default_fields(self._parts[0].snapshot)
-        return Selection(self._parts, fields, repeats=self._settings.repeats, mixture=self.mixture)
+        fields = default_fields(self.parts[0].snapshot)
+        return Selection(self.parts, fields, repeats=self.settings.repeats, mixture=self.mixture)
 
     @cached_property
     def _reader(self) -> SampleReader:
@@ -101,7 +101,7 @@ class Cache:
         """Samples that a loader serves; an image at two resolutions is two. Of documents: documents."""
         if self._has_samples:
             return len(self._selection.index.bucket)
-        return sum(map(len, map(self._documents, self._parts)))
+        return sum(map(len, map(self._documents, self.parts)))
 
     @property
     def excluded(self) -> int:
@@ -122,14 +122,14 @@ class Cache:
         Raises:
             UsageError: The cache does not hold documents.
         """
-        return sum(self._documents(part).tokens for part in self._parts)
+        return sum(self._documents(part).tokens for part in self.parts)
 
     @property
     def repeats(self) -> dict[int, int]:
         """Samples by how often an epoch serves each: ``{1: 90, 10: 5}``, as their data set and ``repeated`` say."""
         found: dict[int, int] = {}
-        for part in self._parts:
-            times = part.occurrences(part.chosen, self._settings.repeats)
+        for part in self.parts:
+            times = part.occurrences(part.chosen, self.settings.repeats)
             for number, count in times_counted(times, len(part.chosen)).items():
                 found[number] = found.get(number, 0) + count
         return dict(sorted(found.items()))
@@ -138,7 +138,7 @@ class Cache:
     def sources(self) -> dict[str, int]:
         """Samples per source file."""
         found: dict[str, int] = {}
-        for part in self._parts:
+        for part in self.parts:
             names, files = part.snapshot.samples.files.names, file_of(part.snapshot, part.chosen)
             for number, count in enumerate(np.bincount(files[files >= 0], minlength=len(names)).tolist()):
                 found[names[number]] = found.get(names[number], 0) + count
@@ -152,13 +152,13 @@ class Cache:
 
     @cached_property
     def _identity(self) -> tuple[Any, ...]:
-        return tuple(part.identity() for part in self._parts), self._settings, self.mixture
+        return tuple(part.identity() for part in self.parts), self.settings, self.mixture
 
     def __repr__(self) -> str:
         snapshots = ", ".join(f"{one.paths.root.name} (snapshot {one.number})" for one in self.snapshots[:3])
         times = self.repeats
         repeated = f", {sum(times.values())} without repeats" if set(times) - {1} else ""
-        more = f" and {len(self._parts) - 3} more" if len(self._parts) > 3 else ""
+        more = f" and {len(self.parts) - 3} more" if len(self.parts) > 3 else ""
         if self._has_samples:
             counts = sorted(self.buckets.items(), key=lambda item: -item[1])
             shapes = ", ".join(f"{label}: {count}" for label, count in counts[:4])
@@ -178,7 +178,7 @@ class Cache:
             UsageError: There is no such field, or its kind is not installed.
         """
         name = self._field(field)
-        recipe = self._parts[0].snapshot.fields[name].recipe
+        recipe = self.parts[0].snapshot.fields[name].recipe
         if recipe is None:
             raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
         return recipe
@@ -223,11 +223,11 @@ class Cache:
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
         self._refuse_weights("split")
-        held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self._parts]
-        sides = zip(self._parts, held, strict=True)
+        held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self.parts]
+        sides = zip(self.parts, held, strict=True)
         pairs = [(part.chosen[~one], part.chosen[one]) for part, one in sides]
         training, validating = (
-            [replace(part, samples=pair[side]) for part, pair in zip(self._parts, pairs, strict=True)]
+            [replace(part, samples=pair[side]) for part, pair in zip(self.parts, pairs, strict=True)]
             for side in (0, 1)
         )
         return self._with(training, ", training part"), self._with(validating, ", validation part")
@@ -243,7 +243,7 @@ class Cache:
         if unknown:
             raise UsageError(f"no source {unknown[0]!r} in {self.path}", fix=f"use one of {', '.join(self.sources)}")
         parts = []
-        for part in self._parts:
+        for part in self.parts:
             numbers = [number for number, name in enumerate(part.snapshot.samples.files.names) if name in names]
             chosen = part.chosen
             parts.append(replace(part, samples=chosen[np.isin(file_of(part.snapshot, chosen), numbers)]))
@@ -257,7 +257,7 @@ class Cache:
         """
         self._refuse_weights("repeated")
         times = whole("times", times, 1, MAX_SAMPLES // max(len(self), 1))
-        parts = [replace(part, multiple=part.multiple * times) for part in self._parts]
+        parts = [replace(part, multiple=part.multiple * times) for part in self.parts]
         return self._with(parts, f", {times} times")
 
     def read(
@@ -293,9 +293,9 @@ class Cache:
         """
         settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), captions=bool(captions),
                                 caption_dropout=caption_dropout, dtype=dtype, repeats=bool(repeats))  # fmt: skip
-        if settings.repeats != self._settings.repeats:
+        if settings.repeats != self.settings.repeats:
             self._refuse_weights("read(repeats=)")
-        view = Cache(self._parts, settings=settings, checksum=self._checksum, mixture=self.mixture, note=self._note)
+        view = Cache(self.parts, settings=settings, checksum=self.checksum, mixture=self.mixture, note=self._note)
         if self._has_samples and replace(settings, repeats=True) != ReadSettings():
             view._made(None)  # refuses what is not stored
         return view
@@ -363,7 +363,7 @@ class Cache:
         _refuse_foreign(kind, lengths=lengths is not None, padding_side=padding_side != "right",
                         last_chunk=last_chunk != "keep", cross_document=not cross_document,
                         overflow=overflow is not None)  # fmt: skip
-        documents = [self._documents(part, field) for part in self._parts]
+        documents = [self._documents(part, field) for part in self.parts]
         first = documents[0]
         settings = RowSettings(
             kind=kind,
@@ -410,9 +410,9 @@ class Cache:
         Raises:
             UsageError: There is no such field, or several caches are combined.
         """
-        if len(self._parts) > 1:
+        if len(self.parts) > 1:
             raise UsageError("documents of a combination of caches", fix="use each cache")
-        return self._documents(self._parts[0], field, repeats=False)
+        return self._documents(self.parts[0], field, repeats=False)
 
     def plan(
         self,
@@ -542,21 +542,6 @@ class Cache:
         vars(self).update(state, _loaders=weakref.WeakSet())
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The combined parts."""
-        return self._parts
-
-    @property
-    def settings(self) -> ReadSettings:
-        """What ``read`` chose."""
-        return self._settings
-
-    @property
-    def checksum(self) -> Checksum:
-        """``first`` or ``always``."""
-        return self._checksum
-
-    @property
     def _title(self) -> str:
         names = [one.paths.root.name for one in self.snapshots]
         return " + ".join(names[:3]) + (" + ..." if len(names) > 3 else "") + self._note
@@ -564,16 +549,16 @@ class Cache:
     @property
     def _has_samples(self) -> bool:
         """True if a field is served as it is: not documents."""
-        return any(field.spec.collate != "pack" for field in self._parts[0].snapshot.fields.values())
+        return any(field.spec.collate != "pack" for field in self.parts[0].snapshot.fields.values())
 
     def _made(self, fields: Sequence[str] | None) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
 
         return SampleReader(
-            self._parts,
+            self.parts,
             fields,
-            self._settings,
-            checksum=self._checksum,
+            self.settings,
+            checksum=self.checksum,
             mixture=self.mixture,
             selection=self._selection if fields is None else None,
         )
@@ -581,14 +566,14 @@ class Cache:
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
         """The documents of a part, each as often as an epoch serves it."""
         samples = part.samples
-        times = part.occurrences(part.chosen, self._settings.repeats) if repeats else None
+        times = part.occurrences(part.chosen, self.settings.repeats) if repeats else None
         if times is not None:
             samples = np.repeat(part.chosen, times)
-        return Documents(part.snapshot, self._field(field, "pack"), samples=samples, checksum=self._checksum)
+        return Documents(part.snapshot, self._field(field, "pack"), samples=samples, checksum=self.checksum)
 
     def _field(self, field: str | None, collate: str = "") -> str:
         """The field that is named, or the only one."""
-        found = self._parts[0].snapshot.fields
+        found = self.parts[0].snapshot.fields
         if field is not None and field not in found:
             raise UsageError(f"field={field!r}: unknown", fix=f"use one of {', '.join(found)}")
         names = [name for name, one in found.items() if not collate or one.spec.collate == collate]
@@ -601,7 +586,7 @@ class Cache:
         return field or names[0]
 
     def _with(self, parts: Sequence[Part], note: str) -> Cache:
-        return Cache(parts, settings=self._settings, checksum=self._checksum, note=self._note + note)
+        return Cache(parts, settings=self.settings, checksum=self.checksum, note=self._note + note)
 
     def _refuse_weights(self, what: str) -> None:
         """Refuse what would make another mixture.

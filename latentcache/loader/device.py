@@ -27,23 +27,13 @@ Finish = Callable[[Batch], Batch]
 _IN_FLIGHT = 4
 
 
-class Event(Protocol):
-    """A point in the work of a device."""
-
-    def query(self) -> bool:
-        """True if the device has come there."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-
-
 class CopyStream(Protocol):
     """One way to a device: copies beside the computation, and the order between both."""
 
-    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Event]:
+    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
         """Begin to copy the tensors of a batch and to finish them; the event is where all of it has ended."""
 
-    def join(self, tensors: list[torch.Tensor], event: Event) -> None:
+    def join(self, tensors: list[torch.Tensor], event: Any) -> None:
         """Order what the caller does on the device from now on after the event, and hold the tensors until then."""
 
 
@@ -52,7 +42,8 @@ class Sent:
     """A batch on its way."""
 
     batch: Batch
-    event: Event | None = None
+    event: Any = None
+    """Where the work of the device on it ends; as ``torch.cuda.Event``."""
 
 
 class Transfer:
@@ -69,7 +60,7 @@ class Transfer:
 
     def __init__(self, device: str | torch.device = "cpu", *, stream: CopyStream | None = None) -> None:
         self.device, self._stream = _checked(device), stream
-        self._under_way: deque[tuple[Event, Batch]] = deque()
+        self._under_way: deque[tuple[Any, Batch]] = deque()
 
     @property
     def on_cpu(self) -> bool:
@@ -134,7 +125,7 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._device = device
 
-    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Event]:
+    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
         """See :class:`CopyStream`."""
         with torch.cuda.stream(self._stream):
             made = finish(moved(batch, self._device, non_blocking=True))

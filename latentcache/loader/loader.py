@@ -141,7 +141,7 @@ class Loader:
         self._position = Position(reader.index, self.report, seed=seed)
         self._substitutes = Substitutes(reader.index, _Names(reader), on_error)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
-        self._fetched = self._sampled = False
+        self._sampled = False
         self._warn()
 
     def __len__(self) -> int:
@@ -284,7 +284,7 @@ class Loader:
         position = self._position
         plan = position.begin()
         self._sampled, iteration, served = False, position.iteration, 0
-        works = announced(self._works(self.indexer(position, plan), len(plan)), blind=not self._fetched)
+        works = announced(self._works(self.indexer(position, plan), len(plan)))
         batches = read_ahead(works, self._prefetch, threaded=not (self._plans and self._reader.begins))
         self._passes.add(batches)
         for batch in batches:
@@ -297,7 +297,6 @@ class Loader:
                 why="an iteration that ends early would look like a whole epoch",
                 fix="close it after the epoch, or iterate again",
             )
-        self._fetched = True
 
     def indexer(self, position: Position, plan: EpochPlan) -> Callable[[int], BatchIndex]:
         """What gives the BatchIndex of each step of an iteration that began just now."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
@@ -247,35 +246,19 @@ atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forked)
 
 
-def announced(works: Iterable[Work[Made]], *, blind: bool = True) -> Iterator[Work[Made]]:
+def announced(works: Iterable[Work[Made]]) -> Iterator[Work[Made]]:
     """The same; the kernel fetches those that the page cache does not hold before they are begun.
 
-    Decides nothing about what is read, only when the disk begins; nothing here can fail a read. A file system that
-    cannot say what is in memory is asked once: what is in memory itself (tmpfs) is never announced, everything else
-    once, in the first iteration (overlayfs, NFS).
-
-    Args:
-        works: Whose bytes are wanted.
-        blind: Announce also if the file system cannot say what is in memory; for a first iteration.
+    Decides nothing about what is read, only when the disk begins; nothing here can fail a read.
     """
     coming: deque[Work[Made]] = deque()
-    assumed: dict[int, bool] = {}
     calm = 0
-
-    def in_memory(place: Place) -> bool:
-        file, start, length = place
-        if file not in assumed:
-            found = is_cached(file, start + max(length - 1, 0))
-            if found is not None:
-                return found
-            assumed[file] = not blind or _is_tmpfs(file)
-        return assumed[file]
-
     for number, work in enumerate(works):
         if _HAS_ADVICE and (calm < _CALM or not number % _SELDOM):
             with contextlib.suppress(OSError):  # the read says what is wrong, and of which entry
                 places = work.places()
-                calm = calm + 1 if all(map(in_memory, places[:: -(-len(places) // _LOOKS) or 1])) else 0
+                looks = places[:: -(-len(places) // _LOOKS) or 1]
+                calm = calm + 1 if all(is_cached(file, at + max(size - 1, 0)) for file, at, size in looks) else 0
                 if not calm:
                     announce(places)
         coming.append(work)
@@ -295,8 +278,8 @@ def announce(places: Sequence[Place]) -> None:
             os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
 
 
-def is_cached(file: int, place: int) -> bool | None:
-    """True if a byte can be read without waiting for a disk; None if the file system cannot say.
+def is_cached(file: int, place: int) -> bool:
+    """True if a byte can be read without waiting for a disk; False also if the file system cannot say.
 
     Raises:
         OSError: It cannot be read at all.
@@ -304,18 +287,7 @@ def is_cached(file: int, place: int) -> bool | None:
     try:
         os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
     except OSError as error:
-        if error.errno == errno.EAGAIN:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
             return False
-        if error.errno == errno.EOPNOTSUPP:
-            return None
         raise
-    return True
-
-
-def _is_tmpfs(file: int) -> bool:
-    """True if a file is in memory and on no disk: such files and no others have seals (fcntl(2))."""
-    try:
-        fcntl.fcntl(file, fcntl.F_GET_SEALS)
-    except OSError:
-        return False
     return True

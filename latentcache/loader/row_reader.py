@@ -111,7 +111,7 @@ class PendingRowReader:
 class Placed:
     """Where n rows of several batches belong; each batch has memory of its own."""
 
-    number: Ints
+    number: NDArray[np.integer]
     """(n,) the number of each among all rows that are read, rising."""
     row: Ints
     """(n,) its row of its batch."""

@@ -24,6 +24,7 @@ from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, RowCollator, check_row_format, row_format, segments
 from latentcache.loader.loader import BatchIndex, Loader, NoSuchRowError, checked_index, checked_rows
 from latentcache.loader.row_reader import PendingRowReader, Placed, RowBatch, RowReader
+from latentcache.loader.samples import split
 from latentcache.loader.substitute import OnError
 from latentcache.plan.batching import BatchPlan, Bucket, PlanReport, Remainder, trainer_steps
 from latentcache.plan.documents import RowPlan
@@ -31,7 +32,6 @@ from latentcache.plan.length_buckets import fitting
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex, plan_report
 
-Places = NDArray[Any]
 #: Columns of a batch beside its tensors that can be asked for.
 _EXTRA = ("names", "meta")
 _TENSORS = ("attention_mask", "labels", "position_ids", "seq_idx")
@@ -79,10 +79,10 @@ class Rows(Dataset[Batch]):
     excluded = 0
 
     def __init__(self, parts: Sequence[RowPart], settings: RowSettings, *, mixture: Mixture | None = None) -> None:
-        self._parts, self.settings, self.mixture = tuple(parts), settings, mixture
-        counts = [len(part.reader) for part in self._parts]
+        self.parts, self.settings, self.mixture = tuple(parts), settings, mixture
+        counts = [len(part.reader) for part in self.parts]
         self._starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        self.row_lengths: NDArray[np.int64] = np.concatenate([part.reader.lengths for part in self._parts])
+        self.row_lengths: NDArray[np.int64] = np.concatenate([part.reader.lengths for part in self.parts])
         """(R,) tokens of documents in each row."""
         several = len(settings.lengths) > 1
         self.index = SampleIndex(
@@ -92,7 +92,7 @@ class Rows(Dataset[Batch]):
             mixture=mixture,
             names_of=self.names_of,
             lengths=self.row_lengths if several else None,
-            snapshot=self._parts[0].reader.documents.snapshot.number,
+            snapshot=self.parts[0].reader.documents.snapshot.number,
         )
         self._open(4, "cpu")
 
@@ -101,7 +101,7 @@ class Rows(Dataset[Batch]):
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
-        names = ", ".join(part.name for part in self._parts[:3]) + (", ..." if len(self._parts) > 3 else "")
+        names = ", ".join(part.name for part in self.parts[:3]) + (", ..." if len(self.parts) > 3 else "")
         dropped = sum(self.tokens_dropped.values())
         return (
             f"Rows({self.settings.kind}={self.length}: {len(self)} rows of {names}\n  {self.tokens} tokens,"
@@ -147,27 +147,22 @@ class Rows(Dataset[Batch]):
     @property
     def recipe(self) -> FieldRecipe | None:
         """What the documents were made by."""
-        return self._parts[0].reader.documents.recipe
+        return self.parts[0].reader.documents.recipe
 
     @property
     def row_plans(self) -> tuple[RowPlan, ...]:
         """The plan of each combined part: which pieces of which documents are in each row."""
-        return tuple(part.reader.plan for part in self._parts)
+        return tuple(part.reader.plan for part in self.parts)
 
     @property
     def documents(self) -> tuple[Documents, ...]:
         """The documents of each combined part."""
-        return tuple(part.reader.documents for part in self._parts)
+        return tuple(part.reader.documents for part in self.parts)
 
     @property
     def name(self) -> str:
         """Name of the cache, and of the sources that were chosen of it."""
-        return self._parts[0].name
-
-    @property
-    def parts(self) -> tuple[RowPart, ...]:
-        """The combined parts."""
-        return self._parts
+        return self.parts[0].name
 
     @property
     def tokens(self) -> Any:
@@ -188,7 +183,7 @@ class Rows(Dataset[Batch]):
         """
         return [
             (reason, part.reader.documents.where(number), int(part.reader.documents.lengths[number]))
-            for part in self._parts
+            for part in self.parts
             for reason, dropped in part.reader.plan.dropped.items()
             for number in dropped.documents.tolist()
         ]
@@ -248,7 +243,7 @@ class Rows(Dataset[Batch]):
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
         part = int(np.searchsorted(self._starts, row, side="right")) - 1
-        return self._parts[part].reader.where(row - int(self._starts[part]))
+        return self.parts[part].reader.where(row - int(self._starts[part]))
 
     def names_of(self, rows: Ints) -> list[str]:
         """``row N (file:line)`` of rows."""
@@ -302,19 +297,17 @@ class Rows(Dataset[Batch]):
 
         Args:
             batch_size: Rows per rank and step.
-            seed: Changes the order of all epochs.
-            rank: Part of each step that this process gets; given together with ``world_size``. By default found:
-                torch.distributed, then RANK and WORLD_SIZE of the environment.
-            world_size: Number of ranks; all of them see the same steps.
-            remainder: What happens to rows that do not fill a batch: ``repeat`` (default), ``drop``, ``partial``,
-                ``error``, or ``pad``: the last batch is filled with rows whose labels are all -100; a ``plain`` batch
-                says which, as ``is_pad_row``, (B,) bool.
+            seed: As ``Cache.loader``, as are the next two.
+            rank: Part of each step that this process gets.
+            world_size: Number of ranks.
+            remainder: As ``Cache.loader``; with ``pad`` the last batch is filled with rows whose labels are all -100,
+                and a ``plain`` batch says which, as ``is_pad_row``, (B,) bool.
             fields: Columns beside the tensors: ``names`` (file and line of the first document of each row), ``meta``
                 (numbers of the batch: ``epoch``, ``step_in_epoch``, ``tokens``, ``trainable_tokens``).
             format: What a batch calls things: ``plain``, ``transformers``, ``flat`` (one long row, as TRL's
                 padding-free collator) or ``torchtitan``.
-            prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
-            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
+            prefetch: Batches that are read ahead.
+            device: Where tensors are delivered.
             on_error: ``error`` (default), or ``substitute``: another row of its length takes the place of one that
                 cannot be read, with a warning, and is counted in ``loader.substituted``.
 
@@ -359,10 +352,10 @@ class Rows(Dataset[Batch]):
         row, room = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes), np.repeat(sizes, sizes) * wide
         left = self.settings.padding_side == "left"
         parts = [
-            self._parts[number].reader.pieces(
+            self.parts[number].reader.pieces(
                 self._documents[number], local, Placed(at, row[at], wide[at], room[at], left)
             )
-            for number, at, local in self._split(np.concatenate(rows))
+            for number, at, local in split(self._starts, np.concatenate(rows))
         ]
         return [
             RowBatch(self, first, first + len(some), width, parts, some if names else None)
@@ -372,25 +365,12 @@ class Rows(Dataset[Batch]):
     def _batch(self, rows: NDArray[np.int64], width: int) -> Batch:
         return self.planned([rows], [width])[0].finish()
 
-    def _split(self, rows: Ints) -> list[tuple[int, Places, Places]]:
-        """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
-        rows = np.asarray(rows, dtype=np.int64)
-        if len(self._parts) == 1:
-            every = np.arange(len(rows), dtype=np.int64)
-            return [(0, every, rows)]
-        owner = np.searchsorted(self._starts, rows, side="right") - 1
-        found: list[tuple[int, Places, Places]] = []
-        for number in np.unique(owner).tolist():
-            at = np.flatnonzero(owner == number)
-            found.append((number, at, rows[at] - self._starts[number]))
-        return found
-
     def _identify(self) -> str:
-        whole = b"".join(part.identity() for part in self._parts) + repr(self.settings).encode()
+        whole = b"".join(part.identity() for part in self.parts) + repr(self.settings).encode()
         return content_hash(whole).hex()
 
     def _open(self, slots: int, device: str) -> None:
-        self._documents = [part.reader.documents.fresh() for part in self._parts]
+        self._documents = [part.reader.documents.fresh() for part in self.parts]
         self.pool, self.scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
         self.counting = np.arange(self.length, dtype=np.int64)
 

@@ -78,7 +78,7 @@ class SampleReader:
         mixture: Mixture | None = None,
         selection: Selection | None = None,
     ) -> None:
-        self._given = tuple(parts), asked, settings, checksum, mixture
+        self._given = (tuple(parts), asked, settings), {"checksum": checksum, "mixture": mixture}
         self._parts, self._settings, self._checksum = tuple(parts), settings, checksum
         snapshot = parts[0].snapshot
         self.fields, self.metadata = _asked(snapshot, asked)
@@ -625,17 +625,9 @@ class SampleBatch:
             return reader._valued(name, stored) if values else stored
 
 
-def _opened(
-    parts: Sequence[Part],
-    asked: Sequence[str] | None,
-    settings: ReadSettings,
-    checksum: Checksum,
-    mixture: Mixture | None,
-    slots: int,
-    on_device: bool,
-) -> SampleReader:
+def _opened(given: tuple[Any, ...], more: Mapping[str, Any], slots: int, on_device: bool) -> SampleReader:
     """A reader in another process, which reads the columns by itself; that process may not be able to use CUDA."""
-    reader = SampleReader(parts, asked, settings, checksum=checksum, mixture=mixture)
+    reader = SampleReader(*given, **more)
     reader._open(slots, "any" if on_device else "cpu")
     return reader
 

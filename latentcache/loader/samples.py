@@ -198,15 +198,8 @@ class Selection:
         return found
 
     def split(self, rows: Ints) -> Split:
-        """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
-        if len(self._parts) == 1:
-            return [(0, np.arange(len(rows)), rows)]
-        owner = np.searchsorted(self._starts, rows, side="right") - 1
-        found: Split = []
-        for number in np.unique(owner).tolist():
-            at = np.flatnonzero(owner == number)
-            found.append((number, at, rows[at] - self._starts[number]))
-        return found
+        """See :func:`split`."""
+        return split(self._starts, rows)
 
     def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
@@ -256,6 +249,23 @@ class Selection:
             else:
                 hashes.append(content_hash(joined.sample.tobytes()))
         return content_hash(b"".join(hashes)).hex()
+
+
+def split(starts: Ints, rows: Ints) -> Split:
+    """For each part that holds some of the rows: its number, their places in the batch, their numbers in it.
+
+    Args:
+        starts: (parts + 1,) where each part begins.
+        rows: (B,) numbers over all parts.
+    """
+    if len(starts) == 2:
+        return [(0, np.arange(len(rows)), rows)]
+    owner = np.searchsorted(starts, rows, side="right") - 1
+    found: Split = []
+    for number in np.unique(owner).tolist():
+        at = np.flatnonzero(owner == number)
+        found.append((number, at, rows[at] - starts[number]))
+    return found
 
 
 def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
