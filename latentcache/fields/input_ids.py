@@ -103,11 +103,7 @@ class InputIdsRecipe:
     @classmethod
     @recipe_of_manifest()
     def from_json(cls, data: Mapping[str, Any]) -> InputIdsRecipe:
-        """Inverse of :meth:`as_json`.
-
-        Raises:
-            RecipeError: A part is missing or has a field that this version does not have.
-        """
+        """Inverse of :meth:`as_json`; raises RecipeError."""
         options = tuple((str(name), str(value)) for name, value in data["template_options"])
         return cls(**{**data, "template_options": options})
 

@@ -133,11 +133,7 @@ class EncoderSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EncoderSpec:
-        """From its fields as JSON values, as ``asdict`` gives them.
-
-        Raises:
-            KeyError: A field is missing; TypeError for a field that this version does not have.
-        """
+        """From its fields as JSON values; raises KeyError or TypeError for other fields."""
         encoder = dict(data)
         normalization = dict(encoder.pop("normalization"))
         normalization |= {name: tuple(normalization[name]) for name in ("mean", "std")}
@@ -182,11 +178,7 @@ class GeometrySettings:
         return variant % self.variants >= self.crops
 
     def tables(self) -> tuple[BucketTable, ...]:
-        """One bucket table per resolution; a single one for an explicit list.
-
-        Raises:
-            RecipeError: The settings leave no bucket.
-        """
+        """One bucket table per resolution, or that of an explicit list; raises RecipeError if no bucket is left."""
         if self.buckets:
             return (explicit_table(self.buckets, multiple=self.multiple),)
         if not self.resolutions:
@@ -247,11 +239,7 @@ class LatentsRecipe:
     @classmethod
     @recipe_of_manifest()
     def from_json(cls, data: Mapping[str, Any]) -> LatentsRecipe:
-        """Inverse of :meth:`as_json`.
-
-        Raises:
-            RecipeError: A part is missing or has a field that this version does not have.
-        """
+        """Inverse of :meth:`as_json`; raises RecipeError."""
         geometry = dict(data["geometry"])
         geometry["resolutions"] = tuple(geometry["resolutions"])
         geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
@@ -271,11 +259,7 @@ class LatentsRecipe:
 
 
 def parse_size(text: str) -> Size:
-    """``704x1152`` as height and width.
-
-    Raises:
-        UsageError: Not a size.
-    """
+    """``704x1152`` as height and width; raises UsageError."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
     if match is None:
         raise UsageError(f"--bucket {text!r}: not a size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")
@@ -484,11 +468,7 @@ def _latent_space(encoder: EncoderSpec) -> dict[str, str]:
 def geometry_of(
     settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int, frame_step: int = 0
 ) -> GeometrySettings:
-    """Sizes and clips that follow from settings, cache and model.
-
-    Raises:
-        RecipeError: The step is below 1, or the model does not take clips as they are asked for.
-    """
+    """Sizes and clips that follow from settings, cache and model; raises RecipeError."""
     base = cached.geometry if cached else GeometrySettings()
     if settings.resolutions:
         base = replace(base, resolutions=tuple(dict.fromkeys(settings.resolutions)), buckets=())
@@ -517,11 +497,7 @@ def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
 
 
 def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
-    """Stored crops of an image.
-
-    Raises:
-        UsageError: There are several places of a crop only with random ones.
-    """
+    """Stored crops of an image; raises UsageError for several places without random ones."""
     if crop == "random":
         return settings.crop_variants or (base.crops if base.crop == "random" else DEFAULT_CROPS)
     if settings.crop_variants is not None:
@@ -566,13 +542,7 @@ def _buckets_of(
 def _spread(
     samples: NDArray[np.intp], which: NDArray[np.intp], chosen: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Sample and group of every item before flips, in (sample, group) order.
-
-    Args:
-        samples: (K,) rows of the samples.
-        which: (K,) the distinct size of each.
-        chosen: Groups of each distinct size.
-    """
+    """Sample and group of every item before flips; ``which`` is the distinct size of each sample."""
     counts = np.array([len(groups) for groups in chosen], dtype=np.int64)
     flat = np.array([group for groups in chosen for group in groups], dtype=np.int32)
     each = counts[which] if len(counts) else np.zeros(0, dtype=np.int64)

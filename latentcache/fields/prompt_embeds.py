@@ -150,11 +150,7 @@ class PromptRecipe:
     @classmethod
     @recipe_of_manifest()
     def from_json(cls, data: Mapping[str, Any]) -> PromptRecipe:
-        """Inverse of :meth:`as_json`.
-
-        Raises:
-            RecipeError: A part is missing or has a field that this version does not have.
-        """
+        """Inverse of :meth:`as_json`; raises RecipeError."""
         arguments = tuple((str(name), str(value)) for name, value in data["arguments"])
         captions = CaptionVariants(**data["captions"])
         return cls(**{**data, "arguments": arguments, "captions": captions})

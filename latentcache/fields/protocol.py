@@ -60,8 +60,7 @@ class FieldSpec:
     collate: Literal["stack", "pad", "pack"] = "stack"
     pad_value: int | float = 0
     variants: int = 1
-    """Stored variants per item: its crops, and their horizontal flips after them. In keys and rows a multiple of this
-    number may be added to the variant: see :meth:`variant_of`."""
+    """Stored variants per item: its crops, and their flips after them; see :meth:`variant_of`."""
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
     restored: str = ""
@@ -70,10 +69,7 @@ class FieldSpec:
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
 
     def variant_of(self, numbers: Any) -> NDArray[np.integer]:
-        """(n,) the variant of each number of a row; the rest tells apart items of one content (focus crops).
-
-        A prompt keeps its number, which is above those of all variants.
-        """
+        """(n,) the variant of each number of a row; the rest tells apart focus crops. A prompt keeps its number."""
         given = np.asarray(numbers)
         return np.where(given < self.first_prompt, given % max(self.variants, 1), given)
 
@@ -154,7 +150,7 @@ class Output:
     """The field's own columns as stored, if the item is made again to be compared; the producer follows them."""
 
 
-# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+# Not frozen, as Output.
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One distinct input and everything that is to be made from it. Travels to workers as JSON."""
@@ -164,8 +160,7 @@ class Job:
     name: str
     """Of the sample, for messages."""
     inputs: Mapping[str, Any]
-    """Input name -> JSON value: ``{"path": "a/b.png"}`` below the data root (of an archive with the place in it, see
-    ``sources.archives.members``), ``{"text": ...}``, or a record."""
+    """Input name -> JSON value: ``{"path": ...}`` below the data root, ``{"text": ...}``, or a record."""
     content: bytes = b""
     """Content hash of the field's inputs; empty if it is known only after reading."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -188,7 +183,7 @@ class Failure:
     """As in :class:`Read`."""
 
 
-# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+# Not frozen, as Output.
 @dataclass(slots=True, kw_only=True)
 class Prepared:
     """One item that is ready for the encoder."""
@@ -197,8 +192,7 @@ class Prepared:
     value: Any
     """What the producer encodes: pixels, a record, ..."""
     same: bytes = b""
-    """16-byte hash of exactly what the encoder gets (the pixels); empty if the kind has none. An entry of the same
-    recipe, group and variant with an equal hash has equal bytes, and is copied instead of encoded."""
+    """16-byte hash of what the encoder gets; an entry with an equal one is copied and not encoded. Empty: none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Values of the field's own columns that are known now (crop, resize)."""
     num_bytes: int = 0
@@ -220,7 +214,7 @@ class Read:
     items: Sequence[Prepared] = ()
 
 
-# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+# Not frozen, as Output.
 @dataclass(slots=True, kw_only=True)
 class Made:
     """One encoded item."""
@@ -269,8 +263,7 @@ class Producer:
     def open(self) -> None:
         """Load what encoding needs, and set :attr:`noise` and :attr:`device`; may be called again.
 
-        Called by the thread that encodes, before the first item: a worker that finds all of its items committed loads
-        nothing.
+        Called by the thread that encodes, before the first item.
         """
 
     def prepare(self, job: Job) -> Read | Failure:
@@ -282,11 +275,7 @@ class Producer:
         raise TypeError(f"{type(self).__name__} lacks encode")
 
     def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
-        """The only items of jobs of known content, for a kind with :attr:`FieldKind.makes_jobs`.
-
-        Called from the thread that encodes. After a MemoryError or UnusableSampleError the jobs are prepared and
-        encoded one by one.
-        """
+        """The only items of jobs, for a kind with :attr:`FieldKind.makes_jobs`; if it fails, jobs go one by one."""
         raise TypeError(f"{type(self).__name__} lacks make")
 
     def host_bytes(self, job: Job) -> int:
@@ -312,8 +301,7 @@ class ProducerContext:
     cost: int = 0
     """Sum of the job costs that this worker expects; 0 if unknown."""
     missing: Callable[[Job, bytes], tuple[Output, ...]] = lambda job, content: job.outputs
-    """Outputs of a job that are still to be made, given the content hash of its inputs. A producer that reads files
-    asks once per job, after hashing and before decoding, and prepares nothing else."""
+    """Outputs of a job that are still to be made, given the content hash of its inputs; only they are prepared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,13 +388,8 @@ def setting(
 ) -> Any:
     """A field of a settings dataclass: None until it is given, and an option of the command line.
 
-    Args:
-        text: Help of the option.
-        flag: The option [default: the name of the field with dashes].
-        metavar: Name of the value in the help.
-        choices: Values that are allowed.
-        min: Smallest number that is allowed.
-        parse: Makes the value from one word; raises UsageError.
+    The flag is the name of the field with dashes, if none is given. ``parse`` makes the value from one word, or
+    raises UsageError.
     """
     known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "parse": parse}
     metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
@@ -414,11 +397,7 @@ def setting(
 
 
 def check_choices(settings: Any) -> None:
-    """Check the values of a settings dataclass against the choices of :func:`setting`.
-
-    Raises:
-        UsageError: A value is none of them.
-    """
+    """Check the values of a settings dataclass against its choices; raises UsageError."""
     for one in fields(settings):
         value, choices = getattr(settings, one.name), one.metadata.get("choices")
         if choices and value is not None and value not in choices:
@@ -476,8 +455,7 @@ class FieldKind:
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
     follows: str = ""
-    """Field whose settings this one takes if a build makes both; it is made by itself only beside that field. Options
-    of the command line are of that field, unless ``--fields`` names this one."""
+    """Field whose settings and options this one takes, unless ``--fields`` names it."""
     needs_header: tuple[str, ...] = ()
     """Sample columns that must be filled before :meth:`plan`: ``original_size``."""
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
@@ -499,22 +477,14 @@ class FieldKind:
     )
     """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""
     describer: str = ""
-    """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``; imported by the
-    build process, must not import torch."""
+    """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``, without torch."""
     checker: str = ""
-    """``module:function``: ``(settings) -> str`` for ``doctor``: describes the encoder that settings name (empty:
-    none), and raises what is wrong with it. Must not import torch."""
+    """``module:function``: ``(settings) -> str`` for ``doctor``: the encoder that settings name; without torch."""
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
     def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
-        """Settings of this field in a build, or None if the build was not asked for it.
-
-        Args:
-            fields: Field -> settings, as they were given.
-            samples: Of DATA.
-            held: True if the cache has this field.
-        """
+        """Settings of this field in a build, or None; ``fields`` are those given, ``held``: the cache has it."""
         return fields.get(self.name)
 
     def source_options(self, settings: Any) -> Mapping[str, Any]:
@@ -597,13 +567,9 @@ class FieldKind:
     def compare(
         self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
     ) -> Difference:
-        """Compare a stored item with the same item made again.
+        """Compare a stored item with the same item made again, both in the storage type.
 
-        Args:
-            stored: In the storage type; bfloat16 as uint16.
-            made: The same item, made again.
-            noise: What the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.
-            recipe: Of both.
+        ``noise`` is what the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.
         """
         same = stored.shape == made.shape and stored.tobytes() == made.tobytes()
         return Difference(differs=not same, detail="" if same else "the bytes differ")
@@ -614,13 +580,7 @@ class FieldKind:
         requested: FieldRecipe,
         provenance: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
     ) -> list[tuple[str, Any, Any]]:
-        """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots.
-
-        Args:
-            cached: Of the cache.
-            requested: By the settings of now.
-            provenance: Of both, if known: it may name the parts of a model that differ.
-        """
+        """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
         mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
         pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
         return [pair for pair in pairs if pair[1] != pair[2]]
