@@ -196,11 +196,7 @@ def bytes_per_pixel(head: bytes) -> int:
 
 
 def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:
-    """The plan was made for the size and the frames of the header; others mean another file.
-
-    Raises:
-        UnusableSampleError: ``changing``.
-    """
+    """The plan was made for the size and the frames of the header; others mean another file."""
     frames = image.clip[:1] if isinstance(image, EncodedClip) else ()
     planned = [int(side) for side in job.facts.get("original_size", ())]
     planned = [*map(int, filter(None, job.facts.get(CLIP, ())[:1])), *planned]

@@ -168,11 +168,7 @@ def _largest_of_each_aspect(ordered: tuple[Size, ...]) -> tuple[Size, ...]:
 
 
 def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side: int | None) -> tuple[int, int]:
-    """The first and last side on the grid.
-
-    Raises:
-        RecipeError: The settings leave no side.
-    """
+    """The first and last side on the grid."""
     if resolution < multiple or multiple < 1:
         raise RecipeError(
             f"resolution {resolution} is below {multiple}, of which every side is a multiple",

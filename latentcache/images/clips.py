@@ -136,11 +136,7 @@ class EncodedClip:
 
 
 def _counted(video: Any) -> tuple[int, Fraction | None]:
-    """Frames and frames per second of a stream whose header does not say them: its packets are counted.
-
-    Raises:
-        UnusableSampleError: ``truncated``.
-    """
+    """Frames and frames per second of a stream whose header does not say them: its packets are counted."""
     times = [
         packet.pts * video.time_base
         for packet in video.container.demux(video)

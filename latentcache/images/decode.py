@@ -136,11 +136,7 @@ def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ..
 
 
 def _split(image: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image | None]:
-    """Decode, and part 8-bit color (L, RGB or CMYK) from transparency (L, 255 is opaque).
-
-    Raises:
-        UnusableSampleError: ``float``.
-    """
+    """Decode, and part 8-bit color (L, RGB or CMYK) from transparency (L, 255 is opaque)."""
     image.info.pop("xmp", None)  # Pillow would turn a TIFF by it, and its header has not said so
     image.load()
     key = image.info.get("transparency")
@@ -175,11 +171,7 @@ def _array(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _from_deep(image: Image.Image, key: object) -> tuple[Image.Image, Image.Image | None]:
-    """High bytes of 16-bit gray, with the transparency that one gray value may mean.
-
-    Raises:
-        UnusableSampleError: ``float``: floats, or integers beyond 16 bits.
-    """
+    """High bytes of 16-bit gray, with the transparency that one gray value may mean."""
     if image.mode == "F":
         raise rejection("float", "floats, whose black and white are not defined")
     values = np.asarray(image)
@@ -231,23 +223,14 @@ def _moves_colors(icc: bytes, mode: str) -> bool:
 
 
 def _to_srgb(image: Image.Image, icc: bytes) -> Image.Image:
-    """Convert 8-bit L, RGB or CMYK to sRGB.
-
-    Raises:
-        OSError: The profile is unreadable.
-        ImageCms.PyCMSError: The profile is unusable.
-    """
+    """Convert 8-bit L, RGB or CMYK to sRGB."""
     intent = ImageCms.Intent.PERCEPTUAL
     converted = ImageCms.profileToProfile(image, _profile(icc), ImageCms.createProfile("sRGB"), intent, "RGB")
     return converted if converted is not None else image
 
 
 def _profile(icc: bytes) -> ImageCms.ImageCmsProfile:
-    """Open a profile.
-
-    Raises:
-        OSError: It is unreadable.
-    """
+    """Open a profile."""
     return ImageCms.ImageCmsProfile(BytesIO(icc))
 
 
@@ -258,11 +241,7 @@ def _ground(profile: PixelProfile) -> tuple[int, ...]:
 
 
 def _check_pillow_is_strict() -> None:
-    """Keep half-decoded images with gray rests out of caches.
-
-    Raises:
-        UsageError: ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set.
-    """
+    """Keep half-decoded images with gray rests out of caches."""
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise UsageError(
             "Pillow is set to accept truncated images",

@@ -253,11 +253,7 @@ def _silence_pillow() -> None:
 
 
 def _orientation_tag(exif: bytes, order: str) -> int:
-    """Value of the tag in a block of one byte order.
-
-    Raises:
-        struct.error: The block ends too soon.
-    """
+    """Value of the tag in a block of one byte order."""
     (directory,) = struct.unpack_from(f"{order}I", exif, 4)
     (count,) = struct.unpack_from(f"{order}H", exif, directory)
     for entry in range(directory + 2, directory + 2 + 12 * count, 12):

@@ -47,13 +47,7 @@ def describe_vector(settings: PromptSettings, cached: Cached, context: DescribeC
 
 
 def _describe(name: str, settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
-    """The recipe that settings, pipeline and cache give. Settings that were not given follow the cache.
-
-    Raises:
-        UsageError: No pipeline was named, or a length that it does not take.
-        ModelNotFoundError: There is no such pipeline.
-        UnsupportedModelError: It cannot be used.
-    """
+    """The recipe that settings, pipeline and cache give. Settings that were not given follow the cache."""
     before = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None
     made = cached.provenance
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:

@@ -316,11 +316,7 @@ class _Weight:
 
 
 def _loaded(cls: Any, part: Mapping[str, Any], **options: Any) -> Any:
-    """A text encoder whose weights are read one by one: pages of a mapped file would count as resident memory.
-
-    Raises:
-        ValueError: The files lack a tensor of the class, which would keep random values.
-    """
+    """A text encoder whose weights are read one by one: pages of a mapped file would count as resident memory."""
     import transformers
     from safetensors import safe_open
 

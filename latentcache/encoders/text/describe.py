@@ -235,11 +235,7 @@ def _gone(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str
 
 
 def _check_unused(given: InputIdsSettings) -> None:
-    """Reject settings of conversations for data without any.
-
-    Raises:
-        UsageError: One was given.
-    """
+    """Reject settings of conversations for data without any."""
     flag = "--chat-template" if given.chat_template else "--template-option" if given.template_options else ""
     if flag:
         why = "texts are not written by a template"
@@ -295,11 +291,7 @@ def _pinned(template: str, options: dict[str, object]) -> tuple[str, tuple[tuple
 
 
 def _opened(text: str, word: str) -> Tokenizer:
-    """The tokenizer, opened by its library.
-
-    Raises:
-        UnsupportedModelError: The library cannot open it.
-    """
+    """The tokenizer, opened by its library."""
     from tokenizers import Tokenizer
 
     try:

@@ -95,11 +95,7 @@ class TextTokenizer:
         return [next(documents) if result is None else result for result in results]
 
     def _prepare(self, record: Record) -> _Prepared:
-        """The text of a record.
-
-        Raises:
-            UnusableSampleError: ``no-template``, ``template``, ``template-rewrites`` or ``reserved-character``.
-        """
+        """The text of a record."""
         if record.messages is None:
             text = record.text or ""
             self._check_reserved(text)
@@ -164,11 +160,7 @@ class TextTokenizer:
             raise fault("reserved-character", "it has a character between U+FDD0 and U+FDD2")
 
     def _check_names(self) -> None:
-        """Check that every special token has its other name and no second one.
-
-        Raises:
-            UnsupportedModelError: One of them fails.
-        """
+        """Check that every special token has its other name and no second one."""
         for content, number in self._control.ids.items():
             found = self._reference.ids([f"{OPEN}{number}{CLOSE}"])[0].tolist()
             if found != [number]:

@@ -349,11 +349,7 @@ def _trusted(known: Mapping[str, Any], stats: list[list[Any]]) -> bool:
 
 
 def _encoder_half(family: Family, tensors: Mapping[str, weights.TensorInfo], located: Located) -> Mapping[str, str]:
-    """Tensors of the encoder: name in diffusers -> name in the file.
-
-    Raises:
-        UnsupportedModelError: There are none.
-    """
+    """Tensors of the encoder: name in diffusers -> name in the file."""
     names = weights.encoder_names(tensors, ldm=family.ldm)
     if not any(name.startswith("encoder.") for name in names):
         example = next(iter(tensors), "none")

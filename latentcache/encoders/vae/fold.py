@@ -98,14 +98,7 @@ def _sum(weight: Tensor) -> Tensor:
 
 
 def _flat(conv: nn.Conv3d, reduce: Callable[[Tensor], Tensor], *, spatial: tuple[int, ...], mode: str) -> Forward:
-    """(B, C, 1, H, W) -> (B, O, 1, h, w) by a 2D convolution with a reduced kernel.
-
-    Args:
-        conv: Gives weight, stride, dilation and groups; its weight is replaced.
-        reduce: (O, I, t, h, w) -> (O, I, h, w).
-        spatial: Padding left, right, top, bottom.
-        mode: Of padding.
-    """
+    """(B, C, 1, H, W) -> (B, O, 1, h, w) by a 2D convolution with a reduced kernel."""
     flat = reduce(conv.weight.detach()).contiguous(memory_format=torch.channels_last)
     conv.weight = nn.Parameter(flat, requires_grad=False)
     stride, dilation = tuple(conv.stride[1:]), tuple(conv.dilation[1:])

@@ -126,11 +126,7 @@ def _from_folder(folder: Path, config: str | None) -> Located:
 
 
 def _encoder_folder(folder: Path) -> Path:
-    """The folder itself, or the ``vae/`` of a pipeline.
-
-    Raises:
-        UnsupportedModelError: A pipeline without one.
-    """
+    """The folder itself, or the ``vae/`` of a pipeline."""
     vae = folder / "vae"
     index = folder / "model_index.json"
     if not index.is_file():

@@ -89,11 +89,7 @@ def _class(description: ModelDescription) -> Any:
 
 
 def _skeleton(model_class: Any, description: ModelDescription, device: str = "meta") -> nn.Module:
-    """The encoder half with the right shapes; on ``meta`` without values.
-
-    Raises:
-        EncoderError: The class does not accept the configuration.
-    """
+    """The encoder half with the right shapes; on ``meta`` without values."""
     config = json.loads(_config_path(description).read_bytes())
     try:
         with torch.device(device):

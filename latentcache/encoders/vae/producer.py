@@ -109,11 +109,7 @@ class _Batch:
 
 
 def _check_resample(recipe: LatentsRecipe) -> None:
-    """Check that this machine can resize as the recipe does.
-
-    Raises:
-        UsageError: torch here has no uint8 Lanczos, or one that disagrees with Pillow.
-    """
+    """Check that this machine can resize as the recipe does."""
     if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
         raise UsageError(
             "--resample lanczos-u8: not possible on this machine",
