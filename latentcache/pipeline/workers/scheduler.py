@@ -15,6 +15,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
@@ -428,7 +429,9 @@ class Scheduler:
             worker.launched.kill()
             late = self._last_words(slot, worker) or late
             self._part(slot, worker)
-            self._crew.recovered(worker.shard)  # no open shard is left behind
+            if not worker.launched.is_thread:  # a thread may still be writing
+                with suppress(StoreError):  # the next build seals it
+                    self._crew.recovered(worker.shard)
         return late
 
     def _last_words(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:
