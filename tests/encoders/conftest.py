@@ -21,11 +21,6 @@ _DC_VALUES = (("ResBlock", "EfficientViTBlock"), (8, 8), (1, 1), ((), (5,)))
 #: Class name -> arguments of a tiny instance.
 TINY = {
     "AutoencoderKL": _KL | {"layers_per_block": 1, "scaling_factor": 0.3611, "shift_factor": 0.1159},
-    "AsymmetricAutoencoderKL": {
-        **{name: _KL[name] for name in ("down_block_types", "up_block_types", "norm_num_groups")},
-        "down_block_out_channels": (8, 16),
-        "up_block_out_channels": (8, 16),
-    },
     "AutoencoderTiny": {
         "encoder_block_out_channels": (8, 8, 8),
         "decoder_block_out_channels": (8, 8, 8),

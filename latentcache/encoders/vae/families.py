@@ -99,23 +99,6 @@ _ROWS = (
         ldm=True,
     ),
     Family(
-        name="AsymmetricAutoencoderKL",
-        source="diffusers autoencoder_asym_kl.py: the encoder of AutoencoderKL beside a larger decoder",
-        encode={
-            "in_channels": 3,
-            "down_block_types": ["DownEncoderBlock2D"],
-            "down_block_out_channels": [64],
-            "layers_per_down_block": 1,
-            "act_fn": "silu",
-            "latent_channels": 4,
-            "norm_num_groups": 32,
-        },
-        read={"scaling_factor": 0.18215},
-        factor="down_block_out_channels",
-        packs_from=16,
-        tiles=False,
-    ),
-    Family(
         name="AutoencoderTiny",
         source="diffusers autoencoder_tiny.py; madebyollin/taesd README: latents are those of the large model, "
         "scaled already",
