@@ -237,7 +237,7 @@ def captions():
     return {
         "cp1252": (b"caf\xe9", "caption-encoding"),
         "nul": (b"a\0cat", "caption-unicode"),
-        "half-pair": (b"a \xed\xa0\x80 cat", "caption-unicode"),
+        "half-pair": (b"a \xed\xa0\x80 cat", "caption-encoding"),
         "endless": (b"a" * ((1 << 20) + 1), "caption-too-large"),
         "utf16": ("a cat".encode("utf-16"), None),
         "bom": (b"\xef\xbb\xbfa cat", None),
