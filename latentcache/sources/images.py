@@ -55,8 +55,6 @@ _SET_COLUMNS = ("repeats", "image_set", FOCUS, SPAN)
 #: Captions are not read.
 CLOSED_RULE = CaptionRule(extensions=())
 _PLAIN_RULE = CaptionRule()
-#: ``load_image_with_face_info`` of sd-scripts (``library/train_util.py``): the last four of five or more parts.
-_FACE = re.compile(r"[^/]*_([0-9]+)_([0-9]+)_[0-9]+_[0-9]+\.[^./]*$")
 _WILDCARD = re.compile(r"\{[^{}]*\|[^{}]*\}")
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
@@ -652,9 +650,8 @@ def _samples(
         columns["repeats"] = np.minimum(chosen.repeats, MAX_REPEATS).astype(np.uint16)
     if len(sets) > 1:
         columns["image_set"] = chosen.owner.astype(np.uint16)
-    focus = _focus(names, chosen, sets)
-    if (focus >= 0).any():
-        columns[FOCUS] = focus
+    if chosen.focus is not None and (chosen.focus >= 0).any():
+        columns[FOCUS] = chosen.focus
     return SampleTable(
         names=called,
         files=Files(names=names, stat=held.stat, content=held.content, reading=reading),
@@ -668,17 +665,6 @@ def _samples(
         },
         columns=columns,
     )
-
-
-def _focus(names: Strings, chosen: Chosen, sets: Sequence[ImageSet]) -> NDArray[np.float32]:
-    """(S, 2) points of focus crops: of table rows, and of names that end in ``_x_y_w_h`` where kohya reads them."""
-    focus = np.full((len(chosen.image), 2), -1, dtype=np.float32) if chosen.focus is None else chosen.focus
-    named = np.isin(chosen.owner, [number for number, one in enumerate(sets) if one.captions.face_crops])
-    for row in np.flatnonzero(named).tolist():
-        found = _FACE.search(names[int(chosen.image[row])])
-        if found and int(found[1]):
-            focus[row] = int(found[1]), int(found[2])
-    return focus
 
 
 def _selected(names: Strings, places: NDArray[np.int64]) -> Strings:

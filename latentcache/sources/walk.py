@@ -151,7 +151,6 @@ class Walk:
         """Files of other extensions: extension -> how many."""
         self.notes, self.rejected = Notes(), list[Rejected]()
         self._examples: dict[str, list[str]] = defaultdict(list)
-        self._loops: dict[tuple[int, int], tuple[bool, Rejected]] = {}
 
     def __iter__(self) -> Iterator[tuple[Level, int, int]]:
         """Goes through them."""
@@ -166,7 +165,6 @@ class Walk:
                     open_folders.append(self._inside(item))
                 else:
                     yield item
-        self.rejected += [item for _, item in self._loops.values()]
 
     def said(self) -> set[str]:
         """Names that are rejected or noted so far."""
@@ -299,14 +297,11 @@ class Walk:
 
     def _linked_folder(self, entry: os.DirEntry[str], name: str, leads_to: str, found: _Listed) -> None:
         """Follow a link to a folder inside the root once, unless that would never end."""
-        folder = found.folder
-        target, link = entry.stat(), entry.stat(follow_symlinks=False)
-        if (target.st_dev, target.st_ino) in self._folders_above(folder):
-            known, item = self._loops.get((link.st_dev, link.st_ino)), f"{leads_to}, a folder above it"
-            if known is None or (known[0] and not folder.linked):
-                self._loops[link.st_dev, link.st_ino] = folder.linked, rejected(name, "symlink-loop", item)
-        elif folder.linked:
+        target = entry.stat()
+        if found.folder.linked:
             self.notes.add(rejected(name, "nested-link", leads_to))
+        elif (target.st_dev, target.st_ino) in self._folders_above(found.folder):
+            self.rejected.append(rejected(name, "symlink-loop", f"{leads_to}, a folder above it"))
         else:
             found.folders.append(_Folder(entry.path, name + "/", linked=True))
 
