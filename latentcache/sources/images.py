@@ -306,7 +306,6 @@ class ImageScan(Scan):
             loose=loose,
             used=layout.used.union(tables, *(one.files for one in layout.sets)),
             folders=layout.folders,
-            listed=layout.listed,
         )
         files = _Files(walk, layout, None if tables else self.part)
         for note in layout.notes:

@@ -263,8 +263,9 @@ def _listing(
     if options.repeats is False:  # an image may be in two sets
         columns = {name: column for name, column in found.samples.columns.items() if name != "repeats"}
         values["samples"] = replace(found.samples, columns=columns)
-    root, layout = root.absolute(), layout and replace(layout, listed=None)
-    return Listing(root=root, data_kind=options.kind, options=options, layout=layout, _files=files, **values)
+    return Listing(
+        root=root.absolute(), data_kind=options.kind, options=options, layout=layout, _files=files, **values
+    )
 
 
 def names_root(data: Path, source: Mapping[str, Any]) -> Path:

@@ -14,7 +14,7 @@ import shlex
 import stat
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +125,6 @@ class Walk:
             says so).
         used: Names of other files that are read, and so are not unused.
         folders: Folders below the root to list, none inside another one; by default all of the root.
-        listed: Gives the names in a folder below the root if they are known.
 
     Raises:
         SourceError: The folder itself cannot be listed (when iterated).
@@ -139,9 +138,7 @@ class Walk:
         loose: AbstractSet[str] = frozenset(),
         used: AbstractSet[str] = frozenset(),
         folders: Sequence[str] = ("",),
-        listed: Callable[[str], list[str]] | None = None,
     ) -> None:
-        self._listed_before = listed or (lambda folder: [])
         self._folders = sorted(folders, key=lambda one: os.fsencode(one + "/"))
         self.root, self._wanted, self._loose, self._used = root, wanted, loose, used
         # In the one case in which they are written, mostly: saves a call per file.
@@ -198,7 +195,7 @@ class Walk:
         """The files of a folder in byte order with their stats, and the folders in it."""
         found, prefix = _Listed(folder), folder.prefix
         try:
-            names, stats, rest = _plain_files(folder.path, self._listed_before(prefix[:-1]), self._plain)
+            names, stats, rest = _plain_files(folder.path, self._plain)
             entries = _entries(folder.path, rest) if rest else []
         except OSError as error:
             if not prefix:
@@ -350,9 +347,7 @@ def pack_identity(state: os.stat_result) -> tuple[int, ...]:
     return tuple([value & _WORD for value in _IDENTITY(state)])
 
 
-def _plain_files(
-    path: str, every: list[str], endings: AbstractSet[str]
-) -> tuple[list[str], NDArray[np.uint64], set[str]]:
+def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArray[np.uint64], set[str]]:
     """The regular files of a folder with one of these endings, in byte order, their stats, and all other names.
 
     All in C: one listing, and one stat per name without a path. If one of the files is gone or older than 1970, all
@@ -360,7 +355,7 @@ def _plain_files(
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        every = every or os.listdir(handle)  # noqa: PTH208 - there is no path
+        every = os.listdir(handle)  # noqa: PTH208 - there is no path
         names = list(every)
         if not common_endings(every, endings):
             names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]

@@ -6,7 +6,6 @@ The plain folder is the last resort: images with caption files beside them, nest
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,6 @@ def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
     else:
         tree = Tree(data)
         found = _of_folder(tree, word)
-        found = replace(found, listed=tree.take) if found.root == data else found
     return found if found.word in CONFIGS and not split else archives.choose_split(found, split)
 
 

@@ -38,11 +38,7 @@ def fits(value: Any) -> bool:
 
 
 def read(config: Config, base: Path | None) -> Layout:
-    """The layout that a file describes.
-
-    Raises:
-        SourceError: A folder or table is missing, or nothing is left.
-    """
+    """The layout that a file describes."""
     parts, general = list[Layout](), config.value.get("general", {})
     config.take(general, _USED)
     for number, dataset in enumerate(config.value["datasets"]):

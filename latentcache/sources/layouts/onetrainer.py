@@ -34,11 +34,7 @@ def fits(value: Any) -> bool:
 
 
 def read(config: Config, base: Path | None) -> Layout:
-    """The layout that a file describes.
-
-    Raises:
-        SourceError: A folder is missing, or nothing is left.
-    """
+    """The layout that a file describes."""
     parts = []
     for one in config.value:
         if one.get("enabled", True):

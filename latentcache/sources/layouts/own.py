@@ -30,11 +30,7 @@ def fits(value: Any) -> bool:
 
 
 def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Layout]) -> Layout:
-    """The layout that a file describes; ``find`` gives the layout of each of its folders.
-
-    Raises:
-        SourceError: A folder is missing, or a setting is unknown or of another type.
-    """
+    """The layout that a file describes; ``find`` gives the layout of each of its folders."""
     parts = []
     for name in set(config.value) - {"sets"}:
         raise config.error(f"unknown table {name!r}", "keep [[sets]] only")

@@ -183,8 +183,6 @@ class Layout:
     notes: tuple[Rejected, ...] = ()
     doubt: str = ""
     """What speaks for a plain folder instead; empty: nothing does."""
-    listed: Callable[[str], list[str]] | None = field(default=None, repr=False, compare=False)
-    """Gives the names in a folder below the root that was listed already, or none; they are forgotten then."""
 
     def owners(self, prefix: str) -> tuple[int, ...]:
         """Sets that may have images of the folder with this prefix, the deepest set first."""

@@ -37,11 +37,7 @@ def fits(value: Any) -> bool:
 
 
 def read(config: Config, base: Path | None) -> Layout:
-    """The layout that a file describes.
-
-    Raises:
-        SourceError: A folder is missing, a strategy is unknown, or nothing is left.
-    """
+    """The layout that a file describes."""
     parts, further = [], dict[str, Layout]()
     for one in config.value:
         if one.get("dataset_type") == "conditioning" and _is_read(one):

@@ -39,7 +39,6 @@ class Tree:
 
     root: Path
     _known: dict[str, Folder] = field(default_factory=dict, repr=False)
-    _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def top(self) -> Folder:
@@ -50,13 +49,8 @@ class Tree:
         """One folder; empty if it cannot be listed."""
         if path not in self._known:
             names = _names_in(os.fspath(self.root / path))
-            self._known[path], self._names[path] = _sorted_out(names, self.root / path, path), "/".join(names)
+            self._known[path] = _sorted_out(names, self.root / path, path)
         return self._known[path]
-
-    def take(self, path: str) -> list[str]:
-        """Names in a folder that was listed, once, so that whoever walks it does not list it again."""
-        names = self._names.pop(path, "")
-        return names.split("/") if names else []
 
     def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
         """A folder and those below it, level by level, down to ``depth`` levels."""
