@@ -15,8 +15,6 @@ from itertools import chain, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-#: Part of the name of stored plans. Bumped when the same lengths would give other rows.
-PACKING_RULE = 1
 _SHORT = 1 << 16
 
 

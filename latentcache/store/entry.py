@@ -304,15 +304,6 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
         raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 
-def head_intact(head: Buffer, key: bytes) -> bool:
-    """True if the bytes are a head of this key whose checksum holds; it may still contradict itself."""
-    if len(head) <= FIXED_BYTES or bytes(head[:4]) != MAGIC or bytes(head[KEY_AT : KEY_AT + KEY_BYTES]) != key:
-        return False
-    stop = len(head) - CHECKSUM_BYTES
-    with memoryview(head) as memory:
-        return checksum(memory[:stop]) == int.from_bytes(memory[stop:], "little")
-
-
 def check_version(data: Buffer, where: str) -> None:
     """Raise if a head is of another version."""
     if bytes(data[:3]) == MAGIC[:3] and data[3] != MAGIC[3]:

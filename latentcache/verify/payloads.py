@@ -24,7 +24,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import open_file
-from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, head_intact, read_header
+from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
 from latentcache.store.index import gather_bytes
 from latentcache.verify.entries import Store, View, shard_parts, unreadable, words
 
@@ -186,7 +186,8 @@ def _heads_intact(
     firsts, stops, keys = begins - heads, begins - CHECKSUM_BYTES, view.key[entries]
     good: NDArray[np.bool_] = heads > FIXED_BYTES
     if not good.all():
-        return np.array([head_intact(buffer[a:b], k.tobytes()) for a, b, k in zip(firsts, begins, keys, strict=True)])
+        good[good] = _heads_intact(buffer, view, entries[good], begins[good])
+        return good
     pairs = zip(firsts.tolist(), stops.tolist(), strict=True)
     found = np.array([checksum(buffer[first:stop]) for first, stop in pairs], dtype=np.uint64)
     pages = np.frombuffer(buffer, dtype=np.uint8)

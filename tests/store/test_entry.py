@@ -25,7 +25,6 @@ from latentcache.store.entry import (
     CHECKSUM_BYTES,
     FIXED_BYTES,
     Item,
-    head_intact,
     pack_items,
     read_header,
 )
@@ -48,7 +47,6 @@ def test_items_come_back_from_their_entries(name, numbers):
         payload = memoryview(entry.value)[header.head_bytes :]
         assert header.head_bytes % 64 == 48
         assert checksum(payload) == header.payload_checksum
-        assert head_intact(memoryview(entry.value)[: header.head_bytes], entry.key)
         assert [key.tobytes() for key in header.item_keys()] == list(entry.item_keys)
         assert header.recipe_id == RECIPES[name].recipe_id
         found += [(header, payload, position) for position in range(header.items)]
@@ -129,7 +127,6 @@ def test_any_flipped_bit_of_a_head_is_found(name):
         value[place] ^= 1 << place % 8
         with pytest.raises((CorruptEntryError, CacheFormatError)):
             read_header(value, entry.key)
-        assert not head_intact(memoryview(value)[:size], entry.key)
 
 
 @settings(max_examples=300)
