@@ -107,8 +107,8 @@ def rank(rows: int, folder: Path) -> Found:
 def catalog(rows: int, folder: Path) -> Found:
     """The committed items, as a build looks them up."""
     started = time.perf_counter()
-    found = load_catalog(CachePaths(folder / "cache"))
-    return {"seconds": time.perf_counter() - started, "checked": float(len(found) == rows)}
+    count = len(load_catalog(CachePaths(folder / "cache")))  # makes its columns
+    return {"seconds": time.perf_counter() - started, "checked": float(count == rows)}
 
 
 def listing(rows: int, folder: Path) -> Found:
