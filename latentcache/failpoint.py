@@ -100,9 +100,6 @@ def arm(text: str | None, *, build: int | None = None) -> None:
     Args:
         text: Value of the variable.
         build: Process id of the build, in a worker.
-
-    Raises:
-        UsageError: No such place, number or action.
     """
     global _armed
     _armed = _Armed(text, build) if text else None
@@ -114,11 +111,6 @@ def for_another(text: str) -> str:
 
 
 def failpoint(name: str, subject: str = "") -> None:
-    """Pass a place, with the name of an input if there is one.
-
-    Raises:
-        OSError: The place is armed with ``raise``.
-        DeviceError: The place is armed with ``lost``.
-    """
+    """Pass a place, with the name of an input if there is one."""
     if _armed is not None:
         _armed.passed(name, subject)

@@ -37,11 +37,7 @@ def metadata(tokenizer: str, written: Written) -> str:
 
 
 def check_ends(file: Path, written: Written) -> None:
-    """Read back the ends of documents, and compare them with the documents and the file of ids.
-
-    Raises:
-        ExportError: The index gives other documents.
-    """
+    """Read back the ends of documents, and compare them with the documents and the file of ids."""
     index = file.with_name(f"{file.name}.index")
     ends = np.fromfile(index, "<u8")
     size = file.stat().st_size

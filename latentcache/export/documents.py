@@ -69,14 +69,6 @@ def export_documents(
         out: The folder to create.
         facts: Metadata of the cache: fingerprint, recipe. Written beside the files.
         advanced: Called with documents done and documents in total.
-
-    Raises:
-        UsageError: The folder exists, or labels would be lost.
-        PlanError: A split has no documents.
-        ExportError: A document fails its check; the export leaves nothing.
-        DiskFullError: No space.
-        CorruptEntryError: An entry of the cache fails its check.
-        MissingEntryError: A shard of the cache is gone.
     """
     for name, documents in splits.items():
         reject_masked(documents, form.name)
@@ -115,9 +107,6 @@ def reject_masked(documents: Documents, name: str) -> None:
     Args:
         documents: The documents.
         name: The format.
-
-    Raises:
-        UsageError: There are such documents; the first one is named.
     """
     ends = np.concatenate(([0], documents.span_ends)).astype(np.int64)
     sums = np.concatenate(([0], np.cumsum(documents.spans[:, 1], dtype=np.int64)))

@@ -61,11 +61,6 @@ def check_export(folder: Path, *, cache: Path | None = None, full: bool = False)
         folder: The exported folder.
         cache: The cache, if it moved.
         full: Read every data file and compare checksums instead of sizes.
-
-    Raises:
-        CacheDamagedError: The metadata cannot be read, or name a file outside the folder.
-        CacheNotFoundError: The cache is not at its recorded place.
-        CacheFormatError: The cache was written by a newer version.
     """
     begun, facts = time.monotonic(), _metadata(folder)
     found = cache or _cache(folder, facts)

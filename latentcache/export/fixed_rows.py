@@ -48,11 +48,7 @@ def in_batches(splits: Mapping[str, FixedRows], name: str, advanced: Callable[[i
 
 
 def checked(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Check a batch: arrays (B, L), labels only on unmasked tokens, at least one label per row.
-
-    Raises:
-        ExportError: A check failed.
-    """
+    """Check a batch: arrays (B, L), labels only on unmasked tokens, at least one label per row."""
     arrays = {name: np.asarray(value) for name, value in batch.items() if name in (*_NEEDED, "position_ids")}
     shapes = {name: array.shape for name, array in arrays.items()}
     ids, mask, labels = (arrays[name] for name in _NEEDED)

@@ -99,11 +99,6 @@ def export_hf_disk(
 
     Returns:
         Split -> rows.
-
-    Raises:
-        UsageError: The folder exists, or the length is no multiple of 8.
-        ExportError: A row fails its check; the export leaves nothing.
-        DiskFullError: No space.
     """
     for rows in splits.values():
         check_length(rows.length)

@@ -59,11 +59,6 @@ def export_mds(
 
     Returns:
         Split -> rows.
-
-    Raises:
-        UsageError: The folder exists.
-        ExportError: A row fails its check; the export leaves nothing.
-        DiskFullError: No space.
     """
     counts = {name: len(rows) for name, rows in splits.items()}
     files: dict[str, str] = {}
@@ -80,11 +75,7 @@ def export_mds(
 
 
 def bare(batch: Mapping[str, Any], length: int) -> list[NDArray[np.int64]]:
-    """The ids of each row without padding.
-
-    Raises:
-        ExportError: A row is padded on its left, or a token other than the first has no loss.
-    """
+    """The ids of each row without padding."""
     arrays = checked(batch, length)
     held = arrays["attention_mask"] != 0
     lengths = held.sum(axis=1)

@@ -55,11 +55,7 @@ def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str,
 
 
 def check_index(file: Path, written: Written) -> None:
-    """Read the index of a ``.bin`` as Megatron does, and compare it with the documents.
-
-    Raises:
-        ExportError: The index gives other documents.
-    """
+    """Read the index of a ``.bin`` as Megatron does, and compare it with the documents."""
     index, width = file.with_suffix(".idx"), np.dtype(written.dtype).itemsize
     with index.open("rb") as source:
         magic, version, code, sequences, documents = HEADER.unpack(source.read(HEADER.size))

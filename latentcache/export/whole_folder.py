@@ -34,12 +34,6 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
     Args:
         out: A folder that does not exist, or is empty.
-
-    Raises:
-        UsageError: ``out`` exists, also if another export made it meanwhile.
-        DiskFullError: No space.
-        CacheReadOnlyError: Not writable.
-        StoreError: The disk fails.
     """
     _require_free(out)
     out = out.resolve()  # a link to an empty folder stays a link, and "." has a name
@@ -86,9 +80,6 @@ def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]
         folder: The folder of :func:`whole_folder`.
         files: File, relative to the folder -> result of :func:`put`; None if a library wrote the file.
         facts: Metadata; ``files`` and ``bytes`` are added.
-
-    Raises:
-        ExportError: A file was read back with other bytes.
     """
     found = {}
     for name, meant in files.items():
