@@ -113,8 +113,8 @@ class Documents:
         """True if a streaming build is still making them: lengths and spans are unknown."""
         return self.snapshot.pending is not None
 
-    def arrived(self, documents: Ints) -> Arrived:
-        """These documents of a streaming build, once they can be read.
+    def arrived(self, documents: Ints) -> Documents:
+        """These documents of a streaming build, once they can be read, numbered from 0.
 
         Raises:
             MissingEntryError: One of them was rejected.
@@ -128,8 +128,10 @@ class Documents:
             spans = [
                 self._spans_in_head(row, key) for row, key in zip(rows.tolist(), self.keys(documents), strict=True)
             ]
-        ends = np.cumsum([len(one) for one in spans])
-        return Arrived(self, documents, lengths, ends, np.concatenate(spans))
+        other = Documents.__new__(Documents)
+        vars(other).update(vars(self), _rows=rows, _samples=self._samples[documents], lengths=lengths)
+        other.span_ends, other.spans = np.cumsum([len(one) for one in spans]), np.concatenate(spans)
+        return other
 
     def _spans_in_head(self, row: int, key: NDArray[np.uint8]) -> Ints:
         """The loss spans of an item, from the head of its entry."""
@@ -193,23 +195,6 @@ class Documents:
         if len(self._rows) == len(ends) and (np.diff(self._rows) == 1).all():
             return ends, values
         return np.cumsum(counts), values[spread(begins(ends)[self._rows], counts)]
-
-
-class Arrived:
-    """Some documents of a streaming build, numbered from 0, in the place of :class:`Documents`."""
-
-    def __init__(self, documents: Documents, chosen: Ints, lengths: Ints, span_ends: Ints, spans: Ints) -> None:
-        self._documents, self._chosen = documents, chosen
-        self.dtype = documents.dtype
-        self.corpus = Corpus(length=lengths, span_ends=span_ends, spans=spans, where=self.where)
-
-    def where(self, document: int) -> str:
-        """File and line of a document."""
-        return self._documents.where(int(self._chosen[document]))
-
-    def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
-        """See :meth:`Documents.located`."""
-        return self._documents.located(self._chosen[document], start, length, at, room)
 
 
 def content_of(snapshot: Snapshot, samples: Ints | None = None) -> NDArray[np.uint8]:

@@ -8,13 +8,13 @@ the padding beside them, and widened to 64 bits for all rows at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.loader.documents import Arrived, Documents
+from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch
 from latentcache.plan.documents import RowPlan, begins, spread
 from latentcache.plan.loss_spans import LossSpans, loss_spans
@@ -35,8 +35,8 @@ class RowReader:
         plan: The rows.
     """
 
-    def __init__(self, documents: Documents | Arrived, plan: RowPlan) -> None:
-        self.documents, self.plan = cast("Documents", documents), plan
+    def __init__(self, documents: Documents, plan: RowPlan) -> None:
+        self.documents, self.plan = documents, plan
         corpus = documents.corpus
         self.lengths = plan.row_lengths()
         self.begins = begins(plan.ends)
@@ -104,7 +104,7 @@ class PendingRowReader:
         """
         arrived = documents.arrived(rows)
         plan = padded_rows(arrived.corpus, self._length, overflow=self._overflow, no_loss="error")
-        return RowReader(arrived, plan).pieces(cast("Documents", arrived), np.arange(len(rows)), placed)
+        return RowReader(arrived, plan).pieces(arrived, np.arange(len(rows)), placed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
