@@ -230,7 +230,6 @@ class RowBatch:
         settings, ids, labels = self._view.settings, self._ids, self._labels
         for begun in self._begun or ():
             begun.finish()
-        self._begun = None
         for (part, some, _), (narrow, at, fronts, starts) in zip(self._parts, self._narrow, strict=True):
             if len(at) == len(ids):
                 ids[...] = narrow
@@ -252,6 +251,8 @@ class RowBatch:
         for gap in self._gaps:
             labels[gap] = IGNORED
         batch: Batch = {name: torch.from_numpy(array) for name, array in self._batch.items()}
+        self._begun = None
+        del self._ids, self._mask, self._labels, self._batch, self._narrow  # memory that is used again
         return batch if self._named is None else batch | {"names": list(map(self._view.where, self._named.tolist()))}
 
     def _learn_spans(self, spans: LossSpans, rows: NDArray[np.integer], fronts: Ints) -> None:

@@ -166,9 +166,9 @@ class Reading:
         failed: int = self._library.finish(ctypes.addressof(self._job), 1)
         return failed == 0
 
-    def __del__(self) -> None:
-        if self._begun == os.getpid() and self._library is not None:  # memory and files are not free before
-            self._library.finish(ctypes.addressof(self._job), 0)
+    def __del__(self, pid: Any = os.getpid, address: Any = ctypes.addressof) -> None:  # modules may be gone already
+        if self._begun == pid() and self._library is not None:  # memory and files are not free before
+            self._library.finish(address(self._job), 0)
 
 
 def reading(files: Sequence[int], offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints, **more: Any) -> Reading:
