@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,11 @@ class BuildSettings:
     fold: bool = True
     """Rewrite causal Conv3d as Conv2d for single images; off only to compare."""
 
+    def __repr__(self) -> str:
+        """The values that differ from their defaults."""
+        said = [one for one in fields(self) if one.name == "data" or getattr(self, one.name) not in (one.default, {})]
+        return f"BuildSettings({', '.join(f'{one.name}={_short(getattr(self, one.name))}' for one in said)})"
+
     @python_words()
     def __post_init__(self) -> None:
         for name in ("data", "out", "events"):
@@ -96,6 +101,17 @@ class BuildSettings:
     def cache(self) -> Path:
         """The cache folder."""
         return self.out or beside(self.data)
+
+
+def _short(value: Any) -> str:
+    """A value as the caller may have written it: paths as text, settings of fields without those not given."""
+    if isinstance(value, Path):
+        return repr(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_short(one)}" for key, one in value.items()) + "}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return _short({one.name: said for one in fields(value) if (said := getattr(value, one.name)) is not None})
+    return repr(value)
 
 
 def _settings_of(name: str, said: Any) -> Any:
