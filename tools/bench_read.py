@@ -252,7 +252,7 @@ def bench_profile(folder: Path, epochs: int) -> dict[str, float]:
     batches = epochs * len(depths[0]) / 1e6
     found = {name: seconds / batches for name, seconds in spent.items()}
     found["places of the bytes, buffers, the plan"] = totals[0] / batches - sum(found.values())
-    return found | {"two threads instead of none": (totals[2] - totals[0]) / batches}
+    return found | {"reading ahead instead of not": (totals[2] - totals[0]) / batches}
 
 
 @contextlib.contextmanager
