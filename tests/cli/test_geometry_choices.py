@@ -123,15 +123,6 @@ def test_a_point_that_is_none_rejects_its_row(run, data, tmp_path):
     assert found == [("p0.png", "table-row"), ("p1.png", "table-row")]
 
 
-def test_faces_in_the_names_of_kohya_are_points(run, tmp_path):
-    for name in ("one_150_48_20_20", "two_0_0_0_0", "three"):
-        draw(tmp_path / "data/2_cat" / f"{name}.png", (160, 96), seed=len(name))
-    done = run("build", tmp_path / "data", "--crop", "focus", "--bucket", "48x48", "--out", tmp_path / "c", "--json")
-    rows = open_snapshot(tmp_path / "c").fields["latents"]
-    assert np.asarray(rows.columns["crop"]).tolist() == [[0, 32], [0, 16], [0, 16]]
-    assert [item["count"] for item in done.json["items"] if item["reason"] == "no-focus"] == [2]
-
-
 def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):
     build(data, tmp_path / "c", crop="random", crop_variants=3)
     cache = opened(tmp_path / "c")
