@@ -249,10 +249,14 @@ class _Comparison:
     def _touched(self, own: NDArray[np.intp], file: NDArray[Any]) -> None:
         """Records that are as they were, in files that were written with the same bytes."""
         old, new = self.found.samples.files, self._now.samples.files
-        before, after = file[own], self._now.samples.inputs["record"].file[self.found.place[own]]
-        same = (np.asarray(old.content)[before] == new.content[after]).all(axis=1)
-        moved = (np.asarray(old.stat)[before, :5] != new.stat[after, :5]).any(axis=1)
-        self.found.state[own[same & moved]] = State.TOUCHED
+        before, now = file[own], np.full(len(old.names), -1, dtype=np.int64)
+        now[before] = self._now.samples.inputs["record"].file[self.found.place[own]]  # one for all records of a file
+        there = np.flatnonzero(now >= 0)
+        same = (np.asarray(old.content)[there] == new.content[now[there]]).all(axis=1)
+        moved = (np.asarray(old.stat)[there, :5] != new.stat[now[there], :5]).any(axis=1)
+        touched = np.zeros(len(now), dtype=np.bool_)
+        touched[there] = same & moved
+        self.found.state[own[touched[before]]] = State.TOUCHED
 
     def _images(self, own: NDArray[np.intp], further: Sequence[str]) -> None:
         state, changed = self.found.state, self._captions(own)
@@ -350,6 +354,8 @@ class _Comparison:
     def _others(self, said: Mapping[str, Rejected]) -> None:
         """Files and records that the snapshot rejected, and those that are rejected now."""
         found, now = self.found, self._now
+        if not self._rejected and not now.rejected:
+            return
         names = Strings.of(item.label for item in (*self._rejected, *now.rejected))
         own = match_names(names, found.samples.names) >= 0
         if self._of_records:  # several records may be on one line
