@@ -431,7 +431,7 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
 
 def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
-    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample and repeats it 64 times") as said:
+    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and repeats it 64 times") as said:
         cache.loader(batch_size=64)
     assert len(said) == 1
     assert "remainder='partial' or 'drop', a smaller batch_size" in str(said[0].message)
@@ -446,8 +446,10 @@ def test_many_buckets_that_are_mostly_repeats_are_one_warning(tmp_path):
     with pytest.warns(UserWarning, match="to fill a batch") as said:
         cache.loader(batch_size=32)
     (message,) = [str(one.message) for one in said]
-    assert message.startswith("bucket 64x64 has 1 sample and repeats it 32 times in an epoch to fill a batch;")
-    assert "bucket 64x72 has 2 samples and repeats them 16 times" in message
+    assert message.startswith(
+        "bucket 64x64 has 1 sample (00.png) and repeats it 32 times in an epoch to fill a batch;"
+    )
+    assert "bucket 64x72 has 2 samples (01.png, 02.png) and repeats them 16 times" in message
     assert "; 3 more buckets too: use remainder=" in message
 
 
