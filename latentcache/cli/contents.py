@@ -98,8 +98,8 @@ def sample_repeats(snapshot: Snapshot) -> list[dict[str, int]]:
 
 
 def without_caption(snapshot: Snapshot) -> dict[str, Any]:
-    """Number of samples without a caption, and the first; none if the data has no place for captions."""
-    held = snapshot.samples.inputs.get("caption")
+    """Number of samples without a caption, and the first; none if they are empty by choice."""
+    held = None if snapshot.empty_by_choice else snapshot.samples.inputs.get("caption")
     count, first = held.text.empty() if held is not None and held.text is not None else (0, -1)
     return {"count": count, "first": snapshot.samples.names[first] if count else ""}
 

@@ -640,12 +640,12 @@ def open_cache(
         )
     if snapshot.demo:
         warnings.warn(
-            f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=2
+            f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=3
         )
     if snapshot.part:
         warnings.warn(
             f"{root} holds part {snapshot.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
-            stacklevel=2,
+            stacklevel=3,
         )
     return Cache([Part(snapshot)], checksum=checksum)
 

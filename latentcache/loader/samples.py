@@ -400,8 +400,10 @@ def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def warn_of_empty(texts: Mapping[str, str], snapshots: Sequence[Snapshot]) -> None:
-    """Say once in a process for each snapshot that texts of a batch are empty, such as captions."""
+    """Say once in a process for each snapshot that texts of a batch are empty, such as captions, unless by choice."""
     for snapshot in snapshots:
+        if snapshot.empty_by_choice:
+            continue
         for name, source in texts.items():
             about = snapshot.paths.root, snapshot.number, name
             text = snapshot.samples.inputs[source].text if source in snapshot.samples.inputs else None

@@ -224,6 +224,11 @@ class Snapshot:
         return str(self.source.get("part") or "")
 
     @property
+    def empty_by_choice(self) -> bool:
+        """True if samples without a text were given one on purpose, which may be the empty one."""
+        return self.source.get("options", {}).get("default_caption") is not None
+
+    @property
     def fingerprint(self) -> str:
         """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
         return str(self.manifest["fingerprint"])

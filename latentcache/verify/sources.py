@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
-from latentcache.fields.protocol import FieldRecipe
+from latentcache.fields.protocol import FieldRecipe, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.sources.compare import CATEGORY, Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
@@ -158,9 +159,22 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
         planned, stored = _marks(plan.sample[known], plan.key[known]), _marks(view.sample, keys)
         absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
         extra = np.unique(view.sample[~np.isin(stored, planned)])
-        hint = "today's rules that place or cut this sample give another item"
-        store.findings.add("stale", "geometry-changed", extra[chosen[extra]], field=view.name, hint=hint)
+        moved = extra[chosen[extra]]
+        store.findings.add(
+            "stale",
+            "geometry-changed",
+            moved,
+            field=view.name,
+            expected=partial(_labels, moved, plan.sample, plan.group, plan.groups),
+            found=partial(_labels, moved, view.sample, view.rows.group, view.rows.groups),
+            hint="today's rules that place or cut this sample give another item",
+        )
         _check_absent(store, view, chosen, set(absent.tolist()) - set(extra.tolist()), rejected)
+
+
+def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[Group], place: int) -> str:
+    """The groups of one of the samples that moved."""
+    return ", ".join(sorted({groups[one].label for one in np.asarray(group)[sample == moved[place]].tolist()}))
 
 
 def _check_absent(

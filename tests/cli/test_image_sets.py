@@ -1,10 +1,13 @@
 """A configuration of a trainer as DATA: build, verify, parts, repeats that change."""
 
+import warnings
+
 import numpy as np
 import pytest
 from PIL import Image
 from small_cache import SMALL
 
+from latentcache import open_cache
 from latentcache.sources.causes import hint_for
 from latentcache.store.snapshot import open_snapshot
 
@@ -94,6 +97,10 @@ def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
     again = run("build", data, "--out", cache, "--default-caption", "", "--json").json
     assert (again["counts"]["no_caption"], again["counts"]["encoded"]) == (0, 0)
     assert list(open_snapshot(cache).samples.inputs["caption"].text) == ["<tagged>", "", ""]
+    assert run("info", cache, "--json").json["no_caption"]["count"] == 0
+    with warnings.catch_warnings(record=True) as said:
+        open_cache(cache).loader(batch_size=1)
+    assert not [one for one in said if "without captions" in str(one.message)]
     wrong = run("build", data, "--out", tmp_path / "d", *SMALL, "--layout", "kohya", "--json")
     assert (wrong.status, wrong.error["slug"]) == (2, "usage")
 

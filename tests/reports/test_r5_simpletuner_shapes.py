@@ -145,4 +145,6 @@ def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch
     moved = {f"w{w}.png" for w in WIDTHS if table.nearest(Size(704, w)) != nearest_64(None, Size(704, w))}
     assert {f.path for f in report.findings if f.reason == "geometry-changed"} == moved
     assert moved
+    finding = report.findings[0]
+    assert (finding.expected, finding.found) == ("704x1152", "704x1088")
     assert report.exit_code() == 1
