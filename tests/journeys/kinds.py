@@ -172,7 +172,7 @@ KINDS = {
         beside="-masklabel.png",
     ),
     "edge_map": Kind(
-        field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=250, delay_ms=12
+        field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=420, delay_ms=12
     ),
 }
 
