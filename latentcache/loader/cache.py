@@ -482,7 +482,6 @@ class Cache:
         from latentcache.loader.loader import Loader
 
         reader = self._reader if fields is None else self._made(fields)
-        warn_of_empty(reader.texts, self.snapshots)
         loader = Loader(
             reader,
             batch_size=batch_size,
@@ -647,6 +646,7 @@ def open_cache(
             f"{root} holds part {snapshot.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
             stacklevel=3,
         )
+    warn_of_empty(snapshot, stacklevel=4)
     return Cache([Part(snapshot)], checksum=checksum)
 
 

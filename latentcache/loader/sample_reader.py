@@ -95,11 +95,6 @@ class SampleReader:
         self._readers = [EntryReader(one.paths, one, checksum=checksum) for one in snapshots]
         self._open()
 
-    @property
-    def texts(self) -> dict[str, str]:
-        """Texts of a batch beside names, such as captions, and the input that each comes from."""
-        return {name: source for name, source, form in self._forms if form == "texts" and source != "names"}
-
     def name(self, row: int) -> str:
         """Name of a sample."""
         return self.names_of(np.array([row]))[0]

@@ -34,8 +34,8 @@ Split = list[tuple[int, Ints, Ints]]
 """Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
 #: Combinations of groups that a table may have.
 _MOST_CODES = 1 << 16
-#: Warnings about empty texts that were given in this process: cache, snapshot, column.
-_SAID: set[tuple[Path, int, str]] = set()
+#: Snapshots whose empty captions were said in this process: cache, number.
+_SAID: set[tuple[Path, int]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,23 +399,18 @@ def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
     return names
 
 
-def warn_of_empty(texts: Mapping[str, str], snapshots: Sequence[Snapshot]) -> None:
-    """Say once in a process for each snapshot that texts of a batch are empty, such as captions, unless by choice."""
-    for snapshot in snapshots:
-        if snapshot.empty_by_choice:
-            continue
-        for name, source in texts.items():
-            about = snapshot.paths.root, snapshot.number, name
-            text = snapshot.samples.inputs[source].text if source in snapshot.samples.inputs else None
-            if text is None or about in _SAID:
-                continue
-            _SAID.add(about)
-            count, first = text.empty()
-            if count:
-                every = "all" if count == len(text) else f"{count} of {len(text)}"
-                warnings.warn(
-                    f"{every} samples of {snapshot.paths.root.name} are without {name}, the first is"
-                    f" {snapshot.samples.names[first]}: batches have '' for them; add {name} to the data and build"
-                    f" again, or leave {name} out of fields=",
-                    stacklevel=3,
-                )
+def warn_of_empty(snapshot: Snapshot, *, stacklevel: int) -> None:
+    """Say once in a process for each snapshot that samples are without a caption, unless by choice."""
+    about, caption = (snapshot.paths.root, snapshot.number), snapshot.samples.inputs.get("caption")
+    if caption is None or caption.text is None or about in _SAID or snapshot.empty_by_choice:
+        return
+    _SAID.add(about)
+    count, first = caption.text.empty()
+    if count:
+        every = "all" if count == len(caption.text) else f"{count} of {len(caption.text)}"
+        warnings.warn(
+            f"{every} samples of {snapshot.paths.root.name} are without captions, the first is"
+            f" {snapshot.samples.names[first]}: batches have '' for them; add captions to the data and build again,"
+            " or leave captions out of fields=",
+            stacklevel=stacklevel,
+        )

@@ -1,6 +1,8 @@
 """Builds with worker processes: killed alone, killed with all of them, stopped by signals, and gone on with."""
 
+import contextlib
 import os
+import random
 import signal
 import time
 
@@ -90,4 +92,39 @@ def test_a_signal_ends_all_of_it_in_order(tmp_path, number, group):
     assert not any(map(is_running, workers))
     assert set(acknowledged(events)) == set(entries(cache))
     assert not [path for path in cache.rglob("*") if path.suffix == ".open"]
+    ends_whole(data, cache, events)
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, *TWO, delay_ms=400, events=events, start_new_session=True)
+    wait_for(lambda: len(workers_of(process)) == 2, process)
+    time.sleep(0.8)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    started = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    assert finished(process, 10).code == 130
+    assert time.monotonic() - started < 3
+    ends_whole(data, cache, events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_of_builds_and_workers_at_random(tmp_path, seed):
+    chance = random.Random(seed)
+    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
+    for _ in range(3):
+        process = start_build(data, cache, *TWO, delay_ms=10, events=events, start_new_session=True)
+        time.sleep(chance.uniform(0.3, 1.5))
+        workers = workers_of(process)
+        for pid in chance.sample(workers, k=len(workers) // 2):
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+                os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGSEGV]))
+        time.sleep(chance.uniform(0.0, 0.5))
+        if chance.random() < 0.7:
+            chance.choice([os.kill, os.killpg])(process.pid, signal.SIGKILL)
+        done = finished(process)
+        assert done.code in (0, -signal.SIGKILL), done.talk
+        check(cache, events)
     ends_whole(data, cache, events)
