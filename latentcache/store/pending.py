@@ -187,7 +187,8 @@ class Pending:
                 raise (self._rejected_since(field, rows) if ended else None) or self._not_yet(
                     field, rows, late, waited
                 )
-            ended = not builder_name(self._paths.lock)  # asked before the last look
+            # Asked before the last look. A build that has ended removes the manifest after it has published.
+            ended = not builder_name(self._paths.lock) or not (self._paths.pending / MANIFEST).exists()
             if not self.poll() and not ended:
                 time.sleep(_WAIT_S)
 

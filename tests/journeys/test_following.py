@@ -34,6 +34,18 @@ def served(cache, **more):
     return found
 
 
+def test_a_build_that_nobody_has_waited_for_has_ended(data, tmp_path):
+    whole = (data / "p00.png").read_bytes()
+    (data / "p00.png").write_bytes(whole[: len(whole) // 2])
+    process = start(data, tmp_path / "cache")
+    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=20)
+    process.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number stays taken
+    with pytest.raises(MissingEntryError, match=r"latents of p00\.png cannot be made"):
+        served(pending)
+    assert process.wait() == 1
+
+
 def test_training_begins_before_the_build_ends(data, tmp_path):
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
