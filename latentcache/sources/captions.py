@@ -198,7 +198,7 @@ class CaptionFiles:
         """Captions of the set, in place of empty ones that are not known."""
         owners = chosen.owner[start : start + len(some)]
         for owner, rule in enumerate(self._rules):
-            if not rule.text and rule.from_name is None:
+            if not rule.text and rule.from_name is None and not rule.bare:
                 continue
             for number in np.flatnonzero((owners == owner) & ~known).tolist():
                 if some[number]:

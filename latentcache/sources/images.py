@@ -570,6 +570,9 @@ def _with_rows(
     rows = {places[name]: found for name, found in listed.taken.items()}
     own = dict(zip(folders.image.tolist(), range(len(folders.image)), strict=True))
     images = sorted({*rows, *own})
+    if both := sorted(rows.keys() & own.keys()):
+        words = "images of a folder have the captions of a table, and the repeats of both"
+        files.walk.notes.add(counted(files.names[both[0]], "in-two-sets", len(both), words))
     if part is not None:
         images = [
             image for image, name in zip(images, files.names.take(images), strict=True) if part.holds_name(name)
@@ -584,6 +587,9 @@ def _with_rows(
         if image in rows:
             one, row, times = rows[image]
             table = numbers[sets[one].captions.table]
+            times += (
+                int(folders.repeats[own[image]]) if image in own else 0
+            )  # each set counts, the table has the caption
             found.append((table, -1, one, times, row.line, row.focus, row.caption))
         else:
             at, beside = own[image], int(np.searchsorted(kept, file)) if file >= 0 else -1

@@ -66,18 +66,26 @@ def read(config: Config, base: Path | None) -> Layout:
 
 def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
     """One subset."""
+    words = "" if said.get("metadata_file") else str(said.get("class_tokens") or "")
+    prefix = f"{said['caption_prefix']} " if said.get("caption_prefix") else ""
+    suffix = f" {said['caption_suffix']}" if said.get("caption_suffix") else ""
+    bare = bool(prefix or suffix) and not words  # ``process_caption`` adds them to an empty caption too
     rule = CaptionRule(
-        prefix=f"{said['caption_prefix']} " if said.get("caption_prefix") else "",
-        suffix=f" {said['caption_suffix']}" if said.get("caption_suffix") else "",
+        prefix=prefix,
+        suffix=suffix,
+        bare=bare,
+        text_source="class words" if words else "prefix and suffix" if bare else "",
         lines="all" if said.get("enable_wildcard") else "first",
         has_wildcards=bool(said.get("enable_wildcard")),
     )
     if said.get("metadata_file"):
         return _of_metadata(config, said, rule, **more)
-    folder, words = config.place(said.get("image_dir"), "image_dir"), str(said.get("class_tokens") or "")
+    folder = config.place(said.get("image_dir"), "image_dir")
     extension = str(said.get("caption_extension") or ".caption")
     own = caption_rule(words, extensions=(extension,))
-    same = {name: getattr(rule, name) for name in ("prefix", "suffix", "lines", "has_wildcards")}
+    same = {
+        name: getattr(rule, name) for name in ("prefix", "suffix", "bare", "text_source", "lines", "has_wildcards")
+    }
     reg = bool(said.get("is_reg"))
     return of_folder(folder, replace(own, **same), recursive=False, class_words=words, is_reg=reg, **more)
 

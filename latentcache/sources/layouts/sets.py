@@ -55,6 +55,8 @@ class CaptionRule:
     """True: the trainer draws one of the words in ``{a|b}``."""
     prefix: str = ""
     suffix: str = ""
+    bare: bool = False
+    """True: prefix and suffix are the caption where there is none."""
 
     @property
     def reading(self) -> bytes:
@@ -99,7 +101,8 @@ class CaptionRule:
         if self.lines:
             several = [one.partition("\n")[0].strip() if self.lines == "first" else one.strip() for one in several]
             several = several[:1] if self.lines == "first" else several
-        return BETWEEN.join(self.prefix + one + self.suffix for one in several if one)
+        several = [one for one in several if one] or [""] * self.bare
+        return BETWEEN.join(self.prefix + one + self.suffix for one in several)
 
     def unused_line(self, text: str) -> int:
         """The first line behind the one that is used, from 2; 0: none is left out, or the user asked for that."""

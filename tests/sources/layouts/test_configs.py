@@ -153,6 +153,34 @@ def test_kohya_metadata(tmp_path, monkeypatch):
     assert rows(scan(tmp_path / "dataset.toml")) == [("img/a.jpg", "line", 3)]
 
 
+def test_kohya_adds_prefix_and_suffix_to_an_empty_caption_too(tmp_path):
+    put(
+        tmp_path,
+        {"img/a.jpg": "x", "img/a.caption": "one", "img/b.jpg": "x", "meta.json": {"c.jpg": {}}, "m/c.jpg": "x"},
+    )
+    one = '[[datasets.subsets]]\nimage_dir = "img"\ncaption_prefix = "pre"\ncaption_suffix = "suf"\n'
+    two = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "m"\nmetadata_file = "meta.json"\ncaption_suffix = "suf"\n'
+    put(tmp_path, {"dataset.toml": f"[[datasets]]\n{one}{two}"})
+    found = scan(tmp_path / "dataset.toml")
+    assert rows(found) == [("img/a.jpg", "pre one suf", 1), ("img/b.jpg", "pre  suf", 1), ("m/c.jpg", " suf", 1)]
+    assert found.no_caption == 0
+    put(tmp_path, {"dataset.toml": f'[[datasets]]\n{one}class_tokens = "words"\n'})
+    assert rows(scan(tmp_path / "dataset.toml"))[1] == ("b.jpg", "pre words suf", 1)
+
+
+def test_an_image_of_a_folder_and_of_metadata_is_seen_for_both(tmp_path):
+    put(
+        tmp_path,
+        {"img/a.jpg": "x", "img/a.txt": "file", "img/b.jpg": "x", "meta.json": {"a.jpg": {"caption": "meta"}}},
+    )
+    subset = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nnum_repeats = '
+    more = 'caption_extension = ".txt"\n', 'metadata_file = "meta.json"\n'
+    put(tmp_path, {"dataset.toml": f"{subset}2\n{more[0]}{subset}3\n{more[1]}"})
+    found = scan(tmp_path / "dataset.toml")
+    assert rows(found) == [("img/a.jpg", "meta", 5), ("img/b.jpg", "", 2)]
+    assert ("img/a.jpg", "in-two-sets") in reasons(found)
+
+
 def test_simpletuner(tmp_path):
     put(tmp_path, {"one/my_cat.jpg": "x", "one/deep/b.jpg": "x", "two/c.jpg": "x", "two/c.txt": "first\n\nsecond"})
     put(tmp_path, {"masks/my_cat.png": "x", "three/d.jpg": "x", "two/e.jpg": "x"})
