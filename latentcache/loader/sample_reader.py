@@ -465,7 +465,7 @@ class SampleReader:
             kind = snapshot.fields[name].kind
             self._leads[name] = kind.inputs[0] if kind is not None else self._own
             if recipe is not None:
-                self._draws[name] = settings.draw_of(recipe.read_time, name)
+                self._draws[name] = settings.draw_of(recipe.read_time)
                 flips = recipe.read_time.flips
                 crops = self._specs[name].variants // (2 if flips else 1)
                 several = settings.crops if self._leads[name] == self._own else settings.captions

@@ -68,7 +68,7 @@ class ReadSettings:
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
 
-    def draw_of(self, spec: ReadSpec, field: str) -> Draw | None:
+    def draw_of(self, spec: ReadSpec) -> Draw | None:
         """What to make of a field's items: a draw or the mean of a stored posterior; None: nothing."""
         return (self.latents or "sample") if spec.posterior else None
 

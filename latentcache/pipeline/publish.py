@@ -250,7 +250,7 @@ def _essence(manifest: Mapping[str, Any]) -> Any:
 
 
 def _steady(stat: Any) -> Any:
-    """Stat memos; in those that cannot be trusted yet the moment of hashing is 0, so that it makes no news."""
+    """Stat memos, with 0 as the moment of hashing where it is too early to trust them: every build has another."""
     memos = np.ascontiguousarray(stat, dtype=np.uint64).reshape(-1, STAT_WIDTH)
     young = racy(memos) & (memos[:, -1] != 0)
     if not young.any():

@@ -42,9 +42,9 @@ def reason(kind: FieldKind, stage: str) -> str:
 
 
 def prepare(producer: Producer, kind: FieldKind, job: Job, *, bounded: bool = False) -> Read | Failure:
-    """What preparing a job gives; a sample that cannot be used, or needs more memory than there is, is a failure.
+    """Prepare a job. A sample that cannot be used, or that memory does not hold, gives a failure.
 
-    In a process of limited memory (``bounded``) the latter ends the worker: the job is tried with all there is.
+    In a process of limited memory (``bounded``) a lack of memory is raised: the job is then tried with all there is.
     """
     try:
         return producer.prepare(job)

@@ -211,7 +211,7 @@ class Crew:
         def fitting() -> Iterator[tuple[int, Job]]:
             for number, job in enumerate(jobs):
                 if job.cost > limit:
-                    self.failed(number, job, self._too_large(job))
+                    self.failed(job, self._too_large(job))
                 else:
                     yield number, job
 
@@ -322,9 +322,9 @@ class Crew:
         progress.cost_done += sum(job.cost for job in done)
         for number, failure in message["failed"]:
             if number in settled:
-                self.failed(number, settled[number], failure_of(failure))
+                self.failed(settled[number], failure_of(failure))
 
-    def failed(self, number: int, job: Job, failure: Failure) -> None:
+    def failed(self, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
         self._failed.append((job.sample, failure))
         self._on_failed(job, failure)

@@ -404,8 +404,8 @@ class Scheduler:
         """Quarantine the jobs that died alone."""
         doubtful, self._doubtful = self._doubtful, []
         for unit, failure in doubtful:
-            for number, job in unit.jobs.items():
-                self._crew.failed(number, job, failure)
+            for job in unit.jobs.values():
+                self._crew.failed(job, failure)
 
     # -- the end
 

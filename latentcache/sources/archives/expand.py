@@ -74,7 +74,7 @@ class Archives:
         bad: list[Rejected],
         notes: Notes,
     ) -> Chosen:
-        """All samples in them; archives that cannot be read go to ``bad``, those without time to ``unread``."""
+        """All samples of the archives; ``bad`` gets those that cannot be read, ``unread`` those not reached."""
         lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
         if lacking:  # the snapshot has no samples for these
             held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))

@@ -19,8 +19,6 @@ from latentcache.sources.causes import hint_for
 TAR, PARQUET, ARROW = "tar", "parquet", "arrow"
 _KINDS = {".tar": TAR, ".parquet": PARQUET, ".arrow": ARROW}
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-#: Extensions that a walk has to give.
-EXTENSIONS = frozenset((*_KINDS, *("." + ending.rpartition(".")[2] for ending in _PACKED)))
 #: Largest header of a long name or of pax records.
 _MOST_BYTES = 1 << 20
 

@@ -196,10 +196,6 @@ class Layout:
         ]
         return tuple(number for _, number in sorted(there))
 
-    def archive_set(self, name: str) -> int:
-        """The set that an archive is of; -1: none."""
-        return next((number for number, one in enumerate(self.sets) if name in one.files), -1)
-
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
         above = [prefix[:end] for end, letter in enumerate(prefix) if letter == "/"] if self.aside else []
