@@ -1,9 +1,9 @@
 """Give units of work to workers, and replace workers that die, hang or fail.
 
-A unit is queued, leased or done. A worker that dies leaves the jobs that it had begun under suspicion: they are tried
-again on a worker that has nothing else, in halves until one job is alone. A job is convicted only if it failed alone,
-twice, on fresh workers, and if a fresh worker then does a job that has succeeded before. Three deaths on such a job
-end the build: a dead device or another program's memory never convicts good samples.
+A unit is queued, leased or done. A worker that dies leaves the jobs that it had begun under suspicion: each is tried
+again alone, on a worker that has nothing else. A job is rejected only if it failed alone, twice, on fresh workers.
+After three deaths in a row a job that has succeeded before is tried; six in a row end the build, and nothing is
+published: a dead device or another program's memory never rejects good samples.
 
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
 hand. The build computes nothing here, so it takes signals at once.
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
-from latentcache.fields.protocol import Failure, Job
+from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.crew import Crew, Progress, RunResult, WorkUnit
@@ -29,11 +29,11 @@ from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBo
 
 #: Seconds between two looks at the workers.
 _TICK_S = 0.1
-#: Workers in a row that may be lost on one device, or die without a suspect.
+#: Workers in a row that may be lost on one device.
 _RESTARTS = 3
-#: Deaths on known-good work, and jobs that died alone while nothing has succeeded, that end the build.
-_GOOD_DEATHS = 3
-#: Deaths alone on fresh workers that convict a job.
+#: Deaths in a row after which a known-good job is tried, and that end the build.
+_PROBE_AFTER, _MOST_DEATHS = 3, 6
+#: Deaths alone on fresh workers that reject a job.
 _DEATHS = 2
 
 
@@ -134,13 +134,10 @@ class Scheduler:
         self._ahead: deque[WorkUnit] = deque()
         """Units to lease before fresh ones."""
         self._trials: deque[WorkUnit] = deque()
-        self._doubtful: list[tuple[WorkUnit, Failure]] = []
-        """Jobs that died alone and are convicted if a probe succeeds."""
-        self._probe: WorkUnit | None = None
+        """Single jobs under suspicion."""
         self._good: tuple[int, Job] | None = None
         """A job that has succeeded."""
-        self._number = 0
-        self._streak = self._unexplained = self._good_deaths = 0
+        self._number = self._streak = 0
         self._selector = selectors.DefaultSelector()
         self._looked_at = time.monotonic()
 
@@ -176,9 +173,14 @@ class Scheduler:
     def _waiting(self) -> int:
         """Units that no worker has; one for each device is looked for."""
         self._fill(len(self._slots))
-        if self._doubtful and not self._ahead and not any(worker.leases for _, worker in self._workers()):
-            self._judge()
-        return len(self._ahead) + len(self._trials) + (self._probe is not None)
+        return len(self._ahead) + len(self._trials) + (self._probe() is not None)
+
+    def _probe(self) -> WorkUnit | None:
+        """A job that has succeeded before, if it is time to see that workers still work."""
+        probing = any(unit.probe for _, worker in self._workers() for unit in worker.leases.values())
+        if self._good is None or self._streak < _PROBE_AFTER or probing:
+            return None
+        return WorkUnit(jobs=dict([self._good]), probe=True)
 
     def _start(self) -> None:
         """A worker for each free device, while there is work for it."""
@@ -221,13 +223,11 @@ class Scheduler:
         if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._crew.low_water):
             return None
         idle = not worker.leases
-        if self._probe is not None:
-            if not idle:
-                return None
-            unit, self._probe = self._probe, None
-            return unit
+        probe = self._probe()
+        if probe is not None:
+            return probe if idle else None
         # Trials come last, when work that is known to be good exists; at once if nothing has succeeded so far.
-        early = self._good is None and self._streak >= _GOOD_DEATHS and bool(self._trials)
+        early = self._good is None and self._streak >= _PROBE_AFTER and bool(self._trials)
         self._fill(1)
         if self._ahead and not early:
             if self._ahead[0].large and any(u.large for _, w in self._workers() for u in w.leases.values()):
@@ -258,8 +258,7 @@ class Scheduler:
             unit = worker.leases.get(message["unit"])
             if unit is not None and unit.probe:
                 del worker.leases[message["unit"]]
-                self._streak = self._good_deaths = 0
-                self._convict()
+                self._streak = 0
         elif message.kind == "warning":
             self._warn(message["text"] + self._on(slot))
         elif message.kind == "opened":
@@ -278,7 +277,7 @@ class Scheduler:
         settled = worker.settle([*message["done"], *rows])
         self._crew.committed(worker.shard, message, settled)
         if settled:
-            slot.lost = self._streak = self._unexplained = 0
+            slot.lost = self._streak = 0
         if (message["jobs"] or message["done"]) and message["counts"].get("encoded"):
             number = message["done"][-1] if message["done"] else message["jobs"][-1][0]
             self._good = (number, settled[number]) if number in settled else self._good
@@ -323,89 +322,30 @@ class Scheduler:
     def _died(self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
         """A worker died without an error; the jobs that it was in the middle of are suspected."""
         self._streak += 1
-        suspected = False
+        if self._streak >= _MOST_DEATHS:
+            raise WorkerError(
+                "worker processes keep dying",
+                where=slot.device.label,
+                why=f"the last one {words}; {_MOST_DEATHS} died in a row, so no sample is to blame",
+            )
         for unit in worker.leases.values():
             suspects = {number: job for number, job in unit.jobs.items() if number in begun}
-            suspected |= bool(suspects)
-            if unit.probe:
-                self._good_deaths += 1
-                if self._good_deaths >= _GOOD_DEATHS:
-                    raise _keep_dying(
-                        slot, words, f"{_GOOD_DEATHS} of them died on a sample that had succeeded before"
-                    )
-                self._probe = unit
-                continue
             self._give_back(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
-            self._suspect(slot, unit, suspects, known, worker.fresh, words, begun)
-        self._unexplained = 0 if suspected else self._unexplained + 1
-        if self._unexplained > _RESTARTS:
-            raise _keep_dying(slot, words, "no sample is to blame")
-        if self._streak >= _GOOD_DEATHS and self._good is not None:
-            self._ask_for_probe()
+            for number, job in suspects.items() if not unit.probe else ():
+                deaths = unit.deaths + worker.fresh if unit.alone else 0
+                if deaths >= _DEATHS:
+                    self._crew.failed(job, self._crew.crash(job, words, encoding=begun[number] == ENCODING))
+                else:
+                    alone = replace(unit, jobs={number: job}, known=known, alone=True, deaths=deaths)
+                    (self._trials.appendleft if deaths else self._trials.append)(alone)
         if worker.leases and not worker.alone:
             self._warn(f"a worker process {words}{self._on(slot)}; its samples are given out again")
 
     def _give_back(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
         """Queue jobs again that were not begun."""
-        if unit.probe:
-            self._probe = unit
-        elif jobs:
+        if jobs and not unit.probe:
             back = replace(unit, jobs=dict(jobs), known=known)
             (self._trials if unit.alone else self._ahead).appendleft(back)
-
-    def _suspect(
-        self,
-        slot: _Slot,
-        unit: WorkUnit,
-        suspects: dict[int, Job],
-        known: bytes,
-        fresh: bool,
-        words: str,
-        begun: dict[int, int],
-    ) -> None:
-        """Try suspects again alone, in halves, or doubt the one that is left."""
-        if not suspects:
-            return
-        if len(suspects) == 1 and unit.alone:
-            deaths = unit.deaths + fresh
-            if deaths >= _DEATHS:
-                (number, job), *_ = suspects.items()
-                failure = self._crew.crash(job, words, encoding=begun[number] == ENCODING)
-                self._doubtful.append((WorkUnit(jobs=suspects), failure))
-                if self._good is not None:
-                    self._ask_for_probe()
-                elif len(self._doubtful) >= _GOOD_DEATHS:
-                    raise _keep_dying(slot, words, "no sample has succeeded")
-                return
-            halves = [suspects]
-        elif unit.alone:
-            numbers, deaths = list(suspects), 0
-            middle = len(numbers) // 2
-            halves = [{n: suspects[n] for n in part} for part in (numbers[:middle], numbers[middle:])]
-        else:
-            halves, deaths = [suspects], 0
-        for half in reversed(halves):
-            self._trials.appendleft(replace(unit, jobs=half, known=known, alone=True, deaths=deaths))
-
-    def _ask_for_probe(self) -> None:
-        """Have the next worker do a job that has succeeded before."""
-        probing = any(unit.probe for _, worker in self._workers() for unit in worker.leases.values())
-        if self._good is not None and self._probe is None and not probing:
-            self._probe = WorkUnit(jobs=dict([self._good]), probe=True)
-
-    def _judge(self) -> None:
-        """Nothing else is left: convict the doubtful after a probe, or at once if nothing has ever succeeded."""
-        if self._good is not None:
-            self._ask_for_probe()
-        elif not self._trials:
-            self._convict()
-
-    def _convict(self) -> None:
-        """Quarantine the jobs that died alone."""
-        doubtful, self._doubtful = self._doubtful, []
-        for unit, failure in doubtful:
-            for job in unit.jobs.values():
-                self._crew.failed(job, failure)
 
     # -- the end
 
@@ -460,10 +400,6 @@ class Scheduler:
 def _short(error: BaseException) -> str:
     """What happened and why, without advice."""
     return ": ".join(part for part in (getattr(error, "what", str(error)), getattr(error, "why", "")) if part)
-
-
-def _keep_dying(slot: _Slot, words: str, blamed: str) -> WorkerError:
-    return WorkerError("worker processes keep dying", where=slot.device.label, why=f"the last one {words}; {blamed}")
 
 
 def run_jobs(
