@@ -71,7 +71,7 @@ def by_command(bench: Bench) -> dict[str, Any]:
     words = [sys.executable, "-m", "latentcache", "build", bench.data, "--out", bench.work / "cache", "--json"]
     words += ["--model", bench.model, "--resolution", "256", "--bucket-step", "32", "--resample", "lanczos-u8"]
     started = time.perf_counter()
-    done = subprocess.run([*map(str, words), "--report", "none"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     taken = time.perf_counter() - started
     if done.returncode:
         raise SystemExit(done.stderr)

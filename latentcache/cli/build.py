@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags
 from latentcache.cli.console import counted, human_bytes, out, rejected_item, show_rejected
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildTalk, about, shared_entries
@@ -75,7 +74,6 @@ def build(
     retry_failed: bool = option(False, "--retry-failed", "Read rejected inputs again."),
     strict: flags.Strict = False,
     dry_run: bool = option(False, "--dry-run", "Show the plan and stop."),
-    report_to: flags.Report = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> int:
@@ -112,34 +110,27 @@ def build(
 
         return build_cache(settings, observer=talk, on_second_signal=last_words)
 
-    run = reports.Run(command="build", cache=settings.cache, wanted=report_to)
-    return carried_out(make, run, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    return carried_out("build", make, quiet=quiet, as_json=as_json)
 
 
 def carried_out(
+    command: str,
     make: Callable[[BuildTalk, Callable[[InterruptedBuildError], None]], BuildReport],
-    run: reports.Run,
     *,
-    dry_run: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Build or merge, show the progress, leave a report in any case, and return the exit status."""
+    """Build or merge, show the progress, and return the exit status."""
     talk = BuildTalk(quiet=quiet)
-    leave = functools.partial(_leave_at_once, run.command, as_json=as_json)
     try:
-        with nullcontext() if dry_run else run.told(lambda: _so_far(talk)):
-            report = make(talk, leave)
+        report = make(talk, functools.partial(_leave_at_once, command, as_json=as_json))
     except StrictError as error:
-        return refused(run.command, error, as_json=as_json)
+        return refused(command, error, as_json=as_json)
     finally:
         talk.close()
     exit_code = int(report.too_many_failed)
-    payload = _payload(report)
-    if not dry_run:
-        run.leave(payload, exit_code=exit_code)
     if as_json:
-        console.emit(run.command, payload, exit_code=exit_code)
+        console.emit(command, _payload(report), exit_code=exit_code)
     else:
         _show(report)
     return exit_code
@@ -160,24 +151,6 @@ def _leave_at_once(command: str, error: InterruptedBuildError, *, as_json: bool)
 
     console.last_words(command, error, as_json=as_json)
     os._exit(error.exit_code)
-
-
-def _so_far(talk: BuildTalk) -> dict[str, Any]:
-    """The JSON form of a build that failed or was interrupted: the committed work."""
-    plan = talk.plan
-    if plan is None:
-        return {}
-    done = talk.committed.values()
-    counts = {
-        "samples": plan.samples,
-        "encoded": sum(one.encoded for one in done),
-        "cached": plan.cached + sum(one.copied for one in done),
-        "duplicates": plan.duplicates,
-        "quarantined": len(plan.rejected) + sum(one.failed for one in done),
-        "no_caption": plan.no_caption,
-    }
-    items = [rejected_item("quarantined", one) for one in plan.rejected]
-    return {**about(plan), "counts": counts, "items": items, "written_bytes": sum(one.written_bytes for one in done)}
 
 
 def _payload(report: BuildReport) -> dict[str, Any]:

@@ -60,10 +60,6 @@ _NAMES = "Fields to build. [default: as the cache; a new cache: by the content o
 _CHECKED = "Compare the recipes of these fields. [default: those of the recipe flags]"
 AllowFailed = Annotated[str | None, _shared("--allow-failed N|X%", _ALLOWED)]
 Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
-Report = Annotated[
-    Path | None,
-    _shared("--report FILE", "Write the report to FILE, or nowhere with 'none'. [default: CACHE/reports/]"),
-]
 Strict = Annotated[bool, _shared("--strict", "Make notes errors: reject data of which anything is not used.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]

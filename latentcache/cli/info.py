@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags
 from latentcache.cli.console import counted, human_bytes, out, rejected_item
 from latentcache.cli.contents import (
     begun_contents,
@@ -126,7 +126,7 @@ def _quarantine(cache: Path, snapshot: Snapshot | None) -> dict[str, Any]:
     items = [rejected_item("quarantined", one) for one in snapshot.rejected] if snapshot else []
     root = shlex.quote(str(snapshot.source.get("data") or snapshot.source["root"])) if snapshot else "DATA"
     fix = f"latentcache build {root} --out {shlex.quote(str(cache))}" if items else ""
-    return {"causes": reports.causes(items), "items": items, "fix": fix}
+    return {"causes": console.causes(items), "items": items, "fix": fix}
 
 
 def _bytes_on_disk(cache: Path) -> int:

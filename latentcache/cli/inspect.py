@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, out, rejected_item
 from latentcache.cli.contents import captions_text, data_contents, set_text
 from latentcache.cli.flags import argument, option
@@ -79,7 +79,7 @@ def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
 
 def _items(rejected: Sequence[Rejected], notes: Sequence[Rejected]) -> dict[str, Any]:
     items = [rejected_item("quarantined", one) for one in rejected] + [rejected_item("note", one) for one in notes]
-    return {"items": items, "causes": reports.causes(items)}
+    return {"items": items, "causes": console.causes(items)}
 
 
 # text

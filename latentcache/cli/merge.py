@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latentcache.cli import build, flags, reports
+from latentcache.cli import build, flags
 from latentcache.cli.flags import argument, option
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ def merge(
     *,
     out_folder: Path = option(..., "--out -o CACHE", "The merged cache."),
     field: flags.Kinds = None,
-    report_to: flags.Report = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> int:
@@ -33,5 +32,4 @@ def merge(
 
         return merge_caches(parts, out_folder, observer=talk)
 
-    run = reports.Run(command="merge", cache=out_folder, wanted=report_to)
-    return build.carried_out(make, run, dry_run=False, quiet=quiet, as_json=as_json)
+    return build.carried_out("merge", make, quiet=quiet, as_json=as_json)

@@ -94,8 +94,7 @@ class BuildTalk(Talk):
         super().__init__(quiet=quiet)
         self.plan: BuildPlan | None = None
         """The plan, as far as it was made."""
-        self.committed: dict[str, Progress] = {}
-        """The latest progress of each field."""
+        self._field = ""
 
     def planned(self, plan: BuildPlan) -> None:
         """Show the plan, before anything is encoded."""
@@ -115,20 +114,19 @@ class BuildTalk(Talk):
 
     def advanced(self, progress: Progress) -> None:
         """Show the progress of a field; looks at the clock first."""
-        if progress.field not in self.committed:  # another field: its own bar and its own rate
+        if progress.field != self._field:  # another field: its own bar and its own rate
             self.close()
             self._begin()
-        self.committed[progress.field] = progress
+        self._field = progress.field
         if self._due():
-            done = min(progress.done + progress.waiting, progress.total)
-            self._show(done, progress.total, *self._told(progress))
+            self._show(progress.done, progress.total, *self._told(progress))
 
     def _told(self, progress: Progress) -> tuple[str, str]:
         """Rates and counts, and the time left."""
         elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
-        encoded, reused = progress.encoded + progress.waiting, progress.copied + progress.skipped
-        rate, settled = encoded / elapsed, progress.encoded + reused
-        speed = progress.cost_done * progress.encoded / max(settled, 1) / elapsed  # cost of encoded work alone
+        encoded, reused = progress.encoded, progress.copied + progress.skipped
+        rate, settled = encoded / elapsed, encoded + reused
+        speed = progress.cost_done * encoded / max(settled, 1) / elapsed  # cost of encoded work alone
         planned = self.plan.fields.get(progress.field) if self.plan else None
         expected = max((planned.assumed if planned else 0) - reused, 0)
         ahead = max(progress.total - progress.done, 1)

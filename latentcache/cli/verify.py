@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
 from latentcache.cli.flags import argument, option
 from latentcache.errors import RecipeError, UsageError
@@ -90,7 +90,6 @@ def verify(
     allow_failed: str | None = option(
         None, "--allow-failed N|X%", "Rejected inputs tolerated before exit status 1. [default: as the cache]"
     ),
-    report_to: flags.Report = None,
     as_json: flags.Json = False,
 ) -> int:
     """Check a cache against its sources."""
@@ -98,7 +97,7 @@ def verify(
     from latentcache.verify.selection import Depth, parse_selection
 
     if (cache / "latentcache.json").is_file() and not (cache / "CURRENT").exists():  # an exported folder
-        others = (sample, reencode, recipe_file, allow_failed, report_to)
+        others = (sample, reencode, recipe_file, allow_failed)
         given = repair or yes or untrusted or bool(requested.fields)
         return _verify_export(cache, data, full, given or any(one is not None for one in others), as_json=as_json)
     if allow_failed is not None:
@@ -116,19 +115,16 @@ def verify(
         whole=sample is None and not untrusted,
     )
     asked.check()
-    run = reports.Run(command="verify", cache=cache, wanted=report_to, silent=untrusted and report_to is None)
-    with run.told(lambda: {"cache": str(cache)}):
-        depth = Depth(
-            full=full or repair,
-            selection=None if sample is None else parse_selection(sample, seed),
-            untrusted=untrusted,
-            reencode=reencode or 0,
-            seed=seed,
-        )
-        report, repaired = _checked(asked, depth, allow_failed)
+    depth = Depth(
+        full=full or repair,
+        selection=None if sample is None else parse_selection(sample, seed),
+        untrusted=untrusted,
+        reencode=reencode or 0,
+        seed=seed,
+    )
+    report, repaired = _checked(asked, depth, allow_failed)
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
-    run.leave(payload, exit_code=exit_code)
     if as_json:
         console.emit("verify", payload, exit_code=exit_code)
     else:

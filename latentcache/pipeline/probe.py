@@ -62,7 +62,7 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     def look(progress: Progress) -> None:
         nonlocal seen
         seen = replace(progress)
-        done = progress.encoded + progress.waiting + progress.failed
+        done = progress.encoded + progress.failed
         if progress.began and done and time.monotonic() - progress.began > seconds:
             stop.request()
 

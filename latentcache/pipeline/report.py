@@ -170,17 +170,8 @@ class Observer(Protocol):
         """Receive one sentence that the user should read."""
 
 
-class Silent:
+class Silent(Observer):
     """An observer that ignores everything."""
-
-    def planned(self, plan: BuildPlan) -> None:
-        """Ignore the plan."""
-
-    def advanced(self, progress: Progress) -> None:
-        """Ignore progress."""
-
-    def warned(self, message: str) -> None:
-        """Ignore a message."""
 
 
 def quarantined(rejected: Iterable[Rejected]) -> int:

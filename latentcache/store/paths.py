@@ -62,11 +62,6 @@ class CachePaths:
         """Folder of what is being made or removed; worth nothing once the builder lock is free."""
         return self.root / "scratch"
 
-    @property
-    def reports(self) -> Path:
-        """Folder of the reports."""
-        return self.root / "reports"
-
     def snapshot(self, number: int) -> Path:
         """Folder of one snapshot."""
         return self.snapshots_folder / f"{number:06d}"

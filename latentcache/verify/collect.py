@@ -31,8 +31,6 @@ from latentcache.verify.compact import compact, is_worth_copying
 KEEP = 2
 #: How long data that stopped being needed stays for readers without a lease, in seconds.
 GRACE_S = 3600.0
-#: A report that was not put in place for so long, in seconds, never will be.
-_REPORT_S = 3600.0
 _BUILDING = "until the build that was started has ended"
 
 
@@ -366,9 +364,6 @@ def _leftovers(paths: CachePaths) -> Iterator[Path]:
     yield from sorted(paths.scratch.glob("*"))
     for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
         yield from sorted(path for path in paths.root.glob(pattern) if path.is_file())
-    for path in sorted(paths.reports.glob("*/.*.tmp")):  # a report may be on its way at this moment
-        if time.time() - path.lstat().st_mtime > _REPORT_S:
-            yield path
     if paths.pending.exists():  # the caller holds the builder lock, so the build that announced it is gone
         yield paths.pending
     for folder in sorted(paths.snapshots_folder.glob("*")):

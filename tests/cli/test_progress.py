@@ -119,14 +119,6 @@ def test_a_bar_on_a_terminal_that_is_taken_away(data, tmp_path):
     assert "\x1b" not in out
 
 
-def test_entries_that_wait_for_a_commit_are_shown(clock, capsys):
-    talk = BuildTalk(quiet=False)
-    talk.advanced(state())
-    clock.s += 10
-    talk.advanced(state(waiting=20))
-    assert capsys.readouterr().err.splitlines()[-1].startswith("20/200 2.0 latents/s, 0 B/s, 20 encoded, ")
-
-
 def test_rates_begin_with_the_encoder(clock, capsys):
     """Reading 100 committed inputs took 100 s, then the encoder did 10 entries in 10 s."""
     talk = BuildTalk(quiet=False)

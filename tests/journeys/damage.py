@@ -40,9 +40,8 @@ def say(*words):
 
 
 def files_of(cache):
-    """Every file of a cache that says or holds something, its reports aside."""
-    found = (path for path in sorted(cache.rglob("*")) if path.is_file())
-    return [path for path in found if "reports" not in path.relative_to(cache).parts]
+    """Every file of a cache."""
+    return [path for path in sorted(cache.rglob("*")) if path.is_file()]
 
 
 def kind_of(path):

@@ -42,8 +42,6 @@ from latentcache.store.shard import recover_shard
 
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
-#: Keys of a dead worker's last reports that are told to the one that gets its jobs.
-_RECENT_KEYS = 4096
 #: One core for each of several CPU workers.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -81,8 +79,6 @@ class Progress:
     cost_done: int = 0
     encoded: int = 0
     """Items that were computed and committed."""
-    waiting: int = 0
-    """Items that are encoded and wait for the next commit."""
     copied: int = 0
     skipped: int = 0
     failed: int = 0
@@ -195,7 +191,6 @@ class Crew:
         self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
         self._failed: list[tuple[int, Failure]] = []
         self._on_failed = failed
-        self._waiting: dict[str, int] = {}
         self._waits: Counter[str] = Counter()
         self._noise: Mapping[str, Any] = {}
 
@@ -275,22 +270,20 @@ class Crew:
             launched.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
 
     def recovered(self, shard: str) -> bytes:
-        """Seal a dead worker's shard; gives the item keys in it that it had not reported: they count as committed."""
+        """Seal a dead worker's shard; gives the item keys in it, also those that it had not reported."""
         folder = self._paths.shards / f"{shard}{OPEN_SUFFIX}"
         if folder.exists():
             recover_shard(folder, self._paths.quarantine, self._salvage)
-        reported = self._reported.pop(shard)
-        known = {key for body in reported for key in split_keys(body)}
+        known = {key for body in self._reported.pop(shard) for key in split_keys(body)}
         found: list[bytes] = []
         for one in self._paths.all_sealed():
             if one.name.partition("-")[0] == shard:
                 with reading(one):
                     found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
         new = [key for key in found if key not in known]
-        self._wait(shard, 0)
         self._take_keys(b"".join(new))
         self.progress.encoded += len(new)
-        return b"".join(reported)[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+        return b"".join(found)
 
     def _salvage(self, lost: Path) -> None:
         # Only damaged shards need it.
@@ -309,7 +302,6 @@ class Crew:
         progress.copied += counts.get("copied", 0)
         progress.skipped += counts.get("skipped", 0)
         progress.written_bytes += message["bytes"]
-        self._wait(shard, message["waiting"])
         rows = [row for row in message["jobs"] if row[0] in settled]
         if rows:
             sample = np.array([settled[row[0]].sample for row in rows], dtype=np.int32)
@@ -347,11 +339,6 @@ class Crew:
         self._waits.update(message.head.get("waits", {}))
         if message.head.get("noise"):
             self._noise = join_noise(self._noise, message["noise"])
-
-    def _wait(self, shard: str, items: int) -> None:
-        """Note how many encoded items of a worker are not committed."""
-        self._waiting[shard] = items
-        self.progress.waiting = sum(self._waiting.values())
 
     def _take_keys(self, keys: bytes) -> None:
         if keys:

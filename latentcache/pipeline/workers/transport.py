@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from latentcache import errors
-from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError
+from latentcache.errors import LatentcacheError
 from latentcache.fields.protocol import Failure, Job, Output
 from latentcache.identity.key import KEY_BYTES
 
@@ -230,12 +230,7 @@ def as_error(form: Form) -> BaseException:
     """Inverse of :func:`error_form`: class, words and exit status are kept; a bug is a RuntimeError with a trace."""
     known = getattr(errors, form["class"], None)
     if isinstance(known, type) and issubclass(known, LatentcacheError):
-        more: Form = {}
-        if known is CacheLockedError:
-            more = {"holder": form.get("holder", {})}
-        elif known is InterruptedBuildError:
-            more = {"signal_number": form["exit_code"] - 128}
-        error: LatentcacheError = known(**{part: form[part] for part in _PARTS}, **more)
+        error: LatentcacheError = known(**{part: form[part] for part in _PARTS})
         error.exit_code = form["exit_code"]
         return error
     if form["class"] == "MemoryError":

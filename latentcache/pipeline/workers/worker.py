@@ -125,7 +125,6 @@ class WorkerLoop:
         self._remaining = 0
         self._units: dict[int, Unit] = {}
         self._told = time.monotonic()
-        self._finished = self._durable = self._said = 0  # items: encoded, committed, last told to wait for
         self._flushed = self._opened = False
         self.told_to_stop = False
         """True if the end came from the build, which may have another field."""
@@ -328,7 +327,6 @@ class WorkerLoop:
                 if isinstance(item, Failure):
                     self.jobs.fail(one, item)
                 else:
-                    self._finished += 1
                     ((number, key),) = one.keys.items()
                     one.unit.items.append((number, self._item(key, item)))
         for one in every:
@@ -371,7 +369,6 @@ class WorkerLoop:
             if isinstance(made, Failure):
                 self.jobs.fail(tracked, made)
             elif not tracked.unit.probe:
-                self._finished += 1
                 entries += self._packed(tracked, item, made)
             tracked.unmade -= 1
             if not tracked.unmade:
@@ -429,16 +426,14 @@ class WorkerLoop:
     def _committed(self, entries: Sequence[NewEntry]) -> None:
         """Report a durable commit; called by the writer thread."""
         keys = [key for entry in entries for key in entry.item_keys]
-        self._durable += len(keys)
         self._tell(self.jobs.was_committed(keys), sum(len(entry.value) for entry in entries))
 
     def _tell(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
         """Report keys that are durable, and jobs that are settled."""
         self._told = time.monotonic()
-        settled, waiting = self.jobs.take_settled(), max(self._finished - self._durable, 0)
-        if keys or waiting != self._said or any(settled.values()):
-            self._said = waiting
-            self.channel.send("committed", b"".join(keys), bytes=num_bytes, waiting=waiting, **settled)
+        settled = self.jobs.take_settled()
+        if keys or any(settled.values()):
+            self.channel.send("committed", b"".join(keys), bytes=num_bytes, **settled)
 
     def _warn(self, message: str) -> None:
         self.channel.send("warning", text=message)
