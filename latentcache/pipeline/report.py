@@ -170,8 +170,17 @@ class Observer(Protocol):
         """Receive one sentence that the user should read."""
 
 
-class Silent(Observer):
+class Silent:
     """An observer that ignores everything."""
+
+    def planned(self, plan: BuildPlan) -> None:
+        """Ignore the plan."""
+
+    def advanced(self, progress: Progress) -> None:
+        """Ignore progress."""
+
+    def warned(self, message: str) -> None:
+        """Ignore a message."""
 
 
 def quarantined(rejected: Iterable[Rejected]) -> int:
