@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from latentcache.fields.noise import measured
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
 
-#: Tokens of one call of the text encoders, padding included.
-_TOKENS = 8192
+#: Tokens of one call of the text encoders, padding included: enough to fill a GPU; on a CPU more is slower.
+_TOKENS, _CPU_TOKENS = 8192, 2048
 #: Padded lengths are multiples of this number of tokens.
 _STEP = 8
 #: Pooled vectors that a run of the sequence gave as well, for the field that this process makes next; see ``_memo``.
@@ -173,6 +172,7 @@ class _PipelineEncoder:
         self._torch, self._recipe = torch, recipe
         self._output: Output = PIPELINES[recipe.pipeline][recipe.output]
         self._device = choose_device(device)
+        self._budget = _CPU_TOKENS if self._device.type == "cpu" else _TOKENS
         cuda = self._device.type == "cuda"
         self.device = f"cuda {torch.cuda.get_device_name(self._device)}" if cuda else self._device.type
         self._guard = Guard(device=self._device, name=recipe.pipeline, label=about["folder"])
@@ -183,25 +183,29 @@ class _PipelineEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many of its tokens are beyond the length."""
-        output, longest, lengths = self._output, self._recipe.length, self._measured(texts)
-        found = self._remembered(texts, lengths)
+        output, longest = self._output, self._recipe.length
+        found = self._remembered(texts)
         order = [place for place in range(len(texts)) if place not in found]
+        lengths = [_Length(longest, longest, 0)] * len(texts)
         if output.masked:
+            lengths = self._measured(texts)
             order.sort(key=lambda place: lengths[place].tokens)
-        for part in _parts([lengths[place].tokens if output.masked else longest for place in order]):
+        for part in _parts([lengths[place].tokens for place in order], self._budget):
             places = order[part]
             spare = min(lengths[place].padded - lengths[place].tokens for place in places)
-            spare = spare // _STEP * _STEP if output.masked and output.pads else 0
+            spare = spare // _STEP * _STEP if output.pads else 0
             values = self._run([texts[place] for place in places], longest - spare)
+            seen = self._told(len(places))
+            pooled: Any = [None] * len(places)
             if output.pools:
-                values, pooled = values
-                known = zip([self._memo(texts[place]) for place in places], pooled.cpu(), strict=True)
-                _POOLED.update(islice(known, _MOST_POOLED - len(_POOLED)))
-            for place, value in zip(places, values, strict=True):
+                values, pooled = values[0], values[1].cpu()
+            for place, value, vector, own in zip(places, values, pooled, seen, strict=True):
+                if vector is not None and len(_POOLED) < _MOST_POOLED:
+                    _POOLED[self._memo(texts[place])] = vector, own.cut
                 if output.trim and not isinstance(values, list):
-                    value = value[: lengths[place].tokens]
-                dropped = 0 if output.pads else max(lengths[place].tokens - output.drop - longest, 0)
-                found[place] = self._stored(value), {"cut": lengths[place].cut + dropped}
+                    value = value[: own.tokens]
+                dropped = 0 if output.pads else max(own.tokens - output.drop - longest, 0)
+                found[place] = self._stored(value), {"cut": own.cut + dropped}
         return [found[place] for place in range(len(texts))]
 
     def close(self) -> None:
@@ -215,14 +219,15 @@ class _PipelineEncoder:
         """What decides the pooled vector of a text in this process."""
         return self._folder, self._recipe.compute_dtype, text
 
-    def _remembered(self, texts: Sequence[str], lengths: Sequence[_Length]) -> dict[int, Any]:
+    def _remembered(self, texts: Sequence[str]) -> dict[int, Any]:
         """Results of vectors that a run of the sequence gave as well."""
         memos = enumerate(map(self._memo, texts)) if not self._recipe.is_sequence else ()
         known = {place: _POOLED.pop(memo) for place, memo in memos if memo in _POOLED}
-        return {place: (self._stored(value), {"cut": lengths[place].cut}) for place, value in known.items()}
+        return {place: (self._stored(value), {"cut": cut}) for place, (value, cut) in known.items()}
 
     def _run(self, texts: list[str], length: int) -> Any:
         """What the pipeline makes of texts that are padded to a length: a tensor, or sequences without padding."""
+        self._seen.clear()
 
         def encoded() -> Any:
             with self._torch.inference_mode():
@@ -232,13 +237,14 @@ class _PipelineEncoder:
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
         """The length of each text; nothing is encoded."""
-        self._seen.clear()
         with self._stopped(), suppress(_Stop):
             self._run(list(texts), self._recipe.length)
-        seen = self._seen[: len(texts)]
-        if len(seen) < len(texts):
-            return [_Length(self._recipe.length, self._recipe.length, 0)] * len(texts)
-        return list(seen)
+        return self._told(len(texts))
+
+    def _told(self, count: int) -> list[_Length]:
+        """The lengths that the first tokenizer of the last run found; full ones if it told none."""
+        longest = self._recipe.length
+        return self._seen[:count] if len(self._seen) >= count else [_Length(longest, longest, 0)] * count
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
@@ -294,10 +300,11 @@ class _PipelineEncoder:
         def call(own: Any, text: Any = None, *args: Any, **options: Any) -> Any:
             result = base.__call__(own, text, *args, **options)
             if options.get("truncation"):
-                whole = base.__call__(own, [text] if isinstance(text, str) else list(text))["input_ids"]
-                for ids, mask, full in zip(result["input_ids"], result["attention_mask"], whole, strict=True):
+                texts = [text] if isinstance(text, str) else text
+                for one, ids, mask in zip(texts, result["input_ids"], result["attention_mask"], strict=True):
                     used = int(sum(mask))
-                    seen.append(_Length(used, len(ids), max(len(full) - used, 0)))
+                    whole = len(base.__call__(own, one)["input_ids"]) if used == len(ids) else used
+                    seen.append(_Length(used, len(ids), max(whole - used, 0)))
             return result
 
         tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
@@ -333,12 +340,12 @@ def _loaded(cls: Any, part: Mapping[str, Any], **options: Any) -> Any:
     return model
 
 
-def _parts(tokens: Sequence[int]) -> Iterator[slice]:
-    """Captions in order, in parts of at most so many tokens when padded to the longest."""
+def _parts(tokens: Sequence[int], budget: int) -> Iterator[slice]:
+    """Captions in order, in parts of at most ``budget`` tokens when padded to the longest."""
     start = longest = 0
     for number, own in enumerate(tokens):
         longest = max(longest, own)
-        if number > start and longest * (number + 1 - start) > _TOKENS:
+        if number > start and longest * (number + 1 - start) > budget:
             yield slice(start, number)
             start, longest = number, own
     if tokens:

@@ -110,8 +110,8 @@ def test_values_that_storage_cannot_hold_are_a_failure(pipelines, monkeypatch):
 
 
 def test_calls_are_limited_by_padded_tokens():
-    assert [(part.start, part.stop) for part in _parts([4096, 4096, 4096])] == [(0, 2), (2, 3)]
-    assert [(part.start, part.stop) for part in _parts([10_000, 8])] == [(0, 1), (1, 2)]
+    assert [(part.start, part.stop) for part in _parts([4096, 4096, 4096], 8192)] == [(0, 2), (2, 3)]
+    assert [(part.start, part.stop) for part in _parts([10_000, 8], 8192)] == [(0, 1), (1, 2)]
 
 
 def test_only_the_text_encoders_of_an_output_are_loaded(pipelines):
