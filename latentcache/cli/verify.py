@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ import typer
 from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
 from latentcache.cli.flags import argument, option
-from latentcache.errors import RecipeError, UsageError
+from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldRecipe
@@ -37,7 +36,6 @@ class _Asked:
     cache: Path
     data: Path | None
     requested: flags.Requested
-    recipe_file: Path | None
     repair: bool
     yes: bool
     device: str
@@ -66,7 +64,7 @@ class _Asked:
 
 
 def verify(
-    cache: Path = argument("CACHE", "A cache, or a folder written by latentcache export."),
+    cache: Path = argument("CACHE", "A cache folder."),
     *,
     data: Path | None = option(None, "--data DATA", "DATA, if it moved. [default: as recorded]"),
     full: bool = option(False, "--full", "Read every payload and every source."),
@@ -84,9 +82,6 @@ def verify(
         False, "--untrusted", "Check a cache from elsewhere in a sandbox; follow no path in it."
     ),
     requested: flags.Requested,
-    recipe_file: Path | None = option(
-        None, "--recipe FILE", "Compare with the recipes in FILE: JSON output of build or info, or a manifest."
-    ),
     allow_failed: str | None = option(
         None, "--allow-failed N|X%", "Rejected inputs tolerated before exit status 1. [default: as the cache]"
     ),
@@ -96,17 +91,12 @@ def verify(
     from latentcache.pipeline.settings import tolerated
     from latentcache.verify.selection import Depth, parse_selection
 
-    if (cache / "latentcache.json").is_file() and not (cache / "CURRENT").exists():  # an exported folder
-        others = (sample, reencode, recipe_file, allow_failed)
-        given = repair or yes or untrusted or bool(requested.fields)
-        return _verify_export(cache, data, full, given or any(one is not None for one in others), as_json=as_json)
     if allow_failed is not None:
         tolerated(allow_failed, 0)
     asked = _Asked(
         cache=cache,
         data=data,
         requested=requested,
-        recipe_file=recipe_file,
         repair=repair,
         yes=yes,
         device=device,
@@ -176,7 +166,6 @@ def _encoder(asked: _Asked) -> Any:
 
 def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
     """The recipes that the flags ask for, once the snapshot is open."""
-    given = {} if asked.recipe_file is None else _read_recipes(asked.recipe_file, asked.cache)
 
     def requested(snapshot: Snapshot) -> AskedRecipes:
         from latentcache.verify.verify import Requested
@@ -190,8 +179,8 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
             settings = asked.requested.fields.get(name)
             if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
                 continue
-            described = _described(rows, settings, given.get(name), asked)
-            if settings is not None or name in given or described.recipe.recipe_id != rows.recipe.recipe_id:
+            described = _described(rows, settings, asked)
+            if settings is not None or described.recipe.recipe_id != rows.recipe.recipe_id:
                 recipes[name], provenances[name] = described.recipe, described.provenance
             if described.producer:
                 compared.add(name)
@@ -202,18 +191,14 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
     return requested
 
 
-def _described(rows: FieldRows, settings: Any, recipe: Mapping[str, Any] | None, asked: _Asked) -> Any:
+def _described(rows: FieldRows, settings: Any, asked: _Asked) -> Any:
     """The recipe that a build would use now; files are read, nothing is loaded."""
     from latentcache.fields.protocol import Cached, DescribeContext
     from latentcache.fields.registry import load
 
     kind = rows.kind
     assert kind is not None
-    try:
-        base = rows.recipe if recipe is None else kind.recipe_from_json(recipe)
-    except RecipeError as error:
-        raise _no_recipe(asked.recipe_file, asked.cache, error) from error
-    cached = Cached(recipe=base, provenance={} if asked.untrusted else rows.provenance)
+    cached = Cached(recipe=rows.recipe, provenance={} if asked.untrusted else rows.provenance)
     context = DescribeContext(device=asked.device, check=True, check_encoder=asked.reencode is not None)
     return load(kind.describer)(kind.settings() if settings is None else settings, cached, context)
 
@@ -224,21 +209,6 @@ def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
             held = ", ".join(snapshot.fields)
             fix = "leave the flags of this field out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-
-
-def _read_recipes(file: Path, cache: Path) -> dict[str, Mapping[str, Any]]:
-    """Field -> recipe of a JSON file: output of build or info, or a manifest."""
-    try:
-        fields = json.loads(file.read_text("utf-8"))["fields"]
-        return {name: field["recipe"] for name, field in fields.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _no_recipe(file, cache, error) from error
-
-
-def _no_recipe(file: Path | None, cache: Path, error: Exception) -> UsageError:
-    fix = f"latentcache info {shlex.quote(str(cache))} --json > recipe.json"
-    why = f"{type(error).__name__}: {error}"
-    return UsageError(f"--recipe={file}: holds no recipes", where=str(file), why=why, fix=fix)
 
 
 # repair
@@ -277,8 +247,8 @@ def _after_repair(fix: str) -> str:
 # text
 
 
-def _show(report: VerifyReport, fast: str = "headers and timestamps") -> None:
-    """Findings as text, most severe first, then counts and fixes. ``fast``: the data that a fast check reads."""
+def _show(report: VerifyReport) -> None:
+    """Findings as text, most severe first, then counts and fixes."""
     from latentcache.verify.findings import CATEGORIES
 
     for category in CATEGORIES:
@@ -292,7 +262,7 @@ def _show(report: VerifyReport, fast: str = "headers and timestamps") -> None:
         for name, number in report.counts.items()
         if name in CATEGORIES and (number or name == "ok")
     )
-    read = f"{fast}; payloads not read" if report.mode == "fast" else "payloads and sources read"
+    read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
     out(f"{counts} ({read})")
     for line in _remarks(report):
         out(line)
@@ -344,28 +314,3 @@ def _reencoded(report: VerifyReport) -> list[str]:
     difference = f"largest difference {found.largest:.2g}, mean {found.mean:.2g}"
     said = [f"encoded again: {counted(found.samples, 'sample')}, {entries}, {difference}"]
     return [*said, found.confidence] if found.confidence else said
-
-
-# exported folders
-
-
-def _verify_export(folder: Path, cache: Path | None, full: bool, others: bool, *, as_json: bool) -> int:
-    """Check an exported folder against its files and its cache."""
-    from latentcache.export.exported import check_export
-
-    if others:
-        raise UsageError(
-            "this folder was written by latentcache export: only --data, --full and --json apply",
-            why="--data names the cache, if it moved",
-            fix="leave the other flags out; a new export replaces damaged files",
-        )
-    found = check_export(folder, cache=cache, full=full)
-    report, exit_code = found.report, found.report.exit_code()
-    if as_json:
-        about = {"cache": str(folder), "kind": "export", "made_from": str(found.cache), "repair": None}
-        console.emit("verify", {**report.as_json(), **about}, exit_code=exit_code)
-        return exit_code
-    _show(report, fast="sizes and fingerprints")
-    out(f"made from snapshot {report.snapshot} of {found.cache}")
-    out(f"to check the cache itself: latentcache verify {shlex.quote(str(found.cache))}")
-    return exit_code

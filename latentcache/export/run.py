@@ -5,7 +5,6 @@ Each format takes its own settings; a setting that a format does not take is rej
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -192,12 +191,11 @@ def _about(splits: Mapping[str, Rows], settings: ExportSettings) -> dict[str, An
 
 def _facts(cache: Cache, settings: ExportSettings) -> dict[str, Any]:
     """Metadata of the cache."""
-    documents, snapshot, path = cache.documents(), cache.snapshots[0], settings.cache.resolve()
+    documents, snapshot = cache.documents(), cache.snapshots[0]
     rows = snapshot.fields[documents.field]
     return {
         "format": settings.format,
-        "cache": str(path),
-        "cache_from_here": os.path.relpath(path, settings.out.resolve()),
+        "cache": str(settings.cache.resolve()),
         "snapshot": snapshot.number,
         "documents": len(documents),
         "part": snapshot.part,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.export.exported import METADATA, SCHEMA, file_checksum
 from latentcache.identity.content import checksum_of
 from latentcache.store.atomic_io import (
     as_store_error,
@@ -26,6 +25,10 @@ from latentcache.store.atomic_io import (
     sync_folder,
     write_atomically,
 )
+
+#: The file of metadata in an exported folder, and the version of its keys.
+METADATA, SCHEMA = "latentcache.json", 2
+_PIECE_BYTES = 1 << 20
 
 
 @contextmanager
@@ -71,6 +74,12 @@ def put(file: Path, parts: Iterable[bytes | memoryview]) -> str:
     with file.open("wb") as sink:
         written = (part for part in parts if sink.write(part) is not None)
         return f"{checksum_of(written):016x}"
+
+
+def file_checksum(file: Path) -> str:
+    """xxh3-64 of a file's bytes, in hex."""
+    with file.open("rb") as source:
+        return f"{checksum_of(iter(lambda: source.read(_PIECE_BYTES), b'')):016x}"
 
 
 def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]) -> None:

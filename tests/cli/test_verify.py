@@ -174,33 +174,6 @@ def test_a_part_of_the_samples(run, cache):
     assert run("verify", cache, "--sample", "0").status == 2
 
 
-@pytest.mark.parametrize("command", ["info", "manifest"])
-def test_a_recipe_from_a_file(run, cache, tmp_path, command):
-    file = tmp_path / "recipe.json"
-    if command == "info":
-        file.write_text(run("info", cache, "--json").out)
-    else:
-        file.write_bytes((cache / "snapshots" / "000001" / "manifest.json").read_bytes())
-    done = run("verify", cache, "--recipe", file, "--json").json
-    assert (done["counts"]["ok"], done["recipe_diff"]) == (4, [])
-    done = run("verify", cache, "--recipe", file, "--storage-dtype", "float32", "--json").json
-    field = {"field": "latents", "setting": "encoder.storage_dtype", "cached": "float16", "requested": "float32"}
-    assert (done["counts"]["stale"], done["recipe_diff"], done["exit_code"]) == (4, [field], 1)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [None, "", "{}", "[]", '{"fields": 1}', '{"fields": {"latents": {}}}', '{"fields": {"latents": {"recipe": {}}}}'],
-)
-def test_a_file_that_holds_no_recipe(run, cache, tmp_path, text):
-    file = tmp_path / "recipe.json"
-    if text is not None:
-        file.write_text(text)
-    done = run("verify", cache, "--recipe", file, "--json")
-    assert done.status == 2
-    assert done.error["fix"] == f"latentcache info {cache} --json > recipe.json"
-
-
 def test_a_cache_from_elsewhere(run, cache, data):
     data.rename(data.with_name("gone"))
     assert run("verify", cache, "--untrusted", "--full").status == 0

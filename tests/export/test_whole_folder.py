@@ -5,8 +5,7 @@ import pytest
 
 from latentcache.errors import CacheReadOnlyError, DiskFullError, ExportError, UsageError
 from latentcache.export import whole_folder as whole_folder_module
-from latentcache.export.exported import file_checksum
-from latentcache.export.whole_folder import put, seal, whole_folder
+from latentcache.export.whole_folder import file_checksum, put, seal, whole_folder
 
 
 def test_a_folder_has_its_name_once_it_is_whole(tmp_path):
