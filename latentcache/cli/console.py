@@ -36,7 +36,7 @@ _OF_EXAMPLES = ("path", "path_b64", "key", "field", "file", "found")
 EXIT_BUG = 70
 #: Arguments of Python that are flags of commands, with a value.
 _ARGUMENT = re.compile(
-    r"(?<!-)\b(batch_size|world_size|remainder|samples|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
+    r"(?<!-)\b(batch_size|world_size|remainder|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
 )
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -197,7 +197,6 @@ def python_as_flags() -> Iterator[None]:
 
 
 def _with_flags(text: str) -> str:
-    text = re.sub(r"^weights: ", "--weight: ", text)
     return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} {found[3]}", text)
 
 

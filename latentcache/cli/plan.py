@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ HELP = "Count the steps of an epoch by bucket or row length."
 
 
 def plan(
-    paths: list[Path] = argument("CACHE|DATA...", "Caches (several are planned as one), or a folder of images."),
+    path: Path = argument("CACHE|DATA", "A cache, or a folder of images."),
     *,
     batch_size: int = option(..., "--batch-size N", "Samples per rank and step.", min=1),
     world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),
@@ -43,8 +43,6 @@ def plan(
         "--overflow POLICY",
         "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
     ),
-    weight: list[str] | None = option(None, "--weight W", "Weight of a source, once for each path."),
-    samples: int | None = option(None, "--samples N", "Samples per epoch, split by --weight.", min=1),
     strict: flags.Strict = False,
     requested: flags.Requested,
     source: flags.Source,
@@ -52,28 +50,32 @@ def plan(
 ) -> int:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
     from latentcache.pipeline.preflight import check_notes
-    from latentcache.plan.batching import require_steps
+    from latentcache.plan.batching import BatchPlan, require_steps
 
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
     if len(rows) > 1 or (overflow is not None and not rows):
         raise UsageError(
             "--pack, --pad, --chunk: give one of them" if rows else f"--overflow={overflow}: needs --pack or --pad",
-            fix=f"latentcache plan {shlex.join(map(str, paths))} --batch-size {batch_size} --pack {pack or 4096}",
+            fix=f"latentcache plan {shlex.quote(str(path))} --batch-size {batch_size} --pack {pack or 4096}",
         )
     layout = {**rows, "overflow": overflow} if rows else {}
-    mixing = _mixing(weight, samples)
     try:
         with console.python_as_flags():
-            sizes = (batch_size, world_size, remainder)
-            planned = _planned(paths, sizes, layout, (requested, source), mixing)
+            batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
+            if _is_cache(path):
+                planned = _of_cache(path, batches, layout, source is None or source.repeats is not False)
+            else:
+                planned = _of_data(path, batches, requested, source)
+                if layout:
+                    raise _no_documents(path, layout)
         if strict:
-            check_notes(planned.notes, paths[0])
+            check_notes(planned.notes, path)
     except StrictError as error:
         return refused("plan", error, as_json=as_json)
     report = planned.report
     payload = _payload(report, grad_accum) | {"quarantined": planned.rejected}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
-    payload |= {"path": str(paths[0]), "sources": _sources(report, paths)}
+    payload["path"] = str(path)
     payload["fields"] = {name: {"items": one, "variants": more} for name, (one, more) in planned.items.items()}
     try:
         with console.python_as_flags():
@@ -109,36 +111,6 @@ def _items(spec: FieldSpec, variant: Any) -> tuple[int, int]:
     return len(variant), int(np.count_nonzero(spec.variant_of(variant)))
 
 
-def _planned(
-    paths: Sequence[Path],
-    layout: tuple[int, int, str],
-    rows: Mapping[str, Any],
-    asked: tuple[flags.Requested, flags.Source],
-    mixing: Mapping[str, Any],
-) -> _Planned:
-    """The plan of caches or of folders."""
-    from latentcache.plan.batching import BatchPlan
-
-    batch_size, world_size, remainder = layout
-    batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
-    held = [_is_cache(path) for path in paths]
-    if all(held):
-        source = asked[1]
-        repeats = source is None or source.repeats is not False
-        return _of_caches(paths, batches, rows, mixing, repeats)
-    if len(paths) > 1 or mixing:
-        raise UsageError(
-            "several sources and --weight are for caches",
-            where=str(paths[held.index(False)]),
-            why="a folder that is not built is planned alone",
-            fix=f"latentcache build {shlex.quote(str(paths[held.index(False)]))}",
-        )
-    planned = _of_data(paths[0], batches, asked)
-    if rows:
-        raise _no_documents(paths[0], rows)
-    return planned
-
-
 def _is_cache(path: Path) -> bool:
     """True if a build was started here."""
     from latentcache.store.paths import CachePaths
@@ -149,61 +121,31 @@ def _is_cache(path: Path) -> bool:
         return False
 
 
-def _mixing(weights: list[str] | None, samples: int | None) -> dict[str, Any]:
-    """Options of a mixture; empty without weights."""
-    if samples is not None and not weights:
-        raise UsageError(f"--samples={samples}: needs --weight", fix="add --weight 1 for each path")
-    return {"weights": weights, "samples": samples} if weights else {}
-
-
-def _of_caches(
-    paths: Sequence[Path],
-    batches: BatchPlan,
-    rows: Mapping[str, Any],
-    mixing: Mapping[str, Any],
-    repeats: bool,
-) -> _Planned:
-    """The plan of the loaders of these caches."""
+def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: bool) -> _Planned:
+    """The plan of the loader of this cache."""
     from latentcache.loader.cache import open_cache
-    from latentcache.loader.combine import combine
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
-        caches = [open_cache(path).read(repeats=repeats) for path in paths]
-    for path, cache in zip(paths, caches, strict=True):
-        layouts = [field.spec.collate for field in cache.snapshots[0].fields.values()]
-        if rows and layouts and "pack" not in layouts:
-            raise _no_documents(path, rows)
-        if not rows:
-            _require_samples(path, cache)
-    parts: list[Any] = [cache.rows(**rows) for cache in caches] if rows else list(caches)
-    source = parts[0] if len(parts) == 1 and not mixing else combine(parts, **mixing)
-    report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
+        cache = open_cache(path).read(repeats=repeats)
+    (snapshot,) = cache.snapshots
+    collates = [field.spec.collate for field in snapshot.fields.values()]
+    if rows and collates and "pack" not in collates:
+        raise _no_documents(path, rows)
+    if not rows and collates and all(collate == "pack" for collate in collates):
+        raise UsageError(
+            f"{path}: the steps of documents depend on the length of rows",
+            where=str(path),
+            fix=f"add --pack N, --pad N or --chunk N; `latentcache info {shlex.quote(str(path))}` shows lengths",
+        )
+    source: Any = cache.rows(**rows) if rows else cache
     return _Planned(
-        report=report,
-        rejected=sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots),
-        notes=[note for cache in caches for snapshot in cache.snapshots for note in snapshot.notes],
-        repeats=_summed([cache.repeats for cache in caches]),
-        items=_added(
-            {name: _items(rows.spec, rows.variant) for name, rows in snapshot.fields.items()}
-            for cache in caches
-            for snapshot in cache.snapshots
-        ),
+        report=source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder),
+        rejected=len(snapshot.rejected),
+        notes=snapshot.notes,
+        repeats=cache.repeats,
+        items={name: _items(field.spec, field.variant) for name, field in snapshot.fields.items()},
     )
-
-
-def _summed(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    return {times: sum(one.get(times, 0) for one in counts) for times in {times for one in counts for times in one}}
-
-
-def _added(counts: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """Counts of several folders or snapshots together."""
-    found: dict[str, tuple[int, int]] = {}
-    for one in counts:
-        for name, (items, variants) in one.items():
-            before = found.get(name, (0, 0))
-            found[name] = before[0] + items, before[1] + variants
-    return found
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -211,18 +153,7 @@ def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
     return UsageError(f"--{flag}={rows[flag]}: {path} holds no documents", where=str(path), fix=f"leave out --{flag}")
 
 
-def _require_samples(path: Path, cache: Any) -> None:
-    """Reject a cache of documents: its steps depend on the length of rows."""
-    fields = cache.snapshots[0].fields
-    if fields and all(field.spec.collate == "pack" for field in fields.values()):
-        raise UsageError(
-            f"{path}: the steps of documents depend on the length of rows",
-            where=str(path),
-            fix=f"add --pack N, --pad N or --chunk N; `latentcache info {shlex.quote(str(path))}` shows lengths",
-        )
-
-
-def _of_data(path: Path, batches: BatchPlan, asked: tuple[flags.Requested, flags.Source]) -> _Planned:
+def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source: flags.Source) -> _Planned:
     """The plan that the cache of this folder would have; nothing is written."""
     import numpy as np
 
@@ -231,7 +162,6 @@ def _of_data(path: Path, batches: BatchPlan, asked: tuple[flags.Requested, flags
     from latentcache.pipeline.stream import sample_index
     from latentcache.plan.samples import plan_report, times_counted
 
-    requested, source = asked
     given = {"fields": requested.fields, "related": not requested.exact, "source": source}
     planned = plan_build(BuildSettings(data=path, **given))
     field = next(iter(planned.fields.values()))
@@ -300,22 +230,6 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     }
 
 
-def _sources(report: PlanReport, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The samples of an epoch by path; empty without weights."""
-    return [
-        {
-            "path": str(path),
-            "name": source.name,
-            "weight": float(source.weight),
-            "entries": source.entries,
-            "samples": source.samples,
-            "least": source.least,
-            "most": source.most,
-        }
-        for path, source in zip(paths, report.sources, strict=False)
-    ]
-
-
 def _show(payload: dict[str, Any]) -> None:
     names = ("samples", "batches", "repeated", "dropped")
     rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
@@ -324,7 +238,6 @@ def _show(payload: dict[str, Any]) -> None:
         label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
-    _show_sources(payload["sources"])
     for name, held in payload["fields"].items():
         if held["variants"]:
             out(f"{name}: {counted(held['items'], 'item')}, {held['variants']} of them variants or prompts")
@@ -342,15 +255,3 @@ def _show(payload: dict[str, Any]) -> None:
         out("  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets")
     if payload["quarantined"]:
         out(f"{counted(payload['quarantined'], 'rejected sample')} not counted: `latentcache build` lists them")
-
-
-def _show_sources(sources: Sequence[dict[str, Any]]) -> None:
-    if not sources:
-        return
-    total = sum(source["samples"] for source in sources)
-    rows: list[tuple[object, ...]] = [("source", "entries", "samples", "fraction", "each sample seen")]
-    for source in sources:
-        least, most = source["least"], source["most"]
-        times = counted(least, "time") if least == most else f"{least} or {most} times"
-        rows.append((source["path"], source["entries"], source["samples"], f"{source['samples'] / total:.1%}", times))
-    show_table(rows, indent="")

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -168,27 +167,6 @@ def test_an_output_that_cannot_be_written_is_said(shared, words):
     assert done.returncode == 3
     assert done.stderr.startswith("error[output]: the output cannot be written\n")
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_a_build_commits_and_gives_one_object(data, tmp_path, number):
-    for extra in range(4, 30):
-        draw(data / f"p{extra:02}.png", seed=extra)
-    words = [*PROGRAM, "build", data, *SMALL, "--out", tmp_path / "c", "--json", "--batch-size", "1"]
-    words += ["--model", "stub:delay_ms=200", "--events", tmp_path / "events", "--commit-every", "1"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
-    while (
-        not ((tmp_path / "events").exists() and (tmp_path / "events").stat().st_size) and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=15)
-    assert process.returncode == 128 + number
-    value = json.loads(out)
-    assert (value["exit_code"], value["error"]["slug"]) == (128 + number, "interrupted")
-    assert "Traceback" not in err
-    assert "again" in value["error"]["fix"]
 
 
 def test_a_locale_without_utf8_finds_the_names_that_another_one_built(tmp_path):

@@ -3,18 +3,14 @@
 ``{tmp}`` stands for the folder of the test; the data folder is ``{tmp}/data``, the cache ``{tmp}/cache``.
 """
 
-import base64
 import json
 import os
 import re
 import shlex
-import shutil
 import struct
 import subprocess
-import sys
 import time
 import zlib
-from pathlib import Path
 
 import pytest
 from small_cache import SMALL, as_nobody, counts, draw
@@ -271,19 +267,6 @@ def test_a_model_folder_without_configuration(rejected, one, tmp_path, files, li
     )
 
 
-def test_a_model_folder_with_pickles_only(rejected, one, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
-    (tmp_path / "model" / "diffusion_pytorch_model.bin").write_bytes(b"\x80\x02.")
-    assert rejected("data", "--model", tmp_path / "model") == error(
-        "model-unsupported",
-        "{tmp}/model has only pickle weights (diffusion_pytorch_model.bin)",
-        "{tmp}/model",
-        PICKLE,
-        "save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
-    )
-
-
 def test_a_path_to_no_model(rejected, one):
     assert rejected("data", "--model", "/no/such/model") == error(
         "model-not-found",
@@ -294,115 +277,11 @@ def test_a_path_to_no_model(rejected, one):
     )
 
 
-def test_an_unknown_hub_id_offline(one, tmp_path):
-    words = [sys.executable, "-m", "latentcache", "build", one, "--model", "nobody/nothing", "--json"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    found = json.loads(done.stdout)["error"]
-    why = found.pop("why")
-    assert (done.returncode, {**found, "why": ""}) == (
-        2,
-        error(
-            "model-not-found",
-            "nobody/nothing: neither a folder here nor a model that can be downloaded",
-            "nobody/nothing",
-            "",
-            "on a machine with a network: `hf download nobody/nothing --local-dir FOLDER`; then --model FOLDER",
-        ),
-    )
-    assert why.startswith("this machine is offline, or the repository does not exist or is closed: ")
-    assert "Traceback" not in done.stderr
-
-
 # tables
 
 
-def table(one, text, name="metadata.csv"):
-    (one / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-
-
-def test_a_table_with_bom_missing_unlisted_absolute_and_parent_paths(run, one, tmp_path):
-    draw(one / "b.png", seed=1)
-    table(one, "\ufefffile_name,text\na.png,hello\nc.png,gone\n/etc/passwd,abs\n../a.png,up\n")
-    outside = "copy the file into the data folder and write its path relative to that folder"
-    assert items(run, tmp_path) == {
-        "c.png": (
-            "quarantined",
-            "not-found",
-            "metadata.csv:3 names it, and there is no such file",
-            "put the file there, or remove what points to it",
-        ),
-        "/etc/passwd": (
-            "quarantined",
-            "outside-root",
-            "metadata.csv:4 names a file outside the data folder",
-            outside,
-        ),
-        "../a.png": (
-            "quarantined",
-            "outside-root",
-            "metadata.csv:5 names a file outside the data folder; did you mean a.png?",
-            outside,
-        ),
-        "b.png": ("note", "unlisted", "metadata.csv has no row for it", "add a row to the table to use it"),
-        "metadata.csv": (
-            "note",
-            "bom",
-            "metadata.csv begins with a UTF-8 BOM",
-            "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
-        ),
-    }
-
-
-def test_a_bom_alone_is_no_reason_to_fail(run, one, tmp_path):
-    table(one, "\ufefffile_name,text\na.png,hello\n")
-    assert set(items(run, tmp_path, status=0)) == {"metadata.csv"}
-
-
-QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "line", "why", "fix"),
-    [
-        (
-            "file_name,text\na.png,hello, world\n",
-            "a row of another length",
-            2,
-            "expected 2 fields as in the first line, found 3: a.png, hello,  world",
-            QUOTE,
-        ),
-        (
-            "file_name,text\na.png,x\na.png\n",
-            "a row of another length",
-            3,
-            "expected 2 fields as in the first line, found 1: a.png",
-            QUOTE,
-        ),
-        (
-            "name,words\na.png,x\n",
-            "no column of file names",
-            1,
-            "expected a column named file_name, image, file, filename or path; found columns: name, words",
-            "name the columns in the first line of metadata.csv, e.g. `file_name,text`",
-        ),
-        (
-            "file_name,text\n",
-            "the table has no rows",
-            1,
-            "expected one row per image, found none",
-            "add one row per image, or remove the table to use all images",
-        ),
-    ],
-)
-def test_a_table_that_cannot_be_read(rejected, one, tmp_path, text, what, line, why, fix):
-    table(one, text)
-    assert rejected() == error("table", f"metadata.csv: {what}", f"{{tmp}}/data/metadata.csv:{line}", why, fix)
-    assert not (tmp_path / "cache").exists()
-
-
 def test_verify_and_plan_say_the_same_of_a_table(run, cache, data):
-    table(data, "file_name,text\np0.png\n")
+    (data / "metadata.csv").write_text("file_name,text\np0.png\n")
     for words in (["verify", cache], ["plan", data, "--batch-size", "1"]):
         done = run(*words, "--json")
         assert (done.status, done.error["slug"], done.error["where"]) == (2, "table", f"{data}/metadata.csv:2")
@@ -469,16 +348,6 @@ def test_a_file_that_is_no_image(run, one, tmp_path, name, content, reason, foun
     assert re.fullmatch(found, detail)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
-def test_a_truncated_image(run, one, tmp_path, suffix):
-    whole = draw(tmp_path / f"whole{suffix}", seed=3).read_bytes()
-    (one / f"cut{suffix}").write_bytes(whole[: len(whole) // 2])
-    category, reason, detail, hint = items(run, tmp_path)[f"cut{suffix}"]
-    assert (category, reason) == ("quarantined", "truncated")
-    assert detail
-    assert hint == "the file is cut short or damaged: download or export it again"
-
-
 def test_a_pipe_named_like_a_image(run, one, tmp_path):
     os.mkfifo(one / "x.jpg")
     started = time.monotonic()
@@ -491,19 +360,6 @@ def test_a_pipe_named_like_a_image(run, one, tmp_path):
         )
     }
     assert time.monotonic() - started < 10
-
-
-def test_a_name_that_is_not_utf8(run, one, tmp_path):
-    raw = os.fsencode(one) + b"/b\xff.png"
-    shutil.copy(one / "a.png", raw)
-    done = run("build", one, *SMALL, "--out", tmp_path / "cache", "--json")
-    assert (done.status, done.json["counts"]["samples"]) == (0, 2)
-    (entry,) = run("info", tmp_path / "cache", "--entries", "--json").json["entries"]
-    assert [base64.b64decode(name) for name in entry["paths_b64"]] == [b"a.png", b"b\xff.png"]
-    Path(os.fsdecode(raw)).write_bytes(b"")
-    (item,) = run("build", one, "--out", tmp_path / "cache", "--json").json["items"]
-    assert base64.b64decode(item["path_b64"]) == b"b\xff.png"
-    assert "quarantined b\\xff.png [empty]" in run("build", one, "--out", tmp_path / "cache").out
 
 
 def test_the_words_of_damage_lead_out_of_it(run, cache, data):

@@ -42,15 +42,6 @@ def test_plan_first_then_the_summary(run, data):
     assert done.out.endswith("(snapshot 1) is complete\n")
 
 
-def test_a_second_run_encodes_nothing_and_says_so(run, data):
-    build(run, data)
-    done = build(run, data)
-    assert "\nnothing to encode: 4 entries reused, 0 quarantined\n" in done.out
-    again = build(run, data, "--json").json
-    assert again["counts"] == counts(4, 0, 4, 0)
-    assert (again["published"], again["snapshot"]) == (False, 1)
-
-
 def test_a_dry_run_makes_nothing(run, data):
     done = build(run, data, "--dry-run")
     note = "note p3.png [no-caption]: 1 image has no caption, the first is p3.png\n"

@@ -39,13 +39,6 @@ def test_the_keys_of_an_entry(run, cache, data):
     assert sorted(path for entry in entries for path in entry["paths"]) == [f"p{n}.png" for n in range(4)]
 
 
-def test_one_entry_for_two_files_with_the_same_bytes(run, cache, data):
-    (data / "twin.png").write_bytes((data / "p0.png").read_bytes())
-    run("build", data, "--out", cache)
-    entries = run("info", cache, "--entries", "--json").json["entries"]
-    assert sorted(len(entry["paths"]) for entry in entries) == [1, 1, 1, 2]
-
-
 def test_an_entry_that_fails_its_check_has_no_checksum(run, cache):
     whole = {entry["key"]: entry["checksum"] for entry in run("info", cache, "--entries", "--json").json["entries"]}
     damage_payload(cache)

@@ -1,8 +1,5 @@
 import pytest
-from small_cache import SMALL, build, draw
-
-from latentcache.loader.cache import open_cache
-from latentcache.loader.combine import combine
+from small_cache import SMALL, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "remainder",
@@ -108,67 +105,3 @@ def test_one_image_that_fills_a_batch_is_said(run, shared):
     assert len(value["overfilled"]) == 2
     assert run("plan", cache, "--batch-size", 4, "--json").json["overfilled"] == []
     assert "warning" not in run("plan", cache, "--batch-size", 8, "--remainder", "partial").out
-
-
-# several
-
-
-@pytest.fixture
-def two(shared, tmp_path):
-    """Two caches: four images in three sizes, and two in two of them."""
-    draw(tmp_path / "more" / "new0.png", (96, 64), seed=98)
-    draw(tmp_path / "more" / "new1.png", (80, 80), seed=99)
-    build(tmp_path / "more", tmp_path / "more.cache")
-    return shared[1], tmp_path / "more.cache"
-
-
-def test_several_caches_are_planned_as_one(run, two):
-    value = run("plan", *two, "--batch-size", "1", "--json").json
-    assert (value["samples_used"], value["sources"], value["path"]) == (6, [], str(two[0]))
-    assert {(b["height"], b["width"]): b["samples"] for b in value["buckets"]}[48, 80] == 3
-
-
-def test_the_plan_of_weights_is_that_of_the_loader(run, two):
-    words = ["--weight", "1", "--weight", "0.5", "--samples", "9", "--batch-size", "2", "--json"]
-    value = run("plan", *two, *words).json
-    assert [
-        (d["path"], d["weight"], d["entries"], d["samples"], d["least"], d["most"]) for d in value["sources"]
-    ] == [
-        (str(two[0]), 1.0, 4, 6, 1, 2),
-        (str(two[1]), 0.5, 2, 3, 1, 2),
-    ]
-    assert [d["name"] for d in value["sources"]] == ["cache", "more.cache"]
-    both = combine([open_cache(path) for path in two], weights=[1, 0.5], samples=9)
-    report = both.plan(batch_size=2)
-    assert (value["batches_per_epoch"], value["samples_used"]) == (report.steps, 9)
-
-
-def test_the_text_says_how_often_each_is_served(run, two):
-    out = run("plan", *two, "--weight", "3", "--weight", "1", "--batch-size", "1").out.splitlines()
-    head = next(number for number, line in enumerate(out) if line.startswith("source"))
-    assert out[head].split() == ["source", "entries", "samples", "fraction", "each", "sample", "seen"]
-    assert out[head + 1].split()[1:] == ["4", "6", "75.0%", "1", "or", "2", "times"]
-    assert out[head + 2].split()[1:] == ["2", "2", "25.0%", "1", "time"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--weight", "1"], "--weight: 1 values for 2 sources"),
-        (["--weight", "1", "--weight", "0"], "--weight: '0' is not above 0"),
-        (["--weight", "1", "--weight", "x"], "--weight: 'x' is not above 0"),
-        (["--samples", "5"], "--samples=5: needs --weight"),
-        (["--weight", "1", "--weight", "1e-9"], "an epoch would have"),
-    ],
-)
-def test_weights_that_cannot_be(run, two, words, said):
-    done = run("plan", *two, *words, "--batch-size", "1", "--json")
-    assert (done.status, done.error["slug"]) == (2, "usage")
-    assert said in done.error["what"]
-
-
-def test_caches_of_two_kinds_are_rejected(run, two, tmp_path):
-    build(tmp_path / "more", tmp_path / "other.cache", storage_dtype="float32")
-    done = run("plan", two[0], tmp_path / "other.cache", "--batch-size", "1", "--json")
-    assert done.status == 2
-    assert "made differently" in done.error["what"]

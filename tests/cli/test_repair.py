@@ -31,10 +31,6 @@ def test_the_object_of_a_repair(run, cache, data):
     assert run("verify", cache, "--full").status == 0
 
 
-def test_without_a_repair_there_is_none(run, shared):
-    assert run("verify", shared[1], "--json").json["repair"] is None
-
-
 def test_after_a_repair_only_the_build_is_left_to_do(run, cache, data):
     damage_payload(cache)
     (before,) = run("verify", cache, "--full", "--json").json["items"]
@@ -86,13 +82,6 @@ def test_the_answer_counts(run, cache, monkeypatch, answer, number):
     assert "to be removed: 1 entry" in done.err
     assert name in done.err
     assert open_snapshot(cache).number == number
-
-
-@pytest.mark.parametrize("flag", ["--yes"])
-def test_flags_of_a_repair_without_one(run, shared, flag):
-    done = run("verify", shared[1], flag, "--json")
-    assert done.status == 2
-    assert flag in done.error["what"]
 
 
 @pytest.mark.parametrize("more", [["--sample", "1"], ["--untrusted"]])

@@ -141,14 +141,6 @@ def test_no_finished_build_is_status_3(run, tmp_path):
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
 
 
-def test_a_build_that_has_not_ended_is_mentioned(run, cache):
-    (cache / "BUILDING").write_text("{}")
-    done = run("verify", cache)
-    assert done.status == 0
-    assert "an unfinished build was found" in done.out
-    assert run("verify", cache, "--json").json["building"] is True
-
-
 def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
     """As it is shown: take it out, build again."""
     damage_payload(cache)

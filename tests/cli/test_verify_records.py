@@ -30,26 +30,6 @@ def found_by(run, cache, *words):
     return done.status, {name: number for name, number in found["counts"].items() if number}, found["items"]
 
 
-def test_a_record_that_changed_is_named_with_its_line(run, data, cache):
-    write_texts(data, [*LINES[:5], "changed", *LINES[6:-1]])
-    status, counts, items = found_by(run, cache)
-    assert (status, counts["stale"], counts["ok"] + counts.get("touched", 0)) == (1, 2, 198)
-    assert [(item["reason"], item["path"], item["line"]) for item in items if item["category"] == "stale"] == [
-        ("source-changed", "a.jsonl", 6),
-        ("source-removed", "a.jsonl", 200),
-    ]
-    assert "latentcache build" in items[0]["fix"]
-
-
-def test_new_and_moved_records(run, data, cache):
-    write_texts(data, ["new", *LINES[::-1], ("bad",)])
-    status, counts, items = found_by(run, cache, "--allow-failed", "1")
-    assert (status, counts["ok"] + counts["touched"]) == (1, 200)
-    assert (counts["missing"], counts["quarantined"]) == (1, 1)
-    found = {(item["category"], item["path"], item["line"]) for item in items if item["category"] != "touched"}
-    assert found == {("missing", "a.jsonl", 1), ("quarantined", "a.jsonl", 202)}
-
-
 def test_another_tokenizer_names_the_field(run, cache, tmp_path):
     manifest = cache / "snapshots" / "000001" / "manifest.json"
     recorded = json.loads(manifest.read_bytes())["fields"]["input_ids"]["recipe"]["tokenizer"][:8]

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from commands import acknowledged, build_here, entries, finished, look, start_build, state_of, wait_for
 from made_archives import FORMS, as_folder, as_tars, png, rows_of, some_images, write_tar
-from small_cache import damage_payload
 
 from latentcache import open_cache
 
@@ -110,31 +109,10 @@ def test_a_killed_build_is_continued(form: str, data: Path, tmp_path: Path) -> N
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
 
 
-def test_parts_are_merged_into_the_whole(form: str, data: Path, tmp_path: Path) -> None:
-    for number in range(2):
-        assert build_here(data, tmp_path / f"part{number}", "--part", f"{number}/2").code == 0
-    merged = tmp_path / "merged"
-    assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", merged, "--json").code == 0
-    build_here(data, tmp_path / "whole")
-    assert payloads(merged) == payloads(tmp_path / "whole")
-    assert served(merged) == served(tmp_path / "whole")
-    assert counts(build_here(data, merged)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
-    assert counts(look("verify", merged, "--full", "--json")) == {"ok": COUNT}
-
-
 def test_a_streaming_build_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
     assert build_here(data, tmp_path / "cache", "--stream").code == 0
     build_here(data, tmp_path / "whole")
     assert served(tmp_path / "cache") == served(tmp_path / "whole")
-
-
-def test_repair_makes_a_damaged_cache_whole(form: str, data: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    build_here(data, cache)
-    damage_payload(cache)
-    assert look("verify", cache, "--full", "--repair", "--yes", "--json").code in (0, 1)
-    assert counts(build_here(data, cache))["encoded"] == 1
-    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
 
 
 def bad_tar(root: Path) -> None:

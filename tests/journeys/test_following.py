@@ -4,13 +4,11 @@ import os
 import signal
 
 import pytest
-import torch
 from commands import acknowledged, look, start_followed
 from small_cache import SMALL, build, draw
 
 from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.loader.cache import open_cache
-from latentcache.store.paths import CachePaths
 
 COUNT = 24
 
@@ -32,36 +30,6 @@ def served(cache, **more):
     for batch in cache.loader(batch_size=2, seed=3, **more):
         found |= dict(zip(batch["names"], zip(batch["keys"]["latents"], batch["latents"], strict=True), strict=True))
     return found
-
-
-def test_a_build_that_nobody_has_waited_for_has_ended(data, tmp_path):
-    whole = (data / "p00.png").read_bytes()
-    (data / "p00.png").write_bytes(whole[: len(whole) // 2])
-    process = start(data, tmp_path / "cache")
-    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=20)
-    process.send_signal(signal.SIGCONT)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number stays taken
-    with pytest.raises(MissingEntryError, match=r"latents of p00\.png cannot be made"):
-        served(pending)
-    assert process.wait() == 1
-
-
-def test_training_begins_before_the_build_ends(data, tmp_path):
-    process = start(data, tmp_path / "cache")
-    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
-    loader = pending.loader(batch_size=2, seed=3)
-    assert len(loader) == COUNT // 2
-    state = loader.state_dict()
-    process.send_signal(signal.SIGCONT)
-    found = served(pending)
-    assert process.wait(60) == 0
-    expected = served(open_cache(tmp_path / "cache"))
-    assert found.keys() == expected.keys()
-    for name, (key, latents) in expected.items():
-        assert torch.equal(found[name][0], key)
-        assert torch.equal(found[name][1], latents)
-    assert not CachePaths(tmp_path / "cache").pending.exists()
-    open_cache(tmp_path / "cache").loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
 
 
 def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):

@@ -186,16 +186,6 @@ def test_a_caption_of_100_kilobytes_is_cut_and_counted(data, tmp_path):
     assert done.json["fields"]["prompt_embeds"]["numbers"] == {"truncated_captions": 1}
 
 
-def test_a_field_is_added_later(data, tmp_path):
-    cache = tmp_path / "cache"
-    assert build(data, cache, "--model", "stub", *SMALL)[1] == {"latents": 6}
-    assert build(data, cache, "--text-encoder", "stub")[1] == {
-        "latents": 0,
-        "prompt_embeds": 5,
-        "pooled_prompt_embeds": 5,
-    }
-
-
 def test_each_edit_encodes_its_own_field(stub, data):
     (data / "0.txt").write_text("a blue fox")
     assert build(data, stub)[1] == {"latents": 0, "prompt_embeds": 1, "pooled_prompt_embeds": 1}
@@ -232,29 +222,9 @@ def test_lengths_are_fixed_and_the_mask_tells_the_words(stub):
     assert not batch["prompt_embeds"][~batch["prompt_embeds_mask"]].any()
 
 
-def test_truncated_captions_are_counted(data, tmp_path):
-    (data / "4.txt").write_text("word " * 100)
-    done, _ = build(data, tmp_path / "cache", "--text-encoder", "stub")
-    assert done.json["fields"]["prompt_embeds"]["numbers"] == {"truncated_captions": 1}
-    assert "truncated captions 1" in look("info", tmp_path / "cache").out
-
-
 def test_a_caller_in_python_gets_the_fields_it_names(data, tmp_path):
     settings = BuildSettings(data=data, out=tmp_path / "one", fields={"prompt_embeds": {"text_encoder": "stub"}})
     assert list(build_cache(settings).fields) == ["prompt_embeds"]
-
-
-def test_parts_and_a_merge_give_the_same_fields(stub, data, tmp_path):
-    parts = [tmp_path / f"part{number}" for number in range(2)]
-    for number, part in enumerate(parts):
-        words = ("--part", f"{number}/2", "--model", "stub", *SMALL, "--text-encoder", "stub")
-        assert build(data, part, *words)[0].code == 0
-    assert look("merge", *parts, "--out", tmp_path / "merged").code == 0
-    both = [open_cache(cache) for cache in (stub, tmp_path / "merged")]
-    batches = [next(iter(cache.loader(batch_size=6))) for cache in both]
-    assert batches[0]["names"] == batches[1]["names"]
-    for name in FIELDS:
-        assert np.array_equal(batches[0][name], batches[1][name])
 
 
 def test_a_pipeline_without_a_text_encoder_is_refused_before_anything_is_written(pipeline, data, tmp_path):

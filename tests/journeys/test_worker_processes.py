@@ -81,20 +81,6 @@ def test_while_workers_of_a_dead_build_still_end_the_cache_is_held(tmp_path):
     ends_whole(data, cache, events)
 
 
-@pytest.mark.parametrize(("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_a_signal_ends_all_of_it_in_order(tmp_path, number, group):
-    process, data, cache, events = running(tmp_path, start_new_session=True)
-    workers, started = workers_of(process), time.monotonic()
-    os.killpg(process.pid, number) if group else os.kill(process.pid, number)
-    done = finished(process, 10)
-    assert time.monotonic() - started < 10
-    assert (done.code, done.json["error"]["slug"]) == (128 + number, "interrupted")
-    assert not any(map(is_running, workers))
-    assert set(acknowledged(events)) == set(entries(cache))
-    assert not [path for path in cache.rglob("*") if path.suffix == ".open"]
-    ends_whole(data, cache, events)
-
-
 def test_a_second_signal_ends_it_at_once(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     process = start_build(data, cache, *TWO, delay_ms=400, events=events, start_new_session=True)

@@ -40,17 +40,6 @@ def test_a_first_build_makes_every_item_once(case, data):
     assert not (report.cache / "scratch").exists()
 
 
-def test_an_up_to_date_build_publishes_nothing_and_starts_no_worker(case, data, trusted, no_runs):
-    first = built(case, data)
-    before = tree(first.cache)
-    with no_runs():
-        again = built(case, data, fields={})
-    assert (again.encoded, again.cached, again.published, again.snapshot) == (0, 4, False, 1)
-    done = again.fields[case.field]
-    assert (done.encoded, done.cached, done.num_bytes) == (0, 4, first.fields[case.field].num_bytes)
-    assert tree(first.cache) == before
-
-
 def test_touched_files_start_no_worker(case, data, no_runs):
     cache = built(case, data).cache
     keys = rows_of(cache, case.field)
@@ -198,16 +187,6 @@ def test_an_interrupted_build_is_continued_and_acknowledged_keys_are_not_encoded
     assert len(keys) == len(set(keys)) == 40
 
 
-def test_events_name_every_encoded_key_once(case, data, tmp_path):
-    cache = built(case, data, events=tmp_path / "events", commit_every=1).cache
-    lines = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
-    assert {line["event"] for line in lines} == {"commit"}
-    keys = [key for line in lines for key in line["keys"]]
-    assert sorted(keys) == sorted(key.hex() for row in rows_of(cache, case.field).values() for key in row)
-    built(case, data, events=tmp_path / "events")
-    assert len((tmp_path / "events").read_text().splitlines()) == len(lines)
-
-
 def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
     plan = plan_build(settings(case, data))
     assert (plan.to_make, plan.samples, len(plan.fields[case.field].todo)) == (4, 4, 4)
@@ -252,15 +231,6 @@ def test_a_cache_without_current_continues_with_its_newest_snapshot(case, data):
     report = built(case, data, fields={})
     assert (report.encoded, report.published) == (0, True)
     assert open_snapshot(cache).fields[case.field].recipe_id == report.plan.fields[case.field].recipe.recipe_id
-
-
-def test_settings_that_are_not_given_follow_the_snapshot(tmp_path):
-    case = CASES["latents"]
-    data = case.data(tmp_path / "data", 3)
-    first = built(case, data, recipe={"resolutions": (128,), "alpha": "#123456", "bucket_step": 16})
-    report = built(case, data, fields={"latents": field_kind("latents").settings()})
-    assert report.encoded == 0
-    assert report.plan.fields["latents"].recipe == first.plan.fields["latents"].recipe
 
 
 def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):

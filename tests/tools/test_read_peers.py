@@ -34,14 +34,6 @@ def shuffled():
     return plan_of(np.random.default_rng(4).permutation(COUNT).tolist())
 
 
-def test_files_are_always_there_and_what_is_missing_is_named(found):
-    assert set(found) >= ALWAYS
-    missing = read_peers.left_out()
-    assert {name.split(",")[0] for name in found} | set(missing) == set(read_peers.PEERS)
-    assert all(reason for reason in missing.values())
-    assert set(read_peers.versions()) >= {"safetensors", "torch"}
-
-
 @pytest.mark.parametrize("plan", [shuffled(), plan_of(list(range(COUNT)))], ids=["shuffled", "sequential"])
 def test_every_batch_holds_its_rows(found, payloads, plan):
     """In this process; twice, because a reader that was opened is used again."""
@@ -78,15 +70,3 @@ def check(name, plan, payloads, batches):
         assert batch.dtype == torch.uint8, name
         assert batch.is_contiguous(), name
         assert np.array_equal(batch.numpy(), payloads[batch[:, 0].long().numpy()]), name
-
-
-def test_a_format_that_is_there_is_not_written_again(payloads, tmp_path):
-    read_peers.peers(tmp_path, payloads[:BATCH], BATCH)
-    again = read_peers.peers(tmp_path, np.broadcast_to(np.uint8(0), (BATCH, SIZE)), BATCH)
-    (batch,) = again["safetensors files, 0 workers"]([[3, 0, 1, 2]])
-    assert np.array_equal(batch.numpy(), payloads[[3, 0, 1, 2]])
-
-
-def test_an_order_is_told_from_a_shuffle():
-    assert read_peers.is_sequential([[0, 1], [2, 5]])
-    assert not read_peers.is_sequential([[0, 1], [5, 2]])

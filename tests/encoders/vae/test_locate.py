@@ -102,26 +102,6 @@ def test_a_configuration_that_was_given_wins(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("others", "found"),
-    [([], WEIGHTS_NAME), (list("abcdef"), "a, b, c, d, diffusion_pytorch_model.safetensors, ...")],
-)
-def test_a_folder_without_configuration(model, others, found):
-    model.config.unlink()
-    for name in others:
-        (model.folder / name).touch()
-    with pytest.raises(UnsupportedModelError) as caught:
-        locate(str(model.folder))
-    assert caught.value.what == f"{model.folder} has no config.json"
-    assert caught.value.why == f"the class and the settings of a model are read from it, never guessed; found {found}"
-    assert caught.value.fix == "put the config.json of the VAE beside its weights, or name it with --model-config"
-
-
-def test_an_empty_folder(tmp_path):
-    with pytest.raises(UnsupportedModelError, match="never guessed; found no files"):
-        locate(str(tmp_path))
-
-
-@pytest.mark.parametrize(
     ("content", "what"),
     [
         (b"not json", "config.json is not JSON"),
@@ -172,13 +152,6 @@ def test_only_pickle_weights(model, name):
         locate(str(model.folder))
     assert caught.value.what == f"{model.folder} has only pickle weights ({name})"
     assert caught.value.fix == ("save it as safetensors where you trust it: model.save_pretrained(FOLDER)")
-
-
-def test_a_pickle_file_itself_is_rejected(tmp_path):
-    path = tmp_path / "vae.ckpt"
-    path.write_bytes(b"PK\x03\x04" + bytes(60))
-    with pytest.raises(UnsupportedModelError, match=r"vae\.ckpt is a pickle checkpoint"):
-        locate(str(path))
 
 
 def test_no_weights_at_all(model):
