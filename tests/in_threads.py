@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from latentcache.pipeline.devices import devices_for
-from latentcache.pipeline.workers import crew, process, serve
+from latentcache.pipeline.workers import pool, process, serve
 from latentcache.pipeline.workers.transport import Message, as_error
 
 
@@ -22,5 +22,5 @@ def _ask(self, target, /, **arguments):
 @contextmanager
 def in_threads():
     """Builds of this block start no process."""
-    with patch.object(crew, "worker_count", lambda *_: 0), patch.object(process.WarmWorker, "ask", _ask):
+    with patch.object(pool, "worker_count", lambda *_: 0), patch.object(process.WarmWorker, "ask", _ask):
         yield

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from latentcache.cli import console, flags
 from latentcache.cli.console import counted, human_bytes, out, rejected_item, show_rejected
 from latentcache.cli.flags import argument, option
-from latentcache.cli.progress import BuildTalk, about, shared_entries
+from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError
 
 if TYPE_CHECKING:
@@ -105,29 +105,29 @@ def build(
         dry_run=dry_run,
     )
 
-    def make(talk: BuildTalk, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
+    def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
         from latentcache.pipeline.build import build_cache
 
-        return build_cache(settings, observer=talk, on_second_signal=last_words)
+        return build_cache(settings, observer=display, on_second_signal=last_words)
 
-    return carried_out("build", make, quiet=quiet, as_json=as_json)
+    return run_build("build", make, quiet=quiet, as_json=as_json)
 
 
-def carried_out(
+def run_build(
     command: str,
-    make: Callable[[BuildTalk, Callable[[InterruptedBuildError], None]], BuildReport],
+    make: Callable[[BuildProgress, Callable[[InterruptedBuildError], None]], BuildReport],
     *,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Build or merge, show the progress, and return the exit status."""
-    talk = BuildTalk(quiet=quiet)
+    display = BuildProgress(quiet=quiet)
     try:
-        report = make(talk, functools.partial(_leave_at_once, command, as_json=as_json))
+        report = make(display, functools.partial(_leave_at_once, command, as_json=as_json))
     except StrictError as error:
         return refused(command, error, as_json=as_json)
     finally:
-        talk.close()
+        display.close()
     exit_code = int(report.too_many_failed)
     if as_json:
         console.emit(command, _payload(report), exit_code=exit_code)

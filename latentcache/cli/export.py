@@ -9,7 +9,7 @@ from typing import Any
 from latentcache.cli import console, flags
 from latentcache.cli.console import counted, out
 from latentcache.cli.flags import argument, option
-from latentcache.cli.progress import Talk
+from latentcache.cli.progress import ProgressDisplay
 
 #: Settings of the trainer; the folder is ``{out}``, as Python text ``{python}``, and an id has ``{width}`` bytes.
 _NEXT = {
@@ -74,13 +74,13 @@ def export(
         padding_side=padding_side,
         validation=validation,
     )
-    talk = Talk(quiet=quiet)
+    display = ProgressDisplay(quiet=quiet)
     noun = "rows" if settings.layout else "documents"
     try:
         with console.python_as_flags():
-            made = export_cache(settings, lambda done, total: talk.counted_up(done, total, noun))
+            made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
     finally:
-        talk.close()
+        display.close()
     payload = {"cache": str(cache), "out": str(target), "format": to, **made}
     if as_json:
         console.emit("export", payload, exit_code=0)

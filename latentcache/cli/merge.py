@@ -10,7 +10,7 @@ from latentcache.cli import build, flags
 from latentcache.cli.flags import argument, option
 
 if TYPE_CHECKING:
-    from latentcache.cli.progress import BuildTalk
+    from latentcache.cli.progress import BuildProgress
     from latentcache.errors import InterruptedBuildError
     from latentcache.pipeline.report import BuildReport
 
@@ -27,9 +27,9 @@ def merge(
 ) -> int:
     """Merge caches into one; settings that differ are rejected by field."""
 
-    def make(talk: BuildTalk, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
+    def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
         from latentcache.pipeline.merge import merge_caches
 
-        return merge_caches(parts, out_folder, observer=talk)
+        return merge_caches(parts, out_folder, observer=display)
 
-    return build.carried_out("merge", make, quiet=quiet, as_json=as_json)
+    return build.run_build("merge", make, quiet=quiet, as_json=as_json)

@@ -16,7 +16,7 @@ from latentcache.cli.contents import data_lines
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.crew import Progress
+    from latentcache.pipeline.workers.pool import Progress
 
 _LINE_S = 10.0
 #: Changed settings that are shown.
@@ -24,7 +24,7 @@ _CHANGES = 4
 _BAR_S = 0.1
 
 
-class Talk:
+class ProgressDisplay:
     """Shows how far a command is. ``quiet``: warnings only."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -87,7 +87,7 @@ class Talk:
         self._bar.update(self._task, completed=done, total=total, description=text)
 
 
-class BuildTalk(Talk):
+class BuildProgress(ProgressDisplay):
     """Shows the plan of a build, then the progress of each field."""
 
     def __init__(self, *, quiet: bool) -> None:

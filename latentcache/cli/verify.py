@@ -30,7 +30,7 @@ With recipe flags: check if a build with these flags would reuse the entries. Re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Arguments:
     """The command line."""
 
     cache: Path
@@ -93,7 +93,7 @@ def verify(
 
     if allow_failed is not None:
         tolerated(allow_failed, 0)
-    asked = _Asked(
+    asked = _Arguments(
         cache=cache,
         data=data,
         requested=requested,
@@ -122,7 +122,7 @@ def verify(
     return exit_code
 
 
-def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
+def _checked(asked: _Arguments, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
     """Check, and repair with ``--repair``."""
     from latentcache.verify.fixes import Commands
     from latentcache.verify.verify import verify_cache
@@ -152,7 +152,7 @@ def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[Verif
     return report, repaired
 
 
-def _encoder(asked: _Asked) -> Any:
+def _encoder(asked: _Arguments) -> Any:
     """The encoder of ``--reencode``, loaded by its first use."""
     if asked.reencode is None:
         return None
@@ -164,7 +164,7 @@ def _encoder(asked: _Asked) -> Any:
 # requested recipes
 
 
-def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
+def _recipes(asked: _Arguments, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
     """The recipes that the flags ask for, once the snapshot is open."""
 
     def requested(snapshot: Snapshot) -> AskedRecipes:
@@ -191,7 +191,7 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
     return requested
 
 
-def _described(rows: FieldRows, settings: Any, asked: _Asked) -> Any:
+def _described(rows: FieldRows, settings: Any, asked: _Arguments) -> Any:
     """The recipe that a build would use now; files are read, nothing is loaded."""
     from latentcache.fields.protocol import Cached, DescribeContext
     from latentcache.fields.registry import load

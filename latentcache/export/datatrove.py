@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from latentcache.errors import ExportError
+from latentcache.export.atomic_folder import put
 from latentcache.export.documents import DocumentsFormat, Written
-from latentcache.export.whole_folder import put
 
 
 def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, PlanError, UsageError
-from latentcache.export.whole_folder import put, seal, whole_folder
+from latentcache.export.atomic_folder import atomic_folder, put, seal
 from latentcache.loader.documents import Documents
 from latentcache.store.atomic_io import make_folder
 
@@ -59,7 +59,7 @@ def export_documents(
     form: DocumentsFormat,
     out: Path,
     facts: Mapping[str, Any],
-    advanced: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Written]:
     """Write the documents of each split.
 
@@ -68,7 +68,7 @@ def export_documents(
         form: The format.
         out: The folder to create.
         facts: Metadata of the cache: fingerprint, recipe. Written beside the files.
-        advanced: Called with documents done and documents in total.
+        on_progress: Called with documents done and documents in total.
     """
     for name, documents in splits.items():
         reject_masked(documents, form.name)
@@ -76,15 +76,15 @@ def export_documents(
             raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
     done, total = 0, sum(map(len, splits.values()))
     written, files = {}, {}
-    with whole_folder(out) as folder:
+    with atomic_folder(out) as folder:
         for name, documents in splits.items():
             file = folder / form.ids.format(split=name)
             make_folder(file.parent)
             ids = _Ids(documents, form.dtypes[documents.dtype.name])
-            files[str(file.relative_to(folder))] = put(file, ids.parts(advanced, done, total))
+            files[str(file.relative_to(folder))] = put(file, ids.parts(on_progress, done, total))
             written[name] = ids.written()
             beside = form.beside(file, written[name], facts)
-            files |= {str((file.parent / other).relative_to(folder)): meant for other, meant in beside.items()}
+            files |= {str((file.parent / other).relative_to(folder)): expected for other, expected in beside.items()}
             done += len(documents)
         seal(folder, files, {**facts, "format": form.name, **counts(written)})
     return written
@@ -134,11 +134,11 @@ class _Ids:
         self._ends = np.cumsum(self._lengths)
         self._last: set[int] = set()
 
-    def parts(self, advanced: Callable[[int, int], None], before: int, total: int) -> Iterator[memoryview]:
-        """Bytes of the file; calls ``advanced`` with documents done, of this split and before."""
+    def parts(self, on_progress: Callable[[int, int], None], before: int, total: int) -> Iterator[memoryview]:
+        """Bytes of the file; calls ``on_progress`` with documents done, of this split and before."""
         for some in _together(self._ends):
             yield self._read(some).astype(self._dtype).data.cast("B")
-            advanced(before + some.stop, total)
+            on_progress(before + some.stop, total)
 
     def written(self) -> Written:
         """Facts about all parts."""

@@ -31,20 +31,20 @@ class FixedRows(Protocol):
         """(B, L) arrays ``input_ids``, ``attention_mask``, ``labels``; also ``position_ids`` of packed rows."""
 
 
-def in_batches(splits: Mapping[str, FixedRows], name: str, advanced: Callable[[int, int], None]) -> Iterator[Any]:
+def in_batches(splits: Mapping[str, FixedRows], name: str, on_progress: Callable[[int, int], None]) -> Iterator[Any]:
     """Yield the rows of one split in batches.
 
     Args:
         splits: All splits, in the order they are written in.
         name: The split.
-        advanced: Called with rows done and rows in total, of all splits.
+        on_progress: Called with rows done and rows in total, of all splits.
     """
     counts = {split: len(rows) for split, rows in splits.items()}
     total, before = sum(counts.values()), sum(counts[other] for other in list(counts)[: list(counts).index(name)])
     for start in range(0, counts[name], BATCH_ROWS):
         wanted = range(start, min(start + BATCH_ROWS, counts[name]))
         yield splits[name].batch(list(wanted))
-        advanced(before + wanted.stop, total)
+        on_progress(before + wanted.stop, total)
 
 
 def checked(batch: Mapping[str, Any], length: int) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
+from latentcache.export.atomic_folder import atomic_folder, seal
 from latentcache.export.fixed_rows import FixedRows, checked, in_batches
-from latentcache.export.whole_folder import seal, whole_folder
 from latentcache.store.atomic_io import make_folder, write_atomically
 
 #: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
@@ -88,14 +88,16 @@ class HfDiskSettings:
 
 
 def export_hf_disk(
-    splits: Mapping[str, FixedRows], settings: HfDiskSettings, advanced: Callable[[int, int], None] = lambda *_: None
+    splits: Mapping[str, FixedRows],
+    settings: HfDiskSettings,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, int]:
     """Write a ``DatasetDict`` folder.
 
     Args:
         splits: ``train`` and, if requested, ``validation``.
         settings: Trainer and folder.
-        advanced: Called with rows done and rows in total.
+        on_progress: Called with rows done and rows in total.
 
     Returns:
         Split -> rows.
@@ -104,11 +106,11 @@ def export_hf_disk(
         check_length(rows.length)
     counts = {name: len(rows) for name, rows in splits.items()}
     files: list[str] = []
-    with whole_folder(settings.out) as folder:
+    with atomic_folder(settings.out) as folder:
         for name, rows in splits.items():
             make_folder(folder / name)
             writer = _SplitWriter(folder / name, settings)
-            for batch in in_batches(splits, name, advanced):
+            for batch in in_batches(splits, name, on_progress):
                 writer.add(batch, rows.length)
             files += [f"{name}/{file}" for file in writer.finish(settings.facts)]
         write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())

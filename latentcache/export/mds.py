@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError
+from latentcache.export.atomic_folder import atomic_folder, put, seal
 from latentcache.export.fixed_rows import FixedRows, checked, in_batches
-from latentcache.export.whole_folder import put, seal, whole_folder
 from latentcache.store.atomic_io import make_folder
 
 #: Bytes of a shard: the default of the library's own writer.
@@ -48,33 +48,33 @@ class MdsSettings:
 
 
 def export_mds(
-    splits: Mapping[str, FixedRows], settings: MdsSettings, advanced: Callable[[int, int], None] = lambda *_: None
+    splits: Mapping[str, FixedRows], settings: MdsSettings, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
     """Write a folder of shards for each split.
 
     Args:
         splits: ``train`` and, if requested, ``validation``: rows padded on the right.
         settings: Folder and vocabulary.
-        advanced: Called with rows done and rows in total.
+        on_progress: Called with rows done and rows in total.
 
     Returns:
         Split -> rows.
     """
     counts = {name: len(rows) for name, rows in splits.items()}
     files: dict[str, str] = {}
-    with whole_folder(settings.out) as folder:
+    with atomic_folder(settings.out) as folder:
         for name, rows in splits.items():
             make_folder(folder / name)
             shards = _Shards(folder / name, settings)
-            for batch in in_batches(splits, name, advanced):
-                shards.add(bare(batch, rows.length))
-            files |= {f"{name}/{file}": meant for file, meant in shards.finish().items()}
+            for batch in in_batches(splits, name, on_progress):
+                shards.add(unpadded(batch, rows.length))
+            files |= {f"{name}/{file}": expected for file, expected in shards.finish().items()}
         dtype = DTYPES[settings.dtype]
         seal(folder, files, {**settings.facts, "format": "mds", "rows": counts, "dtype": dtype})
     return counts
 
 
-def bare(batch: Mapping[str, Any], length: int) -> list[NDArray[np.int64]]:
+def unpadded(batch: Mapping[str, Any], length: int) -> list[NDArray[np.int64]]:
     """The ids of each row without padding."""
     arrays = checked(batch, length)
     held = arrays["attention_mask"] != 0

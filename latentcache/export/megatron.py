@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError
+from latentcache.export.atomic_folder import put
 from latentcache.export.documents import DocumentsFormat, Written
-from latentcache.export.whole_folder import put
 
 #: Magic, version, code of the type, sequences, document indices: 34 bytes, nothing between them.
 HEADER = struct.Struct("<9sQBQQ")
@@ -49,9 +49,9 @@ def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str,
         np.arange(len(lengths) + 1, dtype="<i8"),
     )
     header = HEADER.pack(MAGIC, VERSION, CODES[written.dtype], len(lengths), len(lengths) + 1)
-    meant = put(index, [header, *(column.data.cast("B") for column in columns)])
+    expected = put(index, [header, *(column.data.cast("B") for column in columns)])
     check_index(file, written)
-    return {index.name: meant}
+    return {index.name: expected}
 
 
 def check_index(file: Path, written: Written) -> None:

@@ -92,12 +92,12 @@ class ExportSettings:
         return int(getattr(self, self.layout)) if self.layout else 0
 
 
-def export_cache(settings: ExportSettings, advanced: Advanced = lambda done, total: None) -> dict[str, Any]:
+def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, total: None) -> dict[str, Any]:
     """Write the folder; returns what the format decides of the JSON output.
 
     Args:
         settings: The export.
-        advanced: Called with rows or documents done and in total.
+        on_progress: Called with rows or documents done and in total.
 
     Raises:
         UsageError: The folder exists, or the cache does not fit the format.
@@ -116,7 +116,7 @@ def export_cache(settings: ExportSettings, advanced: Advanced = lambda done, tot
         parts = dict(zip(("train", "validation"), cache.split(settings.validation), strict=True))
     facts = _facts(cache, settings)
     write = _hf_disk if settings.format == "hf-disk" else _mds if settings.format == "mds" else _documents
-    return {"part": cache.snapshots[0].part, **write(settings, parts, facts, advanced)}
+    return {"part": cache.snapshots[0].part, **write(settings, parts, facts, on_progress)}
 
 
 def _hf_settings(settings: ExportSettings, facts: Mapping[str, Any]) -> Any:
@@ -129,7 +129,7 @@ def _hf_settings(settings: ExportSettings, facts: Mapping[str, Any]) -> Any:
 
 
 def _hf_disk(
-    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], advanced: Advanced
+    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
 ) -> dict[str, Any]:
     from latentcache.export.hf_disk import export_hf_disk
 
@@ -138,13 +138,13 @@ def _hf_disk(
     splits = {name: _rows(part, settings, **more) for name, part in parts.items()}
     about = _about(splits, settings)
     facts = {**facts, **about, "overflow": settings.overflow, "padding_side": side}
-    rows = export_hf_disk(splits, _hf_settings(settings, facts), advanced)
+    rows = export_hf_disk(splits, _hf_settings(settings, facts), on_progress)
     efficiency = {name: part.packing_efficiency for name, part in splits.items()}
     return {"for": settings.trainer or "plain", "rows": rows, "packing_efficiency": efficiency, **about}
 
 
 def _mds(
-    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], advanced: Advanced
+    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
 ) -> dict[str, Any]:
     from latentcache.export.documents import reject_masked, vocabulary
     from latentcache.export.mds import DTYPES, MdsSettings, export_mds
@@ -159,11 +159,11 @@ def _mds(
     train = documents["train"]
     facts = {**facts, **about, "overflow": settings.overflow}
     wanted = MdsSettings(out=settings.out, dtype=train.dtype.name, num_ids=vocabulary(train), facts=facts)
-    return {"rows": export_mds(splits, wanted, advanced), "dtype": DTYPES[train.dtype.name], **about}
+    return {"rows": export_mds(splits, wanted, on_progress), "dtype": DTYPES[train.dtype.name], **about}
 
 
 def _documents(
-    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], advanced: Advanced
+    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
 ) -> dict[str, Any]:
     from latentcache.export.datatrove import DATATROVE
     from latentcache.export.documents import counts, export_documents
@@ -171,7 +171,7 @@ def _documents(
 
     form = {"megatron": MEGATRON, "datatrove": DATATROVE}[settings.format]
     documents = {name: part.documents() for name, part in parts.items()}
-    return counts(export_documents(documents, form, settings.out, facts, advanced))
+    return counts(export_documents(documents, form, settings.out, facts, on_progress))
 
 
 def _rows(cache: Cache, settings: ExportSettings, **more: Any) -> Rows:

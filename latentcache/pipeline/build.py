@@ -28,7 +28,7 @@ from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejecte
 from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.publish import Outcome, content_of, draft_snapshot, publish_news
+from latentcache.pipeline.publish import Outcome, content_of, draft_snapshot, publish_if_changed
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -38,9 +38,9 @@ from latentcache.pipeline.report import (
     field_done,
 )
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.workers.crew import Crew, RunResult, worker_count
 from latentcache.pipeline.workers.events import EventLog
-from latentcache.pipeline.workers.memory import few_collections
+from latentcache.pipeline.workers.memory import rare_gc
+from latentcache.pipeline.workers.pool import RunResult, WorkerPool, worker_count
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
@@ -92,7 +92,7 @@ class _Build:
             described: dict[str, Described] = {}
             for kind in kinds:
                 described[kind.name] = self.describe(kind, listing, described.get(kind.follows))
-            listing = self.without_answered(listing, described)
+            listing = self.without_followed_notes(listing, described)
             catalog = load_catalog(self.paths, open_shards=True)
             samples, works = self.works(kinds, described, listing, listing.samples, catalog)
             plan = self.plan(listing, samples, works)
@@ -102,7 +102,7 @@ class _Build:
             if self.settings.dry_run:
                 return self.dry_report(plan, works)
             preflight.check_space(plan)
-            with preflight.undone_if_unused(self.paths):
+            with preflight.rollback_if_unused(self.paths):
                 if self.recover(catalog):
                     catalog = load_catalog(self.paths)
                     samples, works = self.works(kinds, described, listing, samples, catalog)
@@ -184,7 +184,7 @@ class _Build:
             self.observer.warned(note)
         return found
 
-    def without_answered(self, listing: Listing, described: Mapping[str, Described]) -> Listing:
+    def without_followed_notes(self, listing: Listing, described: Mapping[str, Described]) -> Listing:
         """A listing without notes on settings of a configuration that this build follows."""
         said = {name: one.recipe.as_json() for name, one in described.items()}
         return replace(listing, notes=unanswered(listing.notes, {"source": self.options.as_json(), **said}))
@@ -327,7 +327,7 @@ class _Build:
         pairs = zip(outcomes, draft.fields, strict=True)
         fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
         snapshot = None if self.existing.damage else self.existing.snapshot
-        number = publish_news(self.paths, draft, snapshot)
+        number = publish_if_changed(self.paths, draft, snapshot)
         remove_durably(self.paths.building)
         end_pending(self.paths)
         kept = snapshot.number if snapshot is not None else 0
@@ -350,7 +350,7 @@ class _Build:
                     raise self.stop.error()
                 outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
                 if result is not None and (len(result.read.sample) or result.failed):
-                    samples, learned = learn(samples, work.kind, result), True
+                    samples, learned = with_read_contents(samples, work.kind, result), True
         if self.warm is not None:
             self.warm.close()
         return samples, outcomes
@@ -362,7 +362,7 @@ class _Build:
         streaming = self.streaming
         if streaming is not None:
             work = streaming.ordered(work)
-        crew = Crew(
+        pool = WorkerPool(
             replace(self.task(work, listing.root), lookup=lookup),
             total=work.inputs,
             total_cost=work.cost,
@@ -372,7 +372,7 @@ class _Build:
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
         )
         jobs, say = work.jobs(listing, samples), self.observer
-        return run_jobs(crew, jobs, stop=self.stop, progress=say.advanced, warn=say.warned)
+        return run_jobs(pool, jobs, stop=self.stop, progress=say.advanced, warn=say.warned)
 
     def task(self, work: FieldWork, root: Path) -> Task:
         """What a worker has to know of a field."""
@@ -444,7 +444,7 @@ class _Build:
         )
 
 
-def learn(samples: SampleTable, kind: FieldKind, result: RunResult) -> SampleTable:
+def with_read_contents(samples: SampleTable, kind: FieldKind, result: RunResult) -> SampleTable:
     """The table with the contents, stats and header columns that a run found by reading."""
     read, failed = result.read, [(row, one) for row, one in result.failed if one.contents]
     rows = read.sample.astype(np.intp)
@@ -502,7 +502,7 @@ def build_cache(
         WorkerError: Worker processes keep dying, and no input causes it.
         InterruptedBuildError: SIGINT or SIGTERM; acknowledged work is committed.
     """
-    with few_collections(), StopSignal(on_second_signal) as stop:
+    with rare_gc(), StopSignal(on_second_signal) as stop:
         paths = CachePaths(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
 

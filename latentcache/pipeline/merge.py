@@ -25,7 +25,7 @@ from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
-from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_news
+from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_if_changed
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -295,7 +295,7 @@ def _publish(
         allow_failed=draft.allow_failed,
     )
     observer.planned(plan)
-    number = publish_news(paths, draft, before)
+    number = publish_if_changed(paths, draft, before)
     return BuildReport(
         plan=plan,
         fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, draft.fields, strict=True)},

@@ -79,7 +79,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
 
 
 @contextmanager
-def undone_if_unused(paths: CachePaths) -> Iterator[None]:
+def rollback_if_unused(paths: CachePaths) -> Iterator[None]:
     """Put the build state and folders back as they were if the build fails before anything was committed."""
     with writing(paths.root):
         state = paths.building.read_bytes() if paths.building.is_file() else None

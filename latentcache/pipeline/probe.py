@@ -14,7 +14,7 @@ from pathlib import Path
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.report import BuildPlan
-from latentcache.pipeline.workers.crew import Crew, Progress
+from latentcache.pipeline.workers.pool import Progress, WorkerPool
 from latentcache.pipeline.workers.scheduler import run_jobs
 
 #: Items of a probe at most, and seconds of encoding after which it ends.
@@ -69,13 +69,13 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder:
         Path(folder, "shards").mkdir()
-        crew = Crew(
+        pool = WorkerPool(
             replace(plan.tasks[field], cache=folder, lookup="", stream=False),
             total=len(jobs),
             total_cost=sum(job.cost for job in jobs),
             items=sum(len(job.outputs) for job in jobs),
         )
-        result = run_jobs(crew, iter(jobs), stop=stop, progress=look, warn=warnings.append)
+        result = run_jobs(pool, iter(jobs), stop=stop, progress=look, warn=warnings.append)
     open_s = max(seen.began - started, 0.0) if seen.began else time.monotonic() - started
     times = work.cost / seen.cost_done if seen.cost_done else 0.0
     ragged = work.described.recipe.spec.ragged

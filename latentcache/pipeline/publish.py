@@ -21,7 +21,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, j
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.preflight import provenance
-from latentcache.pipeline.workers.crew import RunResult
+from latentcache.pipeline.workers.pool import RunResult
 from latentcache.sources.archives.members import Place, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
@@ -50,7 +50,7 @@ class Outcome:
     """Of encoders, beside that of the snapshot and the run."""
 
 
-def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.intp]:
+def publishable_items(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.intp]:
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
     plan, place = outcome.work.plan, outcome.place
     outcome.rejected = dict(outcome.work.rejected)
@@ -132,7 +132,7 @@ def draft_snapshot(
         catalog: Every committed item, loaded after the run.
         root: Of the data.
     """
-    items = [settle(outcome, samples, root) for outcome in outcomes]
+    items = [publishable_items(outcome, samples, root) for outcome in outcomes]
     used = np.zeros(len(samples), dtype=np.bool_)
     for outcome, chosen in zip(outcomes, items, strict=True):
         used[outcome.work.plan.sample[chosen]] = True
@@ -229,16 +229,16 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
     return join_tables([samples], [np.cumsum(~gone, dtype=np.int64) - 1], chosen, rows)
 
 
-def publish_news(paths: CachePaths, draft: SnapshotDraft, current: Snapshot | None) -> int:
+def publish_if_changed(paths: CachePaths, draft: SnapshotDraft, current: Snapshot | None) -> int:
     """Publish a snapshot, unless it tells what the current one does; its number, or 0. Errors as publishing has."""
 
-    def told(manifest: Mapping[str, Any]) -> bool:
-        return current is not None and _essence(manifest) == _essence(current.manifest)
+    def is_unchanged(manifest: Mapping[str, Any]) -> bool:
+        return current is not None and _comparable(manifest) == _comparable(current.manifest)
 
-    return publish_snapshot(paths, draft, told)
+    return publish_snapshot(paths, draft, is_unchanged)
 
 
-def _essence(manifest: Mapping[str, Any]) -> Any:
+def _comparable(manifest: Mapping[str, Any]) -> Any:
     """What makes a snapshot another one: not its time, and not on which machine entries were made."""
     named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
     fields = [

@@ -68,7 +68,7 @@ class Reencode:
         root = names_root(root, snapshot.source)
         unread: list[tuple[int, Failure]] = []
         jobs = self._jobs(snapshot, root, field, rows, unread)
-        yield from make_again(kind_of(field), jobs, lambda: self._opened(snapshot, root, field))
+        yield from reencode_jobs(kind_of(field), jobs, lambda: self._opened(snapshot, root, field))
         yield from unread
 
     def _opened(self, snapshot: Snapshot, root: Path, field: str) -> Producer:
@@ -110,7 +110,7 @@ class Reencode:
             )
 
 
-def make_again(
+def reencode_jobs(
     kind: FieldKind, jobs: Iterable[Job], opened: Callable[[], Producer]
 ) -> Iterator[tuple[int, Made | Failure]]:
     """Encode the items of jobs in this process, one by one, and store nothing.

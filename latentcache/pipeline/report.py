@@ -18,7 +18,7 @@ from latentcache.pipeline.settings import tolerated
 
 if TYPE_CHECKING:
     from latentcache.pipeline.publish import Outcome
-    from latentcache.pipeline.workers.crew import Progress
+    from latentcache.pipeline.workers.pool import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldDraft

@@ -37,7 +37,7 @@ class Streaming:
     """(S,) row of each sample in the pending snapshot; -1: it has none."""
     root: Path
     rank: NDArray[np.int64]
-    """(S,) of :func:`first_asked`."""
+    """(S,) of :func:`loader_order`."""
 
     def ordered(self, work: FieldWork) -> FieldWork:
         """The work with its jobs in the order of the loader; work of records stays in the order of their files."""
@@ -77,7 +77,7 @@ def begin(
     table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
     demo = any(work.described.demo for work in works)
     publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
-    rank = first_asked(works, samples, seed, batch)
+    rank = loader_order(works, samples, seed, batch)
     return Streaming(paths=paths, samples=samples, numbers=numbers, root=root, rank=rank)
 
 
@@ -100,7 +100,7 @@ def _field(
     )
 
 
-def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, batch: int) -> NDArray[np.int64]:
+def loader_order(works: Sequence[FieldWork], samples: SampleTable, seed: int, batch: int) -> NDArray[np.int64]:
     """(S,) when epoch 0 of a loader first asks for each sample; S where it does not."""
     rank = np.full(len(samples), len(samples), dtype=np.int64)
     firsts = [np.flatnonzero(one.described.recipe.spec.variant_of(one.plan.variant) == 0) for one in works]

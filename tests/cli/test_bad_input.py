@@ -9,7 +9,6 @@ import re
 import shlex
 import struct
 import subprocess
-import time
 import zlib
 
 import pytest
@@ -69,19 +68,6 @@ def test_an_empty_folder(rejected, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_folder_without_images(rejected, tmp_path):
-    (tmp_path / "data").mkdir()
-    for name in ("a.doc", "b.doc", "c.xyz", "README"):
-        (tmp_path / "data" / name).write_text("x")
-    assert rejected() == error(
-        "source-empty",
-        "no images in {tmp}/data",
-        "{tmp}/data",
-        f"looked for {IMAGES}; found 2 .doc, 1 without ending, 1 .xyz",
-        "give the folder that holds the images: `latentcache build FOLDER`",
-    )
-
-
 def test_data_that_is_not_there(rejected):
     assert rejected() == error(
         "source-not-found",
@@ -89,16 +75,6 @@ def test_data_that_is_not_there(rejected):
         "{tmp}/data",
         "",
         "check the path",
-    )
-
-
-def test_data_that_is_a_file(rejected, one):
-    assert rejected("data/a.png") == error(
-        "usage",
-        "DATA is not a folder: {tmp}/data/a.png",
-        "{tmp}/data/a.png",
-        "expected a folder of images, found a file",
-        "give the folder that holds the images: `latentcache build {tmp}/data`",
     )
 
 
@@ -251,22 +227,6 @@ def test_a_file_that_is_no_model(rejected, one, tmp_path, name, content, what, w
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("files", "listed"), [([], "no files"), (["m.gguf"], "m.gguf"), (["a.ckpt", "b"], "a.ckpt, b")]
-)
-def test_a_model_folder_without_configuration(rejected, one, tmp_path, files, listed):
-    (tmp_path / "model").mkdir()
-    for name in files:
-        (tmp_path / "model" / name).write_bytes(b"x")
-    assert rejected("data", "--model", tmp_path / "model") == error(
-        "model-unsupported",
-        "{tmp}/model has no config.json",
-        "{tmp}/model",
-        f"the class and the settings of a model are read from it, never guessed; found {listed}",
-        "put the config.json of the VAE beside its weights, or name it with --model-config",
-    )
-
-
 def test_a_path_to_no_model(rejected, one):
     assert rejected("data", "--model", "/no/such/model") == error(
         "model-not-found",
@@ -346,20 +306,6 @@ def test_a_file_that_is_no_image(run, one, tmp_path, name, content, reason, foun
     category, why, detail, said = items(run, tmp_path)[name]
     assert (category, why, said) == ("quarantined", reason, hint)
     assert re.fullmatch(found, detail)
-
-
-def test_a_pipe_named_like_a_image(run, one, tmp_path):
-    os.mkfifo(one / "x.jpg")
-    started = time.monotonic()
-    assert items(run, tmp_path) == {
-        "x.jpg": (
-            "quarantined",
-            "not-regular",
-            "it is a named pipe, not a regular file",
-            "this is not a regular file (a pipe, socket, device or folder): remove it from the data folder",
-        )
-    }
-    assert time.monotonic() - started < 10
 
 
 def test_the_words_of_damage_lead_out_of_it(run, cache, data):

@@ -26,7 +26,7 @@ def checks(done):
     return {check["name"]: check for check in done.json["checks"]}
 
 
-def carried_out(check, folder):
+def run_build(check, folder):
     """The exit status of a check's fix, run by a shell in another folder."""
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", check["fix"]], cwd=folder, env=environment, capture_output=True, check=False)
@@ -71,7 +71,7 @@ def test_rejected_inputs_are_a_finding_and_the_fix_builds(run, data, tmp_path):
     check = checks(done)["data"]
     assert (done.status, check["state"]) == (1, "problem")
     assert "bad.png [empty]" in check["text"]
-    assert carried_out(check, tmp_path) == 0
+    assert run_build(check, tmp_path) == 0
     assert run("info", tmp_path / "c", "--json").json["complete"]
 
 
@@ -83,7 +83,7 @@ def test_a_device_that_is_not_there(run, data, tmp_path):
     done = run("doctor", data, *SMALL, "--device", "cuda", "--out", tmp_path / "c", "--json")
     check = checks(done)["device"]
     assert (done.status, check["state"]) == (3, "problem")
-    assert carried_out(check, tmp_path) == 0
+    assert run_build(check, tmp_path) == 0
 
 
 def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monk
     done = run("doctor", data, *SMALL, "--json")
     check = checks(done)["disk"]
     assert (done.status, check["state"]) == (0, "warning")
-    assert carried_out(check, tmp_path) == 0
+    assert run_build(check, tmp_path) == 0
     assert (tmp_path / "data.latentcache" / "CURRENT").exists()
 
 
@@ -104,7 +104,7 @@ def test_few_open_files(run, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda what: (256, hard))
     check = checks(run("doctor", "--json"))["limits"]
     assert check["state"] == "warning"
-    assert carried_out(check, tmp_path) == 0
+    assert run_build(check, tmp_path) == 0
 
 
 def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
@@ -114,7 +114,7 @@ def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
     check = checks(done)["packages"]
     assert (done.status, check["state"], check["fix"]) == (3, "problem", "pip install numpy")
     fix = {"fix": f"{shlex.quote(sys.executable)} -m {check['fix']} --no-index --quiet"}
-    assert carried_out(fix, tmp_path) == 0, "it is installed"
+    assert run_build(fix, tmp_path) == 0, "it is installed"
 
 
 def unusable_models(folder):

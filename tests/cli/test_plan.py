@@ -4,7 +4,7 @@ from small_cache import SMALL, draw
 KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "remainder",
     "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
-    "quarantined", "sources", "repeats",
+    "quarantined", "repeats",
     "overfilled", "fields",
 }  # fmt: skip
 

@@ -9,8 +9,8 @@ import pytest
 from small_cache import SMALL, draw
 
 from latentcache.cli import progress
-from latentcache.cli.progress import BuildTalk
-from latentcache.pipeline.workers.crew import Progress
+from latentcache.cli.progress import BuildProgress
+from latentcache.pipeline.workers.pool import Progress
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ HALF = state(
 
 
 def test_a_line_every_ten_seconds_without_a_terminal(clock, capsys):
-    talk = BuildTalk(quiet=False)
-    talk.advanced(state())
+    display = BuildProgress(quiet=False)
+    display.advanced(state())
     for _ in range(25):
-        talk.advanced(HALF)
+        display.advanced(HALF)
         clock.s += 1
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
@@ -46,12 +46,12 @@ def test_a_line_every_ten_seconds_without_a_terminal(clock, capsys):
 
 def test_reused_work_promises_nothing(clock, capsys):
     """A resumed build that skips half of its inputs in a second says nothing about the rest until it has encoded."""
-    talk = BuildTalk(quiet=False)
-    talk.advanced(state())
+    display = BuildProgress(quiet=False)
+    display.advanced(state())
     clock.s += 10
-    talk.advanced(state(done=100, cost_total=200, cost_done=100, skipped=100))
+    display.advanced(state(done=100, cost_total=200, cost_done=100, skipped=100))
     clock.s += 10
-    talk.advanced(state(done=101, cost_total=200, cost_done=101, skipped=100, encoded=1))
+    display.advanced(state(done=101, cost_total=200, cost_done=101, skipped=100, encoded=1))
     first, second = capsys.readouterr().err.splitlines()
     assert first == "100/200 0.0 latents/s, 0 B/s, 0 encoded, 100 reused, 0 rejected, -:-- left"
     hours = int(second.split(", ")[-1].split(":")[0])
@@ -59,21 +59,21 @@ def test_reused_work_promises_nothing(clock, capsys):
 
 
 def test_each_field_has_its_own_rate(clock, capsys):
-    talk = BuildTalk(quiet=False)
+    display = BuildProgress(quiet=False)
     clock.s += 1000
-    talk.advanced(state(field="other", total=1, done=1))
-    talk.advanced(state())
+    display.advanced(state(field="other", total=1, done=1))
+    display.advanced(state())
     clock.s += 10
-    talk.advanced(state(done=100, cost_total=200, cost_done=100, encoded=100))
+    display.advanced(state(done=100, cost_total=200, cost_done=100, encoded=100))
     assert capsys.readouterr().err.splitlines()[-1].endswith("0:10 left")
 
 
 def test_quiet_shows_warnings_only(clock, capsys):
-    talk = BuildTalk(quiet=True)
+    display = BuildProgress(quiet=True)
     clock.s += 60
-    talk.advanced(state(total=2, done=1))
-    talk.warned("out of memory at batch 8")
-    talk.close()
+    display.advanced(state(total=2, done=1))
+    display.warned("out of memory at batch 8")
+    display.close()
     assert capsys.readouterr().err == "warning: out of memory at batch 8\n"
 
 
@@ -121,10 +121,10 @@ def test_a_bar_on_a_terminal_that_is_taken_away(data, tmp_path):
 
 def test_rates_begin_with_the_encoder(clock, capsys):
     """Reading 100 committed inputs took 100 s, then the encoder did 10 entries in 10 s."""
-    talk = BuildTalk(quiet=False)
-    talk.advanced(state())
+    display = BuildProgress(quiet=False)
+    display.advanced(state())
     clock.s += 110
-    talk.advanced(state(done=110, cost_total=200, cost_done=110, skipped=100, encoded=10, began=clock.s - 10))
+    display.advanced(state(done=110, cost_total=200, cost_done=110, skipped=100, encoded=10, began=clock.s - 10))
     assert capsys.readouterr().err.splitlines()[-1] == (
         "110/200 1.0 latents/s, 0 B/s, 10 encoded, 100 reused, 0 rejected, 1:30 left"
     )

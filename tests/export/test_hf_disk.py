@@ -112,24 +112,6 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_lengths_that_no_trainer_keeps(tmp_path):
-    rows = Packed([[3]])
-    rows.length = 4090
-    with pytest.raises(UsageError, match="4090") as caught:
-        export_hf_disk({"train": rows}, settings(tmp_path / "out"))
-    assert caught.value.fix == "rows of 4088 or 4096 tokens"
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [({"trainer": "nobody"}, "unknown trainer"), ({"trainer": "trl", "left_padded": True}, "left"),
-     ({"trainer": "axolotl", "layout": "pack"}, "--pack")],
-)  # fmt: skip
-def test_what_a_trainer_would_get_wrong_is_rejected(tmp_path, words, what):
-    with pytest.raises(UsageError, match=what):
-        settings(tmp_path, **words)
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_documents_fill_their_row(lengths):
     row = np.concatenate([np.arange(length) for length in lengths])

@@ -11,7 +11,7 @@ from small_tokens import build, texts, write_texts
 from latentcache import open_cache
 from latentcache.errors import ExportError
 from latentcache.export import fixed_rows, mds
-from latentcache.export.mds import MdsSettings, bare, export_mds, sample, sample_sizes
+from latentcache.export.mds import MdsSettings, export_mds, sample, sample_sizes, unpadded
 
 
 class Rows:
@@ -116,11 +116,11 @@ def changed(labels, **arrays):
 )  # fmt: skip
 def test_rows_that_a_shard_cannot_say(batch, what):
     with pytest.raises(ExportError, match=what):
-        bare(batch, 4)
+        unpadded(batch, 4)
 
 
 def test_the_first_token_of_a_row_is_learned_by_nobody():
-    assert [row.tolist() for row in bare(changed([-100, 6, 7, -100]), 4)] == [[5, 6, 7], [8]]
+    assert [row.tolist() for row in unpadded(changed([-100, 6, 7, -100]), 4)] == [[5, 6, 7], [8]]
 
 
 def test_an_id_of_another_tokenizer(tmp_path):

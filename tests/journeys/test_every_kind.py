@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import acknowledged, finished, look, run, state_of, wait_for
+from commands import acknowledged, finished, look, state_of, wait_for
 from kinds import BLOCK, KINDS, UNIT, begin, forget_kinds, num_entries, stored
-from made_tokenizers import byte_level, save
 from small_cache import damage_payload
 from test_worker_processes import is_running, workers_of
 
@@ -355,21 +354,6 @@ def test_settings_of_a_run_are_never_in_an_entry(kind, few, tmp_path, monkeypatc
     for seed in (0, 1):
         assert len(list(kind.opened(cache).loader(batch_size=2, seed=seed))) == 3
     assert state_of(cache) == before
-
-
-def test_a_tokenizer_that_was_used_has_the_same_recipe(tmp_path):
-    kind, folder = KINDS["input_ids"], save(byte_level(), tmp_path / "tokenizer")
-    data = kind.data(tmp_path / "data", 4)
-    words = ("build", data, "--tokenizer", folder, "--no-add-eos", "--json")
-    fresh = run(*words, "--out", tmp_path / "a", "--dry-run").json["fields"]["input_ids"]["recipe_id"]
-    ids = [look(*words, "--out", tmp_path / name).json["fields"]["input_ids"]["recipe_id"] for name in "bcd"]
-    from transformers import AutoTokenizer
-
-    used = AutoTokenizer.from_pretrained(folder)
-    used(["warm it up"] * 4, truncation=True, max_length=3)
-    used.save_pretrained(tmp_path / "again")
-    ids.append(look(*words, "--out", tmp_path / "e").json["fields"]["input_ids"]["recipe_id"])
-    assert set(ids) == {fresh}
 
 
 # kills, signals and memory

@@ -9,7 +9,7 @@ from small_builds import CASES, Talk, arrays_of, built, rows_of
 from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import field_work
-from latentcache.pipeline.stream import first_asked
+from latentcache.pipeline.stream import loader_order
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
@@ -113,6 +113,6 @@ def test_samples_that_one_field_lacks_are_not_waited_for():
     samples = table(list(range(1, 31)))
     lacking = {row: Rejected(name=f"{row:05}.png", reason="truncated") for row in range(30) if row % 3}
     works = [field_work(KIND, described(), None, samples, FakeCatalog(), rejected) for rejected in ({}, lacking)]
-    rank = first_asked(works, samples, 3, 5)
+    rank = loader_order(works, samples, 3, 5)
     assert np.flatnonzero(rank < 30).tolist() == list(range(0, 30, 3))
     assert sorted(rank[::3].tolist()) == list(range(10))

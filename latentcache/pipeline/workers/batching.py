@@ -98,7 +98,7 @@ class Batches:
         """Seconds spent waiting for the device."""
         self._costs = Counter[int]()
         self._limits: dict[int, int] = {}
-        self._flights: deque[tuple[list[Candidate], Pending]] = deque()
+        self._in_flight: deque[tuple[list[Candidate], Pending]] = deque()
 
     def parts(self, costs: Sequence[int], most_cost: int) -> Iterator[slice]:
         """Jobs in parts that make one batch each, whose cost is limited; for any thread."""
@@ -134,7 +134,7 @@ class Batches:
     @property
     def in_flight(self) -> list[Candidate]:
         """Items whose results were not fetched."""
-        return [candidate for batch, _ in self._flights for candidate in batch]
+        return [candidate for batch, _ in self._in_flight for candidate in batch]
 
     def submit(self, candidates: Sequence[Candidate]) -> list[Result]:
         """Begin to encode items of one group; gives results that are there meanwhile, also of earlier items."""
@@ -142,16 +142,16 @@ class Batches:
         waiting = list(candidates)
         while waiting:
             batch = waiting[: self._most(waiting[0].group)]
-            while len(self._flights) >= IN_FLIGHT:
+            while len(self._in_flight) >= IN_FLIGHT:
                 done += self._fetch()
             started = time.monotonic()
             try:
-                self._flights.append((batch, self.producer.encode([one.prepared for one in batch])))
+                self._in_flight.append((batch, self.producer.encode([one.prepared for one in batch])))
                 self.waited_s += time.monotonic() - started
             except DeviceMemoryError as error:
                 if len(batch) > 1:
                     self._halve(batch)
-                elif self._flights:
+                elif self._in_flight:
                     done += self.collect(wait=True)  # the item gets the device to itself before it is given up
                 else:
                     done += self._give_up(batch, error)
@@ -176,13 +176,13 @@ class Batches:
     def collect(self, *, wait: bool) -> list[Result]:
         """Results that are there, or all of them."""
         done: list[Result] = []
-        while self._flights and (wait or self._flights[0][1].done()):
+        while self._in_flight and (wait or self._in_flight[0][1].done()):
             done += self._fetch()
         return done
 
     def _fetch(self) -> list[Result]:
         """The oldest batch, waited for; encoded again in smaller parts if memory ran out."""
-        batch, pending = self._flights.popleft()
+        batch, pending = self._in_flight.popleft()
         started = time.monotonic()
         try:
             made = pending.result()

@@ -90,7 +90,7 @@ def limit_memory(pid: int, limit: int) -> None:
 
 
 @contextmanager
-def few_collections() -> Iterator[None]:
+def rare_gc() -> Iterator[None]:
     """Look for garbage in cycles less often: jobs are many small objects and make none, and each look visits all."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT, *before[1:])

@@ -26,7 +26,7 @@ from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
 from latentcache.pipeline.workers.serve import serve
-from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, jobs_form
+from latentcache.pipeline.workers.transport import Channel, ParentChannel, as_error, channel_pair, jobs_form
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
 from latentcache.pipeline.workers.worker import WorkerLoop
 
@@ -62,8 +62,8 @@ class WorkerProcess:
     """True if it has made items of another field."""
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
-        self.line: Line
-        self.line, theirs = channel_pair()
+        self.channel: ParentChannel
+        self.channel, theirs = channel_pair()
         self._board, self._stderr = anonymous_file("board"), unnamed_file()
         inherited = (theirs.fileno(), self._board, *(() if lock is None else (lock,)))
         environment = _MALLOC | os.environ | dict(variables)
@@ -93,7 +93,7 @@ class WorkerProcess:
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
         """Give it a unit."""
-        self.line.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
+        self.channel.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
 
     def limit(self, num_bytes: int) -> None:
         """Bound its memory, if possible."""
@@ -111,12 +111,12 @@ class WorkerProcess:
             self._process.kill()
             return "does not end"
         finally:
-            said = self._last_words()
+            said = self._stderr_line()
             self._close()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return how + (f": {said}" if said else "")
 
-    def _last_words(self) -> str:
+    def _stderr_line(self) -> str:
         """The line that it printed on a failed allocation, else the last line."""
         if self._stderr < 0:
             return ""
@@ -138,9 +138,9 @@ class WorkerThread:
     used = False
 
     def __init__(self) -> None:
-        self.line: Line
-        self.line, theirs = channel_pair()
-        self._channel = Channel(theirs)
+        self.channel: ParentChannel
+        self.channel, theirs = channel_pair()
+        self._theirs = Channel(theirs)
         self._loop: WorkerLoop | None = None
         self._jobs: dict[int, dict[int, Job]] = {}
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -153,7 +153,7 @@ class WorkerThread:
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
         """As in :class:`WorkerProcess`: the jobs as they are, beside the message."""
         self._jobs[number] = dict(jobs)
-        self.line.send("work", known, unit=number, probe=probe)
+        self.channel.send("work", known, unit=number, probe=probe)
 
     def limit(self, num_bytes: int) -> None:
         """As in :class:`WorkerProcess`: a thread has no limit of its own."""
@@ -171,9 +171,9 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            serve(self._channel, None, opened=self._opened, jobs_of=lambda message: self._jobs.pop(message["unit"]))
+            serve(self._theirs, None, opened=self._opened, jobs_of=lambda message: self._jobs.pop(message["unit"]))
         finally:
-            self._channel.close()
+            self._theirs.close()
 
     def _opened(self, loop: WorkerLoop) -> None:
         self._loop = loop
@@ -183,7 +183,7 @@ class WorkerThread:
             if self._loop is not None:
                 self._loop.abandon()
         finally:
-            self._channel.close()
+            self._theirs.close()
 
 
 Launched = WorkerProcess | WorkerThread
@@ -211,17 +211,17 @@ class WarmWorker:
             device = devices_for(self._text, needs_torch=self._needs_torch)[0]
             self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
         device, process = self._waiting[0]
-        process.line.send("ask", target=target, device=device.name, arguments=arguments)
+        process.channel.send("ask", target=target, device=device.name, arguments=arguments)
         while True:
-            select.select([process.line], [], [])
-            for message in process.line.arrived():
+            select.select([process.channel], [], [])
+            for message in process.channel.arrived():
                 if "error" in message.head:
                     raise as_error(message["error"])
                 return message["value"]
-            if process.line.ended:
+            if process.channel.ended:
                 self._waiting.clear()
                 how = process.ended()
-                process.line.close()
+                process.channel.close()
                 raise WorkerError("a worker process cannot be started", why=f"it {how}")
 
     def take(self, device: Device) -> WorkerProcess | None:
@@ -239,7 +239,7 @@ class WarmWorker:
         for _, process in self._waiting:
             process.kill()
             process.ended()
-            process.line.close()
+            process.channel.close()
         self._waiting.clear()
 
     def __enter__(self) -> Self:

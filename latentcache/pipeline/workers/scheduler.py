@@ -22,7 +22,7 @@ from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError,
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.crew import Crew, Progress, RunResult, WorkUnit
+from latentcache.pipeline.workers.pool import Progress, RunResult, WorkerPool, WorkUnit
 from latentcache.pipeline.workers.process import Launched
 from latentcache.pipeline.workers.transport import Message, as_error
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
@@ -120,17 +120,17 @@ class Scheduler:
 
     def __init__(
         self,
-        crew: Crew,
+        pool: WorkerPool,
         jobs: Iterable[Job],
         *,
         stop: StopSignal,
         advanced: Callable[[Progress], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._slots = [_Slot(device) for device in crew.devices]
-        self._crew, self._stop, self._deadline = crew, stop, deadline_s()
+        self._slots = [_Slot(device) for device in pool.devices]
+        self._pool, self._stop, self._deadline = pool, stop, deadline_s()
         self._advanced, self._warn = advanced, warn
-        self._fresh, self._exhausted = crew.units(jobs), False
+        self._fresh, self._exhausted = pool.units(jobs), False
         self._ahead: deque[WorkUnit] = deque()
         """Units to lease before fresh ones."""
         self._trials: deque[WorkUnit] = deque()
@@ -147,13 +147,13 @@ class Scheduler:
             while not self._stop.requested and (self._waiting() or self._workers()):
                 self._start()
                 self._lease()
-                self._listen()
-                self._look()
-                self._advanced(self._crew.progress)
+                self._receive()
+                self._check_hung()
+                self._advanced(self._pool.progress)
         finally:
-            late = self._end_all()
+            late = self._shut_down()
             self._selector.close()
-            self._advanced(self._crew.progress)
+            self._advanced(self._pool.progress)
         if late is not None:
             raise late
 
@@ -191,15 +191,15 @@ class Scheduler:
                 slot.worker = self._started(slot)
 
     def _started(self, slot: _Slot) -> _Worker:
-        launched, head, shard = self._crew.start(slot.device, again=slot.started > 0)
+        launched, head, shard = self._pool.start(slot.device, again=slot.started > 0)
         slot.started += 1
-        launched.line.send("open", **head)
-        self._selector.register(launched.line, selectors.EVENT_READ, slot)
-        worker = _Worker(launched=launched, shard=shard, threads=self._crew.threads, fresh=not launched.used)
+        launched.channel.send("open", **head)
+        self._selector.register(launched.channel, selectors.EVENT_READ, slot)
+        worker = _Worker(launched=launched, shard=shard, threads=self._pool.threads, fresh=not launched.used)
         worker.watchdog = Watchdog(
             self._deadline,
             on_cpu=slot.device.name == "cpu" or launched.is_thread,
-            weight=lambda number: self._crew.deadlines(worker.job(number)),
+            weight=lambda number: self._pool.deadlines(worker.job(number)),
             heartbeat=not launched.is_thread,
         )
         return worker
@@ -209,18 +209,18 @@ class Scheduler:
         workers = [worker for _, worker in self._workers() if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
-                self._crew.bound(worker.launched, unit)
+                self._pool.bound(worker.launched, unit)
                 self._number += 1
                 worker.leases[self._number], worker.unmade[self._number] = unit, len(unit.jobs)
                 worker.launched.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
         if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
             for worker in workers:
                 worker.ending = True
-                worker.launched.line.send("stop")
+                worker.launched.channel.send("stop")
 
     def _next(self, worker: _Worker) -> WorkUnit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
-        if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._crew.low_water):
+        if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._pool.low_water):
             return None
         idle = not worker.leases
         probe = self._probe()
@@ -237,19 +237,19 @@ class Scheduler:
 
     # -- listening
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         for key, _ in self._selector.select(_TICK_S):
             slot: _Slot = key.data
             if slot.worker is None:
                 continue
-            for message in slot.worker.launched.line.arrived():
-                self._hear(slot, slot.worker, message)
-            if slot.worker.launched.line.ended or slot.worker.stays:
-                self._gone(slot, slot.worker)
+            for message in slot.worker.launched.channel.arrived():
+                self._handle(slot, slot.worker, message)
+            if slot.worker.launched.channel.ended or slot.worker.stays:
+                self._worker_ended(slot, slot.worker)
         for _, worker in self._workers():
-            worker.launched.line.flush()
+            worker.launched.channel.flush()
 
-    def _hear(self, slot: _Slot, worker: _Worker, message: Message) -> None:
+    def _handle(self, slot: _Slot, worker: _Worker, message: Message) -> None:
         if message.kind == "committed":
             self._committed(slot, worker, message)
         elif message.kind == "made":
@@ -263,26 +263,26 @@ class Scheduler:
             self._warn(message["text"] + self._on(slot))
         elif message.kind == "opened":
             worker.opened = True
-            self._crew.ended(message)
+            self._pool.ended(message)
         elif message.kind == "ended":
             if "error" in message.head:
                 worker.error, worker.suspects = as_error(message["error"]), message["suspects"]
             else:
                 worker.said_end, worker.stays = True, message["stays"]
-                self._crew.ended(message)
+                self._pool.ended(message)
 
     def _committed(self, slot: _Slot, worker: _Worker, message: Message) -> None:
         """Take what a worker has settled."""
         rows = [row[0] for row in (*message["jobs"], *message["failed"])]
         settled = worker.settle([*message["done"], *rows])
-        self._crew.committed(worker.shard, message, settled)
+        self._pool.committed(worker.shard, message, settled)
         if settled:
             slot.lost = self._streak = 0
         if (message["jobs"] or message["done"]) and message["counts"].get("encoded"):
             number = message["done"][-1] if message["done"] else message["jobs"][-1][0]
             self._good = (number, settled[number]) if number in settled else self._good
 
-    def _look(self) -> None:
+    def _check_hung(self) -> None:
         """Kill workers that do not move."""
         now = time.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
@@ -291,14 +291,14 @@ class Scheduler:
 
     # -- workers that end
 
-    def _gone(self, slot: _Slot, worker: _Worker) -> None:
+    def _worker_ended(self, slot: _Slot, worker: _Worker) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
         begun = worker.begun()
-        words = self._part(slot, worker)
-        known = self._crew.recovered(worker.shard)
+        words = self._disconnect(slot, worker)
+        known = self._pool.recovered(worker.shard)
         if worker.said_end and not worker.leases:
             return
-        self._crew.progress.restarts += 1
+        self._pool.progress.restarts += 1
         error = worker.error
         if error is not None and (not isinstance(error, MemoryError) or isinstance(error, DeviceMemoryError)):
             self._failed(slot, worker, error, known)
@@ -316,7 +316,7 @@ class Scheduler:
         if fatal or slot.lost > _RESTARTS or (not worker.opened and slot.started == 1):
             raise error
         for unit in worker.leases.values():
-            self._give_back(unit, unit.jobs, known)
+            self._requeue(unit, unit.jobs, known)
         self._warn(f"{_short(error)}; starting again on {slot.device.label}")
 
     def _died(self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
@@ -330,18 +330,18 @@ class Scheduler:
             )
         for unit in worker.leases.values():
             suspects = {number: job for number, job in unit.jobs.items() if number in begun}
-            self._give_back(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
+            self._requeue(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
             for number, job in suspects.items() if not unit.probe else ():
                 deaths = unit.deaths + worker.fresh if unit.alone else 0
                 if deaths >= _DEATHS:
-                    self._crew.failed(job, self._crew.crash(job, words, encoding=begun[number] == ENCODING))
+                    self._pool.failed(job, self._pool.crash(job, words, encoding=begun[number] == ENCODING))
                 else:
                     alone = replace(unit, jobs={number: job}, known=known, alone=True, deaths=deaths)
                     (self._trials.appendleft if deaths else self._trials.append)(alone)
         if worker.leases and not worker.alone:
             self._warn(f"a worker process {words}{self._on(slot)}; its samples are given out again")
 
-    def _give_back(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
+    def _requeue(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
         """Queue jobs again that were not begun."""
         if jobs and not unit.probe:
             back = replace(unit, jobs=dict(jobs), known=known)
@@ -349,7 +349,7 @@ class Scheduler:
 
     # -- the end
 
-    def _end_all(self) -> LatentcacheError | None:
+    def _shut_down(self) -> LatentcacheError | None:
         """Have every worker commit its batches in hand; one that takes too long is killed.
 
         Returns:
@@ -357,40 +357,40 @@ class Scheduler:
         """
         late: LatentcacheError | None = None
         for _, worker in self._workers():
-            worker.launched.line.send("stop")
+            worker.launched.channel.send("stop")
         began = time.monotonic()
         while self._workers() and time.monotonic() - began < self._stop.patience_s:
             self._selector.select(_TICK_S)
             for slot, worker in self._workers():
-                late = self._last_words(slot, worker) or late
-                if worker.launched.line.ended or worker.stays:
-                    self._part(slot, worker)
+                late = self._last_messages(slot, worker) or late
+                if worker.launched.channel.ended or worker.stays:
+                    self._disconnect(slot, worker)
         for slot, worker in self._workers():
             worker.launched.kill()
-            late = self._last_words(slot, worker) or late
-            self._part(slot, worker)
+            late = self._last_messages(slot, worker) or late
+            self._disconnect(slot, worker)
             if not worker.launched.is_thread:  # a thread may still be writing
                 with suppress(StoreError):  # the next build seals it
-                    self._crew.recovered(worker.shard)
+                    self._pool.recovered(worker.shard)
         return late
 
-    def _last_words(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:
+    def _last_messages(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:
         """Take the last commits; gives what went wrong with them."""
-        worker.launched.line.flush()
+        worker.launched.channel.flush()
         try:
-            for message in worker.launched.line.arrived():
-                self._hear(slot, worker, message)
+            for message in worker.launched.channel.arrived():
+                self._handle(slot, worker, message)
         except LatentcacheError as error:
             return error
         return worker.error if isinstance(worker.error, StoreError) else None
 
-    def _part(self, slot: _Slot, worker: _Worker) -> str:
+    def _disconnect(self, slot: _Slot, worker: _Worker) -> str:
         """Disconnect a worker; gives how it ended."""
         slot.worker = None
-        self._selector.unregister(worker.launched.line)
-        if worker.stays and not worker.leases and self._crew.keep(slot.device, worker.launched):
+        self._selector.unregister(worker.launched.channel)
+        if worker.stays and not worker.leases and self._pool.keep(slot.device, worker.launched):
             return ""
-        worker.launched.line.close()
+        worker.launched.channel.close()
         return worker.launched.ended()
 
     def _on(self, slot: _Slot) -> str:
@@ -403,7 +403,7 @@ def _short(error: BaseException) -> str:
 
 
 def run_jobs(
-    crew: Crew,
+    pool: WorkerPool,
     jobs: Iterable[Job],
     *,
     stop: StopSignal,
@@ -413,16 +413,16 @@ def run_jobs(
     """Make the items of all jobs; one that was asked to stop returns with everything committed that workers had.
 
     Args:
-        crew: Of this run.
+        pool: Of this run.
         jobs: In the order of the plan; taken as workers have room. No jobs: nothing is started.
         stop: Looked at all the time.
         progress: Called ten times a second.
         warn: Told of batches that were halved and workers that were replaced.
     """
-    scheduler = Scheduler(crew, jobs, stop=stop, advanced=progress, warn=warn)
+    scheduler = Scheduler(pool, jobs, stop=stop, advanced=progress, warn=warn)
     before, stop.orderly = stop.orderly, True
     try:
         scheduler.run()
     finally:
         stop.orderly = before
-    return crew.result(interrupted=stop.requested)
+    return pool.result(interrupted=stop.requested)

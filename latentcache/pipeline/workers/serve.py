@@ -25,7 +25,7 @@ from typing import Any
 from latentcache.failpoint import VARIABLE, arm
 from latentcache.fields.protocol import Job
 from latentcache.fields.registry import load
-from latentcache.pipeline.workers.memory import few_collections
+from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.transport import Channel, Message, error_form, jobs_of
 from latentcache.pipeline.workers.watchdog import ActivityBoard
 from latentcache.pipeline.workers.worker import Opening, WorkerLoop
@@ -54,8 +54,8 @@ def serve(
             own process, where one field is made.
         jobs_of: The jobs of a ``work`` message.
     """
-    at_work: list[WorkerLoop] = []
-    heart = threading.Thread(target=_beat, args=(at_work, on_loss), name="heart", daemon=True)
+    loops: list[WorkerLoop] = []
+    heartbeat = threading.Thread(target=_send_heartbeats, args=(loops, on_loss), name="heartbeat", daemon=True)
     try:
         while (message := channel.receive()) is not None:
             if message.kind == "ask":
@@ -63,20 +63,20 @@ def serve(
                 continue
             opening = Opening.from_json(message["opening"])
             loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
-            at_work[:] = [loop]
+            loops[:] = [loop]
             opened(loop)
-            threading.Thread(target=_listen, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
-            if on_loss is not None and not heart.is_alive():
-                heart.start()
+            threading.Thread(target=_receive, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
+            if on_loss is not None and not heartbeat.is_alive():
+                heartbeat.start()
             own = on_loss is not None and loop.kind.makes_jobs
-            with few_collections() if own else contextlib.nullcontext():
+            with rare_gc() if own else contextlib.nullcontext():
                 facts = loop.run()
             channel.send("ended", **facts)
             if on_loss is None or not facts["stays"]:
                 return
             del loop
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-        channel.send("ended", error=error_form(error), suspects=[one for loop in at_work for one in loop.suspects])
+        channel.send("ended", error=error_form(error), suspects=[one for loop in loops for one in loop.suspects])
 
 
 def _answer(message: Message) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
-def _listen(
+def _receive(
     loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs_of: Callable[[Message], Mapping[int, Job]]
 ) -> None:
     """Take messages, in a thread of its own."""
@@ -101,22 +101,22 @@ def _listen(
             except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
                 loop.fail(error)
         elif message.kind == "stop":
-            loop.told_to_stop = True
+            loop.stop_requested = True
             loop.stop()
-            return  # what comes next is for the main thread; the heart still sees if the build goes
-    _lost(loop, on_loss)
+            return  # what comes next is for the main thread; the heartbeat still sees if the build goes
+    _build_is_gone(loop, on_loss)
 
 
-def _beat(at_work: Sequence[WorkerLoop], on_loss: Callable[[], None] | None) -> None:
+def _send_heartbeats(loops: Sequence[WorkerLoop], on_loss: Callable[[], None] | None) -> None:
     """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
     build = os.getppid()
     while os.getppid() == build:
-        at_work[0].board.beat()
+        loops[0].board.beat()
         time.sleep(_BEAT_S)
-    _lost(at_work[0], on_loss)
+    _build_is_gone(loops[0], on_loss)
 
 
-def _lost(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
+def _build_is_gone(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
     loop.stop()
     loop.budget.close()
     if on_loss is not None:

@@ -104,7 +104,7 @@ class Channel:
         self._socket.close()
 
 
-class Line:
+class ParentChannel:
     """The build's end: nothing here ever waits."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -153,10 +153,10 @@ class Line:
         self._socket.close()
 
 
-def channel_pair() -> tuple[Line, socket.socket]:
+def channel_pair() -> tuple[ParentChannel, socket.socket]:
     """The build's end, and the socket of the worker's end, which no other process inherits."""
     mine, theirs = socket.socketpair()
-    return Line(mine), theirs
+    return ParentChannel(mine), theirs
 
 
 def _plain(value: Any) -> Any:

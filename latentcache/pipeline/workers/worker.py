@@ -36,8 +36,8 @@ from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
 
 #: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
-_TICK_S, _TELL_S = 0.05, 0.5
-_TELL_JOBS = 256
+_TICK_S, _REPORT_S = 0.05, 0.5
+_REPORT_JOBS = 256
 #: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
 _JOIN_S = 3.0
 #: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
@@ -124,9 +124,9 @@ class WorkerLoop:
         self._preparing: dict[int, Tracked] = {}
         self._remaining = 0
         self._units: dict[int, Unit] = {}
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         self._flushed = self._opened = False
-        self.told_to_stop = False
+        self.stop_requested = False
         """True if the end came from the build, which may have another field."""
 
     def run(self) -> dict[str, Any]:
@@ -143,8 +143,8 @@ class WorkerLoop:
             self._loop()
         finally:
             self._end(threads, producer)
-        self._tell()
-        stays = self.told_to_stop and not self.opening.bounded and not any(one.is_alive() for one in threads)
+        self._report()
+        stays = self.stop_requested and not self.opening.bounded and not any(one.is_alive() for one in threads)
         return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}, "stays": stays}
 
     def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
@@ -227,8 +227,8 @@ class WorkerLoop:
             self._flushed = idle
             if idle:
                 self.writer.check()  # it fails on its own, and no further put() would tell
-            if self.jobs.num_settled >= _TELL_JOBS or time.monotonic() - self._told > _TELL_S or idle:
-                self._tell()
+            if self.jobs.num_settled >= _REPORT_JOBS or time.monotonic() - self._reported_at > _REPORT_S or idle:
+                self._report()
         self._fetch(wait=True)
         for unit in self._units.values():
             self._pack(unit)
@@ -426,11 +426,11 @@ class WorkerLoop:
     def _committed(self, entries: Sequence[NewEntry]) -> None:
         """Report a durable commit; called by the writer thread."""
         keys = [key for entry in entries for key in entry.item_keys]
-        self._tell(self.jobs.was_committed(keys), sum(len(entry.value) for entry in entries))
+        self._report(self.jobs.was_committed(keys), sum(len(entry.value) for entry in entries))
 
-    def _tell(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
+    def _report(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
         """Report keys that are durable, and jobs that are settled."""
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         settled = self.jobs.take_settled()
         if keys or any(settled.values()):
             self.channel.send("committed", b"".join(keys), bytes=num_bytes, **settled)

@@ -131,13 +131,6 @@ def test_a_configuration_of_another_model(copied, name):
     assert caught.value.what == f"{name} is not an image encoder"
 
 
-def test_damaged_weights_in_a_folder(copied):
-    model = copied()
-    model.weights.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(UnsupportedModelError, match=r"diffusion_pytorch_model\.safetensors is a GGUF file"):
-        describe_model(str(model.folder))
-
-
 def test_weights_without_an_encoder(copied):
     model = copied()
     tensors = load_file(model.weights)

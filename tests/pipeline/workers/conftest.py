@@ -15,7 +15,7 @@ from latentcache.fields.protocol import Job, Output
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers import watchdog
-from latentcache.pipeline.workers.crew import Crew, RunResult
+from latentcache.pipeline.workers.pool import RunResult, WorkerPool
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.store.catalog import load_catalog
@@ -77,8 +77,8 @@ class Toy:
         given = {name: changes.pop(name) for name in ("events", "warm") if name in changes}
         more = {"progress": changes.pop("progress")} if "progress" in changes else {}
         cost = sum(job.cost for job in jobs)
-        crew = Crew(self.task(**changes), total=len(jobs), total_cost=cost, **given)
-        return run_jobs(crew, iter(jobs), stop=self.stop, warn=self.warnings.append, **more)
+        pool = WorkerPool(self.task(**changes), total=len(jobs), total_cost=cost, **given)
+        return run_jobs(pool, iter(jobs), stop=self.stop, warn=self.warnings.append, **more)
 
     def times(self, stage: str, word: str) -> int:
         """How often a word was prepared or encoded."""

@@ -136,16 +136,16 @@ def test_how_a_process_ended_is_told():
     process = WorkerProcess(devices_for("cpu", needs_torch=False)[0].variables)
     process.kill()
     assert process.ended() == "was ended by SIGKILL"
-    process.line.close()
+    process.channel.close()
     process = WorkerProcess({"PYTHONHOME": "/nowhere"})
     words = process.ended()
-    process.line.close()
+    process.channel.close()
     assert "Python" in words or "encodings" in words or "Abort" in words
 
 
 def test_a_worker_ends_with_its_connection():
     process = WorkerProcess()
-    timer = threading.Timer(0.5, process.line.close)
+    timer = threading.Timer(0.5, process.channel.close)
     timer.start()
     began = time.monotonic()
     assert process.ended() == "ended with status 0"

@@ -19,10 +19,10 @@ from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.fields.protocol import ProducerContext
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.reencode import make_again
-from latentcache.pipeline.workers.crew import Crew, cut, worker_count
+from latentcache.pipeline.reencode import reencode_jobs
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
+from latentcache.pipeline.workers.pool import WorkerPool, cut, worker_count
 from latentcache.pipeline.workers.process import WorkerProcess
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.catalog import load_catalog
@@ -337,8 +337,8 @@ def test_jobs_are_taken_as_there_is_room(words):
             assert len(taken) < 400
             words.stop.request()
 
-    crew = Crew(words.task(batch_size=4), total=400, total_cost=4000)
-    assert run_jobs(crew, jobs(), stop=words.stop, progress=progress).interrupted
+    pool = WorkerPool(words.task(batch_size=4), total=400, total_cost=4000)
+    assert run_jobs(pool, jobs(), stop=words.stop, progress=progress).interrupted
 
 
 def test_units_keep_the_order(squares):
@@ -369,11 +369,11 @@ def test_items_are_made_again_without_storing(squares):
         dataclasses.replace(job, content=content_hash(text.encode())) for job, text in zip(jobs, texts, strict=True)
     ]
     known[5].content = bytes(15) + b"\x01"
-    found = list(make_again(squares.kind, known, producer))
+    found = list(reencode_jobs(squares.kind, known, producer))
     failed = {item // 2: made.reason for item, made in found if not hasattr(made, "array")}
     assert (len(found), len(opened), squares.stored()) == (12, 1, {})
     assert failed == {1: "bad-toy", 2: "out-of-memory", 3: "bad-toy", 5: "source-changed"}
-    assert not list(make_again(squares.kind, [], producer))
+    assert not list(reencode_jobs(squares.kind, [], producer))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -32,7 +32,7 @@ _PIECE_BYTES = 1 << 20
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
+def atomic_folder(out: Path) -> Iterator[Path]:
     """Give a folder to write into; it gets the name ``out`` if the block ends without an error.
 
     Args:
@@ -86,19 +86,19 @@ def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]
     """Compare each file with its checksum, make it durable, and write the metadata beside the files.
 
     Args:
-        folder: The folder of :func:`whole_folder`.
+        folder: The folder of :func:`atomic_folder`.
         files: File, relative to the folder -> result of :func:`put`; None if a library wrote the file.
         facts: Metadata; ``files`` and ``bytes`` are added.
     """
     found = {}
-    for name, meant in files.items():
+    for name, expected in files.items():
         sync_file(folder / name)
         found[name] = file_checksum(folder / name)
-        if meant not in (None, found[name]):
+        if expected not in (None, found[name]):
             raise ExportError(
                 f"{name} was read back with other bytes than were written",
                 where=str(folder / name),
-                why=f"expected xxh3-64 {meant}, found {found[name]}",
+                why=f"expected xxh3-64 {expected}, found {found[name]}",
                 fix="check the disk, then export again",
             )
     for parent in {(folder / name).parent for name in files}:

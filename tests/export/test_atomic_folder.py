@@ -4,12 +4,12 @@ import json
 import pytest
 
 from latentcache.errors import CacheReadOnlyError, DiskFullError, ExportError, UsageError
-from latentcache.export import whole_folder as whole_folder_module
-from latentcache.export.whole_folder import file_checksum, put, seal, whole_folder
+from latentcache.export import atomic_folder as atomic_folder_module
+from latentcache.export.atomic_folder import atomic_folder, file_checksum, put, seal
 
 
 def test_a_folder_has_its_name_once_it_is_whole(tmp_path):
-    with whole_folder(tmp_path / "out") as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         assert not (tmp_path / "out").exists()
         files = {"a": put(folder / "a", [b"one", memoryview(b"two")]), "b": None}
         (folder / "b").write_bytes(b"from elsewhere")
@@ -29,7 +29,7 @@ def test_nothing_half_is_left_and_nothing_of_others_is_touched(tmp_path, error):
     (tmp_path / "out.partial" / "mine").write_text("kept")
 
     def left():
-        with whole_folder(tmp_path / "out") as folder:
+        with atomic_folder(tmp_path / "out") as folder:
             assert not list(folder.iterdir())
             (folder / "new").touch()
             raise error
@@ -47,9 +47,9 @@ def test_two_exports_to_one_name(tmp_path, first):
     """One of them is rejected, and the other one is whole."""
 
     def both():
-        with whole_folder(tmp_path / "out") as outer:
+        with atomic_folder(tmp_path / "out") as outer:
             (outer / "outer").touch()
-            with whole_folder(tmp_path / "out") as inner:
+            with atomic_folder(tmp_path / "out") as inner:
                 (inner / "inner").touch()
                 if first == "outer":
                     (tmp_path / "out").mkdir()
@@ -65,17 +65,17 @@ def below(folder):
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EACCES, CacheReadOnlyError)])
 def test_trouble_with_the_disk_is_said_in_our_words(tmp_path, number, kind):
-    with pytest.raises(kind), whole_folder(tmp_path / "out"):
+    with pytest.raises(kind), atomic_folder(tmp_path / "out"):
         raise OSError(number, "no")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_there_stays(tmp_path):
     (tmp_path / "out").mkdir()
-    with whole_folder(tmp_path / "out") as folder:  # an empty folder is taken
+    with atomic_folder(tmp_path / "out") as folder:  # an empty folder is taken
         (folder / "a").touch()
     for place in (tmp_path / "out", tmp_path / "out" / "a"):
-        with pytest.raises(UsageError, match="exists"), whole_folder(place):
+        with pytest.raises(UsageError, match="exists"), atomic_folder(place):
             pytest.fail("it was entered")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
@@ -86,9 +86,9 @@ def test_all_of_it_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
     def note(path):
         synced.append((path.relative_to(tmp_path).as_posix(), out.exists()))
 
-    monkeypatch.setattr(whole_folder_module, "sync_file", note)
-    monkeypatch.setattr(whole_folder_module, "sync_folder", note)
-    with whole_folder(out) as folder:
+    monkeypatch.setattr(atomic_folder_module, "sync_file", note)
+    monkeypatch.setattr(atomic_folder_module, "sync_folder", note)
+    with atomic_folder(out) as folder:
         (folder / "train").mkdir()
         seal(folder, {"train/a": put(folder / "train" / "a", [b"one"])}, {})
     assert [(path.partition("/")[2] if "partial" in path else path, there) for path, there in synced] == [
@@ -98,7 +98,7 @@ def test_all_of_it_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
 
 def test_bytes_that_did_not_arrive(tmp_path):
     def cut_short():
-        with whole_folder(tmp_path / "out") as folder:
+        with atomic_folder(tmp_path / "out") as folder:
             meant = put(folder / "a", [b"one", b"two"])
             (folder / "a").write_bytes(b"one")
             seal(folder, {"a": meant}, {})

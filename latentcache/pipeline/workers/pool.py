@@ -142,7 +142,7 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
     return 0 if in_thread else len(devices)
 
 
-class Crew:
+class WorkerPool:
     """Starts the workers of one run, and gathers their results.
 
     Args:
