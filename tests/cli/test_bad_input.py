@@ -5,11 +5,8 @@
 
 import json
 import os
-import re
 import shlex
-import struct
 import subprocess
-import zlib
 
 import pytest
 from small_cache import SMALL, as_nobody, counts, draw
@@ -41,16 +38,6 @@ def one(tmp_path):
     """A data folder with one image."""
     draw(tmp_path / "data" / "a.png")
     return tmp_path / "data"
-
-
-def items(run, tmp_path, *words, status=1):
-    """Items of a build that goes on without what it cannot use."""
-    done = run("build", tmp_path / "data", *SMALL, "--out", tmp_path / "cache", *words, "--json")
-    assert done.status == status
-    return {
-        item["path"]: (item["category"], item["reason"], item.get("found"), item["hint"])
-        for item in done.json["items"]
-    }
 
 
 # the data folder
@@ -175,58 +162,6 @@ def test_a_second_build_names_the_holder_at_once(run, cache, data):
     )
 
 
-# the model
-
-
-RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
-AGAIN = "download the file again and compare its size with the page it comes from"
-PICKLE = "pickle files can run code when they are opened"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "what", "why", "fix"),
-    [
-        (
-            "m.gguf",
-            b"GGUF\3\0\0\0",
-            "m.gguf is a GGUF file",
-            "GGUF files have language and transformer models, not image encoders",
-            "give the safetensors VAE that belongs to the model (its vae/ folder)",
-        ),
-        ("m.bin", b"\x80\x02}q\0.", "m.bin is a pickle checkpoint", PICKLE, RESAVE),
-        ("m.ckpt", b"PK\3\4archive/data.pkl", "m.ckpt is a pickle checkpoint", PICKLE, RESAVE),
-        ("m.pt", b"PK\3\4archive/data.pkl", "m.pt is a pickle checkpoint", PICKLE, RESAVE),
-        (
-            "m.safetensors",
-            b"<!DOCTYPE html><html>404</html>",
-            "m.safetensors is an HTML page",
-            "a web page was saved in place of the file",
-            AGAIN,
-        ),
-        (
-            "m.safetensors",
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-            "m.safetensors is a git-lfs pointer",
-            "git has not fetched the file itself",
-            "run `git lfs pull` in its folder",
-        ),
-        ("m.safetensors", b"", "m.safetensors is empty", "it has no bytes", AGAIN),
-        (
-            "m.safetensors",
-            (1000).to_bytes(8, "little") + b"{",
-            "m.safetensors is cut short",
-            "the header needs 1008 bytes, the file has 9",
-            AGAIN,
-        ),
-    ],
-)
-def test_a_file_that_is_no_model(rejected, one, tmp_path, name, content, what, why, fix):
-    (tmp_path / name).write_bytes(content)
-    found = rejected("data", "--model", tmp_path / name)
-    assert found == error("model-unsupported", what, f"{{tmp}}/{name}", why, fix)
-    assert not (tmp_path / "cache").exists()
-
-
 def test_a_path_to_no_model(rejected, one):
     assert rejected("data", "--model", "/no/such/model") == error(
         "model-not-found",
@@ -237,75 +172,11 @@ def test_a_path_to_no_model(rejected, one):
     )
 
 
-# tables
-
-
 def test_verify_and_plan_say_the_same_of_a_table(run, cache, data):
     (data / "metadata.csv").write_text("file_name,text\np0.png\n")
     for words in (["verify", cache], ["plan", data, "--batch-size", "1"]):
         done = run(*words, "--json")
         assert (done.status, done.error["slug"], done.error["where"]) == (2, "table", f"{data}/metadata.csv:2")
-
-
-# images
-
-
-def bomb(width, height):
-    """A small PNG whose header claims a huge image."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(100))), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "reason", "found", "hint"),
-    [
-        (
-            "zero.jpg",
-            b"",
-            "empty",
-            r"it has 0 bytes",
-            "the file has no bytes: download or export it again, or remove it",
-        ),
-        (
-            "bomb.png",
-            bomb(60000, 60000),
-            "bomb",
-            r".*\b3600000000 pixels.*",
-            "its header claims too many pixels to be trusted: make it smaller, or remove it",
-        ),
-        (
-            "large.png",
-            bomb(11000, 10000),
-            "too-many-pixels",
-            r".*110000000.*100000000.*|.*110,000,000.*100,000,000.*",
-            "make it smaller, or raise --max-pixels",
-        ),
-        (
-            "page.png",
-            b"<!DOCTYPE html><html></html>",
-            "html",
-            r".+",
-            "this is a web page with the name of an image: download the image itself",
-        ),
-        (
-            "lfs.png",
-            b"version https://git-lfs.github.com/spec/v1\n",
-            "git-lfs",
-            r".+",
-            "this is a Git LFS pointer, not the image: run `git lfs pull` in the data folder",
-        ),
-    ],
-)
-def test_a_file_that_is_no_image(run, one, tmp_path, name, content, reason, found, hint):
-    (one / name).write_bytes(content)
-    category, why, detail, said = items(run, tmp_path)[name]
-    assert (category, why, said) == ("quarantined", reason, hint)
-    assert re.fullmatch(found, detail)
 
 
 def test_the_words_of_damage_lead_out_of_it(run, cache, data):
