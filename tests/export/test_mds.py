@@ -77,7 +77,7 @@ def test_it_says_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(fixed_rows, "BATCH_ROWS", 2)
     seen = []
     rows = Rows([[1], [2, 3], [4]], 4)
-    export({"train": rows, "validation": rows}, tmp_path / "out", advanced=lambda *at: seen.append(at))
+    export({"train": rows, "validation": rows}, tmp_path / "out", on_progress=lambda *at: seen.append(at))
     assert seen == [(2, 6), (3, 6), (5, 6), (6, 6)]
     facts = json.loads((tmp_path / "out/latentcache.json").read_text())
     assert (facts["format"], facts["rows"], facts["dtype"]) == ("mds", {"train": 3, "validation": 3}, "uint16")
