@@ -373,6 +373,17 @@ def _argument(found: re.Match[str]) -> str:
     return f"{name}={value if plain else ' | '.join(map(repr, value.split('|')))}"
 
 
+def count_of(number: int, words: str) -> str:
+    """A number with its noun and verb, which are given in the plural: ``1 image has no caption`` for one."""
+    if number == 1:
+        words = re.sub(r"\b(\w+?)(?:(ie)s|s)\b", lambda found: found[1] + "y" * bool(found[2]), words, count=1)
+        words = re.sub(r"\b(have|are|belong)\b", lambda found: _SINGULAR[found[1]], words, count=1)
+    return f"{number} {words}"
+
+
+_SINGULAR = {"have": "has", "are": "is", "belong": "belongs"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slug:
     """One row of the catalog of errors."""

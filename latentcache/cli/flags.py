@@ -113,7 +113,7 @@ _SOURCE: Mapping[str, Any] = {
             "--repeats/--no-repeats", "Serve a sample as often per epoch as DATA says, or once. [default: repeats]"
         ),
     ],
-    "split": Annotated[str | None, _of_data("--split NAME", "Split of a data set in archives. [default: train]")],
+    "split": Annotated[str | None, _of_data("--split NAME", "Split to read, if DATA has several. [default: train]")],
     "image_column": Annotated[
         str | None,
         _of_data(

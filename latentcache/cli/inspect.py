@@ -11,7 +11,7 @@ from latentcache.cli.console import SHOWN, counted, out, rejected_item
 from latentcache.cli.contents import captions_text, data_contents, set_text
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, planned_entries
-from latentcache.errors import LatentcacheError
+from latentcache.errors import LatentcacheError, count_of
 
 if TYPE_CHECKING:
     from latentcache.fields.table import Rejected
@@ -133,7 +133,8 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "aside", f"{', '.join(told)} (no samples)"
     if payload["duplicates"]["known"]:
         found = payload["duplicates"]
-        yield "duplicates", f"{found['known']} samples have the content of another one, the first is {found['first']}"
+        equal = count_of(found["known"], "samples have the content of another one")
+        yield "duplicates", f"{equal}, the first is {found['first']}"
 
 
 def _record_lines(records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

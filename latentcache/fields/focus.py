@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import count_of
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.placement import FOCUS_STEPS
 
@@ -46,8 +47,6 @@ def without_focus(samples: SampleTable, known: NDArray[np.intp], target: str) ->
     if not len(rows):
         return []
     first = samples.names[int(rows[0])]
-    detail = (
-        f"{len(rows)} image{'s have' if len(rows) > 1 else ' has'} no point and a centered crop, the first is {first}"
-    )
+    detail = f"{count_of(len(rows), 'images have')} no point and a centered crop, the first is {first}"
     hint = "give focus_x and focus_y in a metadata table: from 0 to 1 of width and height, or in pixels"
     return [Rejected(name=first, reason="no-focus", detail=detail, hint=hint, count=len(rows), target=target)]

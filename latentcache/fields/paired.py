@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import count_of
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import Difference, FieldKind, FieldPlan, FieldRecipe, Group, WorkSize
@@ -66,7 +67,7 @@ class Mask(Paired):
         found, rows = super().plan(samples, recipe), self._without(samples)
         if not len(rows):
             return found
-        detail = f"{len(rows)} samples have no mask: all of their image or clip counts in the loss"
+        detail = f"{count_of(len(rows), 'samples have')} no mask: all of their image or clip counts in the loss"
         note = Rejected(
             name=samples.names[int(rows[0])],
             reason="no-mask",

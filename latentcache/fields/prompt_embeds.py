@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import count_of
 from latentcache.fields import float8
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.dtypes import as_floats, is_finite
@@ -263,7 +264,7 @@ class PromptEmbeds(FieldKind):
             counts[start : start + _BLOCK] = [recipe.captions.count(text) for text in some]
             left = [row for row, text in zip(block.tolist(), some, strict=True) if text.count(BETWEEN) >= number]
             more, first = more + len(left), left[0] if left and first < 0 else first
-        detail = f"{more} samples have more captions than --caption-variants {number} stores"
+        detail = f"{count_of(more, 'samples have')} more captions than --caption-variants {number} stores"
         hint = "a larger --caption-variants stores all of them"
         note = Rejected(name=samples.names[first], reason="captions-left", detail=detail, hint=hint, count=more,
                         target=self.name)  # fmt: skip

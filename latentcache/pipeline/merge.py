@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError, python_words
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheIncompleteError,
+    StaleCacheError,
+    UsageError,
+    count_of,
+    python_words,
+)
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
@@ -328,7 +335,7 @@ def _outcome(
     lost = [place for place in where.values() if place not in causes]
     if lost:
         raise CacheDamagedError(
-            f"{len(lost)} samples have no {name} in any part, {lost[0][0]} for one",
+            f"{count_of(len(lost), 'samples have')} no {name} in any part, {lost[0][0]} for one",
             where=str(snapshots[0].paths.root),
             fix="run `latentcache verify PART --full` on every part",
         )

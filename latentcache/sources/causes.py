@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from latentcache.errors import UnusableSampleError
+from latentcache.errors import UnusableSampleError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
 
@@ -123,7 +123,6 @@ HINTS: Mapping[str, str] = {
     "config": "change it in the file, or take it as it is here",
     "config-ignored": "nothing: they are for training, or for the trainer's own cache",
     "config-asks": "give the option that is named, if the entries are to be made so",
-    "split": "give the folder of one split as DATA to use that one alone",
     "in-two-sets": "keep it in one set, or give both sets the same captions",
     "duplicate-row": "remove one of the rows",
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the images",
@@ -204,14 +203,14 @@ def rejected(name: str, cause: str, detail: str = "", *, stat: StatMemo | None =
 
 def counted(name: str, cause: str, count: int, what: str, *, first: str = "") -> Rejected:
     """A note on several files: ``what`` is said of ``count`` of them, and the first is ``first``, or ``name``."""
-    return rejected(name, cause, f"{count} {what}, the first is {first or name}", count=count)
+    return rejected(name, cause, f"{count_of(count, what)}, the first is {first or name}", count=count)
 
 
 def unused_lines(found: Sequence[tuple[str, int]]) -> Iterator[Rejected]:
     """One note on captions (file, first line that is not used) of which only the first line is used."""
     if found:
         name, line = found[0]
-        words = f"caption{'s have' if len(found) > 1 else ' has'} lines that are not used"
+        words = "captions have lines that are not used"
         note = counted(name, "caption-lines", len(found), words, first=f"{name}:{line}")
         yield replace(note, line=line)
 

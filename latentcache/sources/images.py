@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError
+from latentcache.errors import EmptySourceError, count_of
 from latentcache.fields.captions import samples_with_several
 from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
@@ -55,6 +55,8 @@ _SET_COLUMNS = ("repeats", "image_set", FOCUS, SPAN)
 #: Captions are not read.
 CLOSED_RULE = CaptionRule(extensions=())
 _PLAIN_RULE = CaptionRule()
+#: In the names of masks and control images that are beside their images.
+_ASIDE = "label."
 _WILDCARD = re.compile(r"\{[^{}]*\|[^{}]*\}")
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
@@ -117,9 +119,7 @@ class Found:
     def notes(self) -> Iterator[Rejected]:
         """One note if some images have no caption and others do."""
         if self.first_without and set(self.captions) != {NO_CAPTION}:
-            count = self.captions[NO_CAPTION]
-            words = f"image{'s have' if count > 1 else ' has'} no caption"
-            yield counted(self.first_without, "no-caption", count, words)
+            yield counted(self.first_without, "no-caption", self.captions[NO_CAPTION], "images have no caption")
 
     def caption_word(self, tables: Sequence[str]) -> str:
         """One word for the manifest."""
@@ -200,7 +200,7 @@ class _Files:
             is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
         owners, is_sample = self._owners(prefix), is_image
         role = self._layout.role(prefix) or ("" if owners else "outside")
-        if role or ".png" in images:
+        if role or _ASIDE in "/".join(names):
             is_sample = is_image & ~self._set_aside(level, is_image, role)
         caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
         more = dict[int, list[int]]()
@@ -244,13 +244,10 @@ class _Files:
         if role:
             self._count_aside(level, np.flatnonzero(is_image).tolist(), role)
             return is_image
-        found, stems, text = np.zeros(len(names), dtype=np.bool_), set[str](), "/".join(names) + "/"
+        found = np.zeros(len(names), dtype=np.bool_)
         for ending, word in ENDINGS.items():
-            tail = ending + ".png"
-            mine = [number for number, name in enumerate(names) if name.endswith(tail)] if tail + "/" in text else []
-            if mine and not stems:
-                stems = {names[number].rpartition(".")[0] for number in np.flatnonzero(is_image).tolist()}
-            mine = [number for number in mine if names[number].removesuffix(tail) in stems]
+            mine = [number for number, name in enumerate(names) if name.rpartition(".")[0].endswith(ending)]
+            mine = [number for number in mine if is_image[number]]
             found[mine] = True
             self._count_aside(level, mine, word, ending)
         return found
@@ -680,7 +677,7 @@ def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySour
     """What was looked for, and what is there instead."""
     if count := sum(len(one.files) for one in layout.sets):
         return EmptySourceError(
-            f"no images in the {count} archives of {walk.root}",
+            f"no images in {count_of(count, 'archives')} of {walk.root}",
             where=str(walk.root),
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
             fix="say what the images are: --image-column NAME (of a tar: the end of their names, such as jpg)",

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
@@ -82,8 +82,8 @@ def read_table(
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
-    rows = tuple(_placed(row, root, prefix, rule.table_ending) for row in rows)
-    if rule.tag_separator:  # kohya's scripts write names without extension
+    rows = tuple(_placed(row, root, prefix) for row in rows)
+    if rule.table_stems:
         stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)}
         rows = tuple(replace(row, name=stems.get(row.name, row.name)) for row in rows)
     return rows, content, memo, tuple(notes)
@@ -94,17 +94,15 @@ def _rows(path: Path, data: bytes, images: Collection[str], prefix: str, rule: C
         return _kohya_rows(path, data, rule.tag_separator)
     if path.suffix == ".csv":
         return _csv_rows(path, data, images, prefix, rule.table_columns)
-    return (_parquet_rows if path.suffix == ".parquet" else _json_rows)(path, data, rule.table_columns)
+    return _named_rows(path, (_parquet_rows if path.suffix == ".parquet" else _json_rows)(path, data), rule)
 
 
-def _placed(row: Row, root: Path, prefix: str, ending: str) -> Row:
+def _placed(row: Row, root: Path, prefix: str) -> Row:
     """A row with its name below the root; an absolute name below it is one, too."""
     name = row.name
     if name.startswith("/"):
         inside = PurePosixPath(name).is_relative_to(root.absolute().as_posix())
         return replace(row, name=str(PurePosixPath(name).relative_to(root.absolute().as_posix()))) if inside else row
-    if ending and not PurePosixPath(name).suffix:
-        name += ending
     return row if leads_out(name) else replace(row, name=prefix + name)
 
 
@@ -200,28 +198,38 @@ def _delimiter(text: str) -> str:
 # JSON lines
 
 
-def _json_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row]:
-    """The rows of a JSONL table; the first one says which names hold the file and the caption."""
-    names: tuple[str, str] | None = None
+def _json_rows(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and object of each row."""
     for line, raw in enumerate(data.split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        record = _json_record(path, line, raw)
-        if names is None:
+        if raw.strip():
+            yield line, _json_record(path, line, raw)
+
+
+def _named_rows(path: Path, records: Iterable[tuple[int, dict[str, Any]]], rule: CaptionRule) -> Iterator[Row]:
+    """The rows of a JSONL or parquet table; the first one says which names hold the file and the caption."""
+    names: tuple[str, ...] = ()
+    for line, record in records:
+        if not names:
             keys = list(record)
-            file, caption = choose_columns(path, line, keys, named)
-            names = keys[file], keys[caption]
+            found = choose_columns(path, line, keys, rule.table_columns)
+            names = *(keys[at] for at in found), *(name for name in rule.table_columns[2:] if name in record)
         name = record.get(names[0])
+        if isinstance(name, int):
+            name = str(name)
         if not isinstance(name, str):
-            found = shown(name) if names[0] in record else f"columns: {listed(list(record))}"
-            why = f"expected a file name as {names[0]!r}, as in the first row; found {found}"
+            said = shown(name) if names[0] in record else f"columns: {listed(list(record))}"
+            why = f"expected a file name as {names[0]!r}, as in the first row; found {said}"
             raise _error(path, line, "a row without a file name", why, "correct or remove this line")
-        if names[1] not in record:
+        point = [record[one] for one in FOCUS_COLUMNS if one in record]
+        texts = [record[one] for one in names[1:] if record.get(one) not in (None, "")]
+        if not texts and record.get(rule.table_fallback) is not None:
+            texts = [record[rule.table_fallback]]
+        if not texts and names[1] not in record:
             detail = f"{path.name}:{line} has no {names[1]!r}; found columns: {listed(list(record))}"
             yield Row(name=name, caption="", line=line, cause="table-row", detail=detail)
-        else:
-            point = [record[one] for one in FOCUS_COLUMNS if one in record]
-            yield make_row(path.name, line, name, record[names[1]], point)
+            continue
+        several = [one for text in texts for one in (text if isinstance(text, list) else [text])]
+        yield make_row(path.name, line, name, several if len(texts) > 1 else (*texts, record.get(names[1]))[0], point)
 
 
 def _json_record(path: Path, line: int, raw: bytes) -> dict[str, Any]:
@@ -246,8 +254,8 @@ def _not_json(path: Path, line: int, found: str, error: Exception | None) -> NoR
 # parquet, and JSON as kohya has it
 
 
-def _parquet_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row]:
-    """The rows of a parquet table; an empty caption gives way to the next named column."""
+def _parquet_rows(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and values of each row."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -258,14 +266,8 @@ def _parquet_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
         raise _error(path, 0, "it is no parquet file", str(error), "save it again, or as metadata.jsonl") from error
-    file, caption = choose_columns(path, 0, table.column_names, named)
-    captions = [caption, *(table.column_names.index(name) for name in named[2:] if name in table.column_names)]
-    points = [table.column_names.index(name) for name in FOCUS_COLUMNS if name in table.column_names]
-    columns = [table.column(number).to_pylist() for number in (file, *captions, *points)]
-    for line, (name, *values) in enumerate(zip(*columns, strict=True), start=1):
-        texts, point = values[: len(captions)], values[len(captions) :]
-        text = next((text for text in texts if text not in (None, "")), texts[0])
-        yield make_row(path.name, line, str(name), text, point)
+    rows = (row for batch in table.to_batches(1 << 12) for row in batch.to_pylist())
+    return enumerate(rows, start=1)
 
 
 def _kohya_rows(path: Path, data: bytes, separator: str) -> Iterator[Row]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import SourceError
+from latentcache.errors import SourceError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import cause_of, rejected
 from latentcache.sources.reading import kind_of
@@ -171,7 +171,7 @@ class Walk:
         """Note the files of other extensions, one note for each extension."""
         for extension, count in self.others.items():
             names = self._examples[extension]
-            words = f"{count} file{'s' * (count > 1)} {f'ending in {extension}' if extension else 'without ending'}"
+            words = count_of(count, f"files {f'ending in {extension}' if extension else 'without ending'}")
             detail = f"{words}: {', '.join(names)}{', ...' * (count > len(names))}"
             reason = "no-frame-count" if extension in CLIP_EXTENSIONS else "unused"
             self.notes.add(rejected(names[0], reason, detail, count=count))
@@ -244,7 +244,7 @@ class Walk:
         if not entry.is_symlink() and entry.is_dir(follow_symlinks=False):
             count = sum(len(files) for _, _, files in os.walk(entry.path))
             if count:
-                detail = f"its name begins with a dot; {count} file{'s' * (count > 1)} in it"
+                detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
                 self.notes.add(rejected(name + "/", "hidden", detail, count=count))
         elif extension in self._wanted:
             self.notes.add(rejected(name, "hidden", "its name begins with a dot"))

@@ -115,7 +115,7 @@ def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, con
         items = run(*words, *more).json["items"]
         return [(one["reason"], one.get("line"), one["found"]) for one in items if one["reason"].startswith("config")]
 
-    ignored = ("config-ignored", 7, "1 settings of dataset.toml have no effect here: token_warmup_step")
+    ignored = ("config-ignored", 7, "1 setting of dataset.toml has no effect here: token_warmup_step")
     dropout = "caption_dropout_rate = 0.1 (--empty-prompt, and read(caption_dropout=0.1) in training)"
     assert notes() == [
         ignored,

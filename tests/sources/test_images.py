@@ -114,7 +114,7 @@ def test_a_table_decides_when_there_is_one(tmp_path, trusting):
         ("metadata.csv", "duplicate-row"),
         ("metadata.csv", "sidecar-unused"),
     ]
-    assert found.notes[-1].detail == "1 caption files beside images are not used, the first is b.txt"
+    assert found.notes[-1].detail == "1 caption file beside images is not used, the first is b.txt"
     assert found.caption_source == "metadata.csv"
     assert captions(scan(tmp_path, SourceOptions(captions=False))) == captions(found)
     hashed = scan(tmp_path, hash_all=True)
@@ -208,15 +208,16 @@ def test_masks_and_control_images_are_no_samples(tmp_path):
     for name in ("a-masklabel.png", "b-masklabel.png", "b-condlabel.png", "other-masklabel.png"):
         (tmp_path / name).write_text("m")
     found = scan(tmp_path)
-    assert list(found.samples.names) == ["a.jpg", "b.png", "other-masklabel.png", "sub/c.jpg"]
-    assert (found.notes, found.images.masks, found.images.controls) == ((), 2, 1)
-    none = ["", "", "", ""]
-    assert further(found, "mask") == ["a-masklabel.png", "b-masklabel.png", "", ""]
-    assert further(found, "control") == ["", "b-condlabel.png", "", ""]
+    assert list(found.samples.names) == ["a.jpg", "b.png", "sub/c.jpg"]
+    assert [note.detail for note in found.notes] == ["1 mask belongs to no image, the first is other-masklabel.png"]
+    assert (found.images.masks, found.images.controls) == (3, 1)
+    none = ["", "", ""]
+    assert further(found, "mask") == ["a-masklabel.png", "b-masklabel.png", ""]
+    assert further(found, "control") == ["", "b-condlabel.png", ""]
     off = scan(tmp_path, SourceOptions(masks="none", controls=("none",)))
     assert set(off.samples.inputs) == {"image", "caption"}
     assert {(note.name, note.reason, note.count) for note in off.notes} == {
-        ("a-masklabel.png", "mask", 2),
+        ("a-masklabel.png", "mask", 3),
         ("b-condlabel.png", "control", 1),
     }
     assert further(scan(tmp_path, known=found.samples), "control") == further(found, "control")
@@ -241,8 +242,8 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
     assert further(found, "control") == ["edges/img/a.png", "edges/c.jpg", ""]
     assert further(found, "control_2") == ["", "depth/c.png", ""]
     assert [(note.name, note.reason, note.detail) for note in found.notes] == [
-        ("depth/d.png", "control", "1 control images belong to no image, the first is depth/d.png"),
-        ("masks/sub/a.webp", "mask", "1 masks belong to no image, the first is masks/sub/a.webp"),
+        ("depth/d.png", "control", "1 control image belongs to no image, the first is depth/d.png"),
+        ("masks/sub/a.webp", "mask", "1 mask belongs to no image, the first is masks/sub/a.webp"),
     ]
     alpha = scan(tmp_path / "img", SourceOptions(masks="alpha"))
     assert further(alpha, "mask") == list(alpha.samples.names) == ["a.jpg", "c.jpg", "sub/a.jpg"]

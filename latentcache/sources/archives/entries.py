@@ -180,7 +180,7 @@ class _Tar:
             words, first = "caption members have no image of their key", orphans[0].name
             self._notes.append(counted(f"{self._name}/{first}", "caption-unused", len(orphans), words, first=first))
         for words, (count, name) in self._others.items():
-            what = f"member{'s' * (count > 1)} {words}"
+            what = f"members {words}"
             self._notes.append(counted(f"{self._name}/{name}", "member-unused", count, what, first=name))
 
 

@@ -14,10 +14,9 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
-from latentcache.errors import SourceAmbiguousError, SourceError, UnusableSampleError, UsageError
+from latentcache.errors import SourceError, UnusableSampleError, count_of
 from latentcache.sources.archives.entries import shows_images
 from latentcache.sources.archives.tars import ARROW, PARQUET, TAR, is_packed, kind_of_archive
-from latentcache.sources.causes import rejected
 from latentcache.sources.corpus import DICT_NAME, INFO_NAME, STATE_NAME, is_saved, saved_files, saved_splits
 from latentcache.sources.layouts.sets import ImageSet, Layout, unfit
 from latentcache.sources.layouts.tree import Tree
@@ -25,7 +24,6 @@ from latentcache.sources.walk import TABLE_NAMES
 
 TARS_WORD, ROWS_WORD, SAVED_WORD = "webdataset", "parquet", "saved"
 _SPLIT = re.compile(r"(?:.*[-_./])?([A-Za-z0-9]+)-[0-9]{5}-of-[0-9]{5}\.parquet")
-_DEFAULT = "train"
 #: Archives of one kind whose heads are read before they are taken for something else.
 _LOOKED_AT = 3
 
@@ -104,50 +102,6 @@ def recognize_file(path: Path, word: str = "") -> Layout:
     return Layout(word=own, why=f"{path.name} holds images", root=path.parent, sets=(one,), folders=())
 
 
-def choose_split(layout: Layout, split: str) -> Layout:
-    """The sets of one split, of a layout of archives; the other ones are noted.
-
-    Raises:
-        UsageError: There is no such split.
-        SourceAmbiguousError: There are several, and none of them is ``train``.
-    """
-    splits = [one.split for one in layout.sets if one.archives]
-    if not split and len(splits) < 2:
-        return layout
-    if split and split not in splits:
-        has = ", ".join(filter(None, splits)) or "no splits"
-        raise UsageError(
-            f"--split {split}: DATA has no such split",
-            where=str(layout.root),
-            why=f"it has {has}",
-            fix=f"--split {max(splits, key=lambda one: one == _DEFAULT)}" if any(splits) else "leave --split out",
-        )
-    chosen = split or _DEFAULT
-    if chosen not in splits:
-        raise SourceAmbiguousError(
-            f"DATA has {len(splits)} splits, and none is called {_DEFAULT}: {', '.join(splits)}",
-            where=str(layout.root),
-            why="one split is read",
-            fix=f"name it: --split {splits[0]}",
-        )
-    others = [one for one in layout.sets if one.archives and one.split != chosen]
-    notes = [
-        rejected(
-            min(one.files),
-            "split-unused",
-            f"{len(one.files)} file{'s' * (len(one.files) > 1)} of the split {one.split}; {chosen} is read",
-            count=len(one.files),
-        )
-        for one in others
-    ]
-    return replace(
-        layout,
-        sets=tuple(one for one in layout.sets if one.split == chosen or not one.archives),
-        used=layout.used.union(*(one.files for one in others)),
-        notes=(*layout.notes, *notes),
-    )
-
-
 def _named(tree: Tree, wanted: Callable[[str], bool]) -> list[str]:
     """Names below the root, in byte order, of files that are no metadata table."""
     return sorted(
@@ -195,5 +149,5 @@ def _layout(tree: Tree, word: str, sets: Sequence[ImageSet], names: Sequence[str
         why=f"{names[0]}{more} hold images" if more else f"{names[0]} holds images",
         root=tree.root,
         sets=tuple(sets),
-        doubt=f"{images} images beside the archives would be left out" if images else "",
+        doubt=f"{count_of(images, 'images')} beside the archives would be left out" if images else "",
     )

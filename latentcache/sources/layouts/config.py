@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import SourceError, SourceNotFoundError, UnusableSampleError
+from latentcache.errors import SourceError, SourceNotFoundError, UnusableSampleError, count_of
 from latentcache.fields.protocol import flat_settings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
@@ -129,7 +129,7 @@ class Config:
         notes = list(self.notes)
         if self.ignored:
             names = ", ".join(sorted(self.ignored))
-            detail = f"{len(self.ignored)} settings of {self.path.name} have no effect here: {names}"
+            detail = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here: {names}"
             note = rejected(self.path.name, "config-ignored", detail, count=len(self.ignored))
             notes.append(replace(note, line=min(map(self.line_of, self.ignored))))
         for name, value in sorted(self.asks.items()):
@@ -245,7 +245,7 @@ def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> t
     for option, named in said.items():
         inputs = INPUTS[option]
         if len(named) > len(inputs):
-            raise config.error(f"{option} names {len(named)} folders", f"name {len(inputs)} at most")
+            raise config.error(f"{option} names {count_of(len(named), 'folders')}", f"name {len(inputs)} at most")
         for role, (setting, path) in zip(inputs, named, strict=False):
             folder = None if (option, path) == ("masks", ALPHA) else config.place(path, setting)
             parts += [aside(folder, inputs[0])] if folder else []

@@ -23,7 +23,7 @@ from latentcache.sources.layouts import (
     simpletuner,
 )
 from latentcache.sources.layouts.config import MAX_BYTES, Config, read_config
-from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, unfit
+from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, choose_split, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
 from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Walk
@@ -51,7 +51,7 @@ CONFIGS: dict[str, Any] = {
 WORDS = (*FOLDERS, *CONFIGS)
 #: Any of these is in the first bytes of a JSON file that is a configuration.
 _MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"', b'"balancing"', b'"subsets"',
-          b'"tags"', b'"train_resolution"', b'"caption"')  # fmt: skip
+          b'"prompt_source"', b'"tags"', b'"train_resolution"', b'"caption"')  # fmt: skip
 _HEAD = 1 << 16
 
 
@@ -72,7 +72,7 @@ def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
     else:
         tree = Tree(data)
         found = _of_folder(tree, word)
-    return found if found.word in CONFIGS and not split else archives.choose_split(found, split)
+    return found if found.word == own.WORD and not split else choose_split(found, split)
 
 
 def _of_folder(tree: Tree, word: str) -> Layout:

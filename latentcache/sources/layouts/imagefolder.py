@@ -11,7 +11,6 @@ import shlex
 from pathlib import Path
 
 from latentcache.errors import TableError
-from latentcache.sources.causes import rejected
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.walk import TABLE_NAMES
@@ -39,18 +38,13 @@ def recognize(tree: Tree) -> Layout | None:
         sets += [_set(folder.path, name) for name in names]
     if not sets:
         return None
-    tables, splits = [one.captions.table for one in sets], {one.split for one in sets}
-    held = [one for one in sets if len(splits) > 1 and one.split not in ("", "train")]
-    notes = tuple(
-        rejected(one.captions.table, "split", f"the split {one.split} gives samples as train does") for one in held
-    )
+    tables = [one.captions.table for one in sets]
     more = f" and {len(tables) - 1} more tables" if len(tables) > 1 else ""
     return Layout(
         word=WORD,
         why=f"{tables[0]}{more} list the images" if more else f"{tables[0]} lists the images",
         root=tree.root,
         sets=tuple(sets),
-        notes=notes,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import count_of
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Folder, Tree
 
@@ -111,7 +112,7 @@ def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
         return f"{odd[0]} is hardly a number of repeats"
     own, top = {folder.path for folder in named}, tree.folder(base)
     if top.images:
-        return f"{top.images} images are in no such folder"
+        return count_of(top.images, "images are in no such folder")
     others = [f"{base}/{name}" if base else name for name in top.folders]
     left = next((one for path in others if path not in own and (one := tree.folder(path)).images), None)
-    return f"{left.images} images in {left.path}/ would be left out" if left else ""
+    return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""

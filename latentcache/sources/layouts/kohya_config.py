@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from latentcache.errors import count_of
 from latentcache.sources.layouts.config import Config, joined, of_folder, of_table, partners
 from latentcache.sources.layouts.kohya import caption_rule
 from latentcache.sources.layouts.partners import ALPHA
@@ -61,7 +62,7 @@ def read(config: Config, base: Path | None) -> Layout:
             parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, paired=paired,
                                balance=f"{number}:{config.path}"))  # fmt: skip
     subsets = sum(len(part.sets) for part in parts)
-    return joined(config, WORD, f"{config.path.name} has {subsets} subsets of kohya", parts, base)
+    return joined(config, WORD, f"{config.path.name} has {count_of(subsets, 'subsets')} of kohya", parts, base)
 
 
 def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
@@ -94,7 +95,12 @@ def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **m
     """A subset whose images are those of a metadata file."""
     table = config.place(said["metadata_file"], "metadata_file")
     folder = config.place(said["image_dir"], "image_dir") if said.get("image_dir") else table.parent
-    return of_table(folder, table, replace(rule, tag_separator=str(said.get("caption_separator") or ",")), **more)
+    return of_table(
+        folder,
+        table,
+        replace(rule, table_stems=True, tag_separator=str(said.get("caption_separator") or ",")),
+        **more,
+    )
 
 
 # metadata for fine-tuning: an object of images with ``caption`` and ``tags``, as kohya's scripts merge them. Rule
@@ -113,9 +119,9 @@ def _fits_metadata(value: Any) -> bool:
 
 def _read_metadata(config: Config, base: Path | None) -> Layout:
     config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
-    rule = CaptionRule(table=config.path.name, tag_separator=",", lines="first")
+    rule = CaptionRule(table=config.path.name, table_stems=True, tag_separator=",", lines="first")
     part = Layout(word="", why="", root=config.path.absolute().parent, sets=(ImageSet(folder="", captions=rule),))
-    why = f"{config.path.name} lists {len(config.value)} images of kohya"
+    why = f"{config.path.name} lists {count_of(len(config.value), 'images')} of kohya"
     return joined(config, METADATA.WORD, why, [part], base)
 
 

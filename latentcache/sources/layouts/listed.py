@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
+from latentcache.errors import count_of
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import counted, rejected, unused_lines
@@ -111,7 +112,8 @@ def match_rows(
         if first is row and name and "\\" in row.name and "\\" not in name:
             backslashed.append(row)
     if backslashed:
-        detail = f"{len(backslashed)} rows have paths with \\, the first on line {backslashed[0].line}; read as /"
+        rows_have = count_of(len(backslashed), "rows have")
+        detail = f"{rows_have} paths with \\, the first on line {backslashed[0].line}; read as /"
         found.notes.append(rejected(table, "backslash", detail, count=len(backslashed)))
     alike = {_stem(image): image for image in images} if absent else {}
     for name, row in absent:

@@ -3,7 +3,8 @@
 Rule (Nerogar/OneTrainer 23df383, ``modules/util/config/ConceptConfig.py`` and ``DataLoaderText2ImageMixin.py``;
 Nerogar/mgds 3a6994a, ``CollectPaths``, ``LoadMultipleTexts``, ``VariationSorting``): ``text.prompt_source`` is
 ``sample`` (``a.txt``), ``concept`` (the file ``prompt_path``) or ``filename`` (the stem); of several lines one is
-drawn, so each is a caption. ``a-masklabel.png`` and ``a-condlabel.png`` are no images. ``balancing`` 2.0 is twice per
+drawn, so each is a caption. Images with ``-masklabel`` or ``-condlabel`` are no samples; concepts of the type
+``VALIDATION`` are a split. ``balancing`` 2.0 is twice per
 epoch with the strategy ``REPEATS``, and a number of samples with ``SAMPLES``.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import UnusableSampleError
+from latentcache.errors import UnusableSampleError, count_of
 from latentcache.sources.captions import read_caption
 from latentcache.sources.layouts.config import Config, joined, of_folder
 from latentcache.sources.layouts.sets import CaptionRule, Layout
@@ -37,11 +38,14 @@ def read(config: Config, base: Path | None) -> Layout:
     """The layout that a file describes."""
     parts = []
     for one in config.value:
-        if one.get("enabled", True):
-            parts.append(_part(config, one))
+        off = "disabled" if not one.get("enabled", True) else "" if _balancing(one) else "balancing 0"
+        if off:
+            config.ignored[f"{one.get('name') or one['path']} ({off})"] += 1
         else:
-            config.ignored[f"{one.get('name') or one['path']} (disabled)"] += 1
-    return joined(config, WORD, f"{config.path.name} has {len(parts)} concepts of OneTrainer", parts, base)
+            parts.append(_part(config, one))
+    return joined(
+        config, WORD, f"{config.path.name} has {count_of(len(parts), 'concepts')} of OneTrainer", parts, base
+    )
 
 
 def _part(config: Config, one: Mapping[str, Any]) -> Layout:
@@ -69,8 +73,12 @@ def _unless_enabled(one: Mapping[str, Any]) -> list[str]:
     return [f"image.{name}" for name in values if not any(word in name for word in on)]
 
 
+def _balancing(one: Mapping[str, Any]) -> float:
+    return float(one.get("balancing", one.get("repeats", 1.0)))
+
+
 def _repeats(config: Config, one: Mapping[str, Any]) -> int:
-    said, strategy = float(one.get("balancing", one.get("repeats", 1.0))), one.get("balancing_strategy", "REPEATS")
+    said, strategy = _balancing(one), one.get("balancing_strategy", "REPEATS")
     name = one.get("name") or one["path"]
     if strategy != "REPEATS":
         config.note(f"concept {name} asks for {said:g} samples per epoch; each image is seen once")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from latentcache.errors import count_of
 from latentcache.sources.layouts.config import Config, joined, partners
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 
@@ -51,4 +52,4 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
             for one in layout.sets
         ]  # fmt: skip
         parts += [*further, replace(layout, sets=tuple(sets))]
-    return joined(config, WORD, f"{config.path.name} has {len(config.value['sets'])} sets", parts, base)
+    return joined(config, WORD, f"{config.path.name} has {count_of(len(config.value['sets']), 'sets')}", parts, base)

@@ -46,6 +46,8 @@ class Partners:
         """Note one file; ``ending``: it is beside its image."""
         stem = name.rpartition(".")[0]
         self.roles[name], self.stats[name] = role, stat
+        if ending and not name.endswith(".png"):
+            return  # as its trainer, which looks for no other format
         if ending:
             self.beside[role, stem.removesuffix(ending)] = name
         else:
@@ -63,7 +65,7 @@ class Partners:
         if folder == "":
             return name
         if folder is not None:
-            for own in (stem.removeprefix(one.prefix), stem.rpartition("/")[2]):
+            for own in (stem.removeprefix(one.prefix), *[stem.rpartition("/")[2]][one.paired_by_path :]):
                 if (found := self.apart.get(f"{folder}/{own}")) is not None:
                     return found
         return self.beside.get((role, stem))

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import SourceAmbiguousError, UsageError
+from latentcache.errors import SourceAmbiguousError, UsageError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.sources.causes import rejected
 
 #: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
 CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
 #: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
 MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
-FOLDER = "folder"
+FOLDER, TRAIN = "folder", "train"
+#: Folder of control images that ai-toolkit made of the images beside it (``ControlCachingMixin``).
+_MADE_CONTROLS = "_controls"
 #: Options of :meth:`CaptionRule.with_options`.
 CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines")
 
@@ -38,9 +41,11 @@ class CaptionRule:
     tag_separator: str = ""
     """Of kohya's metadata files: between caption and tags. Empty: the table is another one."""
     table_columns: tuple[str, ...] = ()
-    """Of a table: the column of file names, then those of captions, the first that has a text wins."""
-    table_ending: str = ""
-    """Of file names in a table that have no extension."""
+    """Of a table: the column of file names, then those of captions; all that have a text are captions."""
+    table_fallback: str = ""
+    """Of a table: the column of captions of rows that have no other one."""
+    table_stems: bool = False
+    """True: file names in the table may lack their extension."""
     from_name: Callable[[str], str] | None = None
     """Makes a caption of the stem of a file name."""
     text: str = ""
@@ -140,6 +145,9 @@ class ImageSet:
     """(Input, folder below the root) of its masks and control images, which have the names of the images; the folder
     is absolute in a layout that is not joined yet, and empty if the transparency of the image itself is the mask."""
 
+    paired_by_path: bool = False
+    """True: masks and control images are in the same subfolders as the images; False: their file name may decide."""
+
     @property
     def prefix(self) -> str:
         """Of the names in the folder."""
@@ -198,9 +206,60 @@ class Layout:
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
-        above = [prefix[:end] for end, letter in enumerate(prefix) if letter == "/"] if self.aside else []
-        above.append("")
-        return next((self.aside[folder] for folder in above if folder in self.aside), "")
+        above = [prefix[:end] for end, letter in enumerate(prefix) if letter == "/"] if prefix else []
+        for folder in (*above, ""):
+            if folder in self.aside:
+                return self.aside[folder]
+            if folder.rpartition("/")[2] == _MADE_CONTROLS:
+                return "control"
+        return ""
+
+
+def choose_split(layout: Layout, split: str) -> Layout:
+    """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted.
+
+    Raises:
+        UsageError: There is no such split.
+        SourceAmbiguousError: There are several, and none of them is ``train``.
+    """
+    splits = [one.split for one in layout.sets]
+    if len({*splits}) > 1:  # sets that name none are for training
+        splits = [one or TRAIN for one in splits]
+    if not split and len({*splits}) < 2:
+        return layout
+    if split and split not in splits:
+        raise UsageError(
+            f"--split {split}: DATA has no such split",
+            where=str(layout.root),
+            why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
+            fix=f"--split {max(splits, key=lambda one: one == TRAIN)}" if any(splits) else "leave --split out",
+        )
+    chosen = split or TRAIN
+    if chosen not in splits:
+        raise SourceAmbiguousError(
+            f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
+            where=str(layout.root),
+            why="one split is read",
+            fix=f"name it: --split {splits[0]}",
+        )
+    pairs = list(zip(layout.sets, splits, strict=True))
+    others = [(one, its) for one, its in pairs if its != chosen]
+    tables = {one.captions.table for one, _ in others} - {""}
+    notes = [
+        rejected(
+            min(one.files) if one.files else one.captions.table or one.folder,
+            "split-unused",
+            f"{count_of(len(one.files), 'file') if one.files else one.label} of the split {its}; {chosen} is read",
+            count=max(1, len(one.files)),
+        )
+        for one, its in others
+    ]
+    return replace(
+        layout,
+        sets=tuple(one for one, its in pairs if its == chosen),
+        used=layout.used.union(tables, *(one.files for one, _ in others)),
+        notes=(*layout.notes, *notes),
+    )
 
 
 def ambiguous(data: Path, readings: Sequence[tuple[str, str]]) -> SourceAmbiguousError:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import SourceError
+from latentcache.errors import SourceError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
 from latentcache.sources.layouts.partners import INPUTS
@@ -57,7 +57,7 @@ def read(config: Config, base: Path | None) -> Layout:
         else:
             parts.append(_part(config, one, further))
     sets = sum(len(part.sets) for part in parts)
-    return joined(config, WORD, f"{config.path.name} has {sets} data sets of SimpleTuner", parts, base)
+    return joined(config, WORD, f"{config.path.name} has {count_of(sets, 'data sets')} of SimpleTuner", parts, base)
 
 
 def _is_read(one: Mapping[str, Any]) -> bool:
@@ -77,9 +77,11 @@ def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout])
     config.take(one, _USED)
     repeats, is_reg = int(one.get("repeats") or 0) + 1, bool(one.get("is_regularisation_data"))
     more: dict[str, Any] = {"name": str(one["id"]), "repeats": repeats, "is_reg": is_reg}
-    more["paired"] = _paired(one, further)
+    more |= {"paired": _paired(one, further), "paired_by_path": True}
     folder = config.place(one.get("instance_data_dir"), "instance_data_dir")
-    if one.get("caption_strategy") != "parquet":
+    if one.get("caption_strategy") != "parquet" or one.get("only_instance_prompt"):
+        if one.get("metadata_backend") == "parquet":
+            config.note(f"data set {one['id']}: images without a row of its parquet file are used, too")
         return of_folder(folder, _rule(config, one), **more)
     table = config.place(one.get("parquet", {}).get("path"), "parquet.path")
     return of_table(folder, table, _rule(config, one), **more)
@@ -106,7 +108,7 @@ def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
 def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
     """Where captions are."""
     strategy, said = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
-    prompts = [str(one) for one in (said if isinstance(said, list) else [said])]
+    prompts = [str(one).strip() for one in (said if isinstance(said, list) else [said])]
     prefix = f"{prompts[0]} " if one.get("prepend_instance_prompt") else ""
     if strategy == "instanceprompt" or one.get("only_instance_prompt"):
         return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
@@ -117,10 +119,14 @@ def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
         return CaptionRule(extensions=(".txt",), lines=lines, prefix=prefix)
     if strategy == "parquet":
         said = one.get("parquet", {})
-        columns = said.get("filename_column"), said.get("caption_column"), said.get("fallback_caption_column")
-        ending = "" if said.get("identifier_includes_extension") else ".png"
-        names = tuple(str(name) for name in columns if name)
-        return CaptionRule(table_columns=names, table_ending=ending, prefix=prefix)
+        captions = said.get("caption_column")
+        columns = said.get("filename_column"), *(captions if isinstance(captions, list) else [captions])
+        return CaptionRule(
+            table_columns=tuple(str(name) for name in columns if name),
+            table_fallback=str(said.get("fallback_caption_column") or ""),
+            table_stems=not said.get("identifier_includes_extension"),
+            prefix=prefix,
+        )
     raise config.error(
         f"data set {one['id']}: caption_strategy {strategy!r} is not read",
         "give textfile, filename, instanceprompt or parquet",

@@ -89,7 +89,7 @@ def test_kohya_dataset_toml(tmp_path):
     assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
     two = "2 images have the captions of 0:cats, not those of 1:cats, the first is cats/a.jpg"
     assert said["in-two-sets"] == two
-    assert said["config-ignored"] == "1 settings of dataset.toml have no effect here: batch_size"
+    assert said["config-ignored"] == "1 setting of dataset.toml has no effect here: batch_size"
     asked = [note for note in found.notes if note.reason == "config-asks"]
     lines = KOHYA.split("\n")
     assert [(note.label, note.detail) for note in asked] == [
@@ -129,7 +129,7 @@ def test_captions_that_kohya_draws(tmp_path):
     fewer = "tags are not dropped; write captions with fewer tags as further lines, and give --caption-lines all"
     assert [(note.reason, note.count, note.line, note.detail) for note in found.notes] == [
         ("caption-wildcard", 1, 0,
-         "1 captions have words in braces, as {a|b}, which stay as they are, the first is a/x.jpg"),
+         "1 caption has words in braces, as {a|b}, which stay as they are, the first is a/x.jpg"),
         ("config-asks", 1, 8, f"caption_dropout_every_n_epochs = 3 ({asked})"),
         ("config-asks", 1, 7, f"caption_tag_dropout_rate = 0.1 ({fewer})"),
     ]  # fmt: skip
@@ -183,7 +183,7 @@ def test_an_image_of_a_folder_and_of_metadata_is_seen_for_both(tmp_path):
 
 def test_simpletuner(tmp_path):
     put(tmp_path, {"one/my_cat.jpg": "x", "one/deep/b.jpg": "x", "two/c.jpg": "x", "two/c.txt": "first\n\nsecond"})
-    put(tmp_path, {"masks/my_cat.png": "x", "three/d.jpg": "x", "two/e.jpg": "x"})
+    put(tmp_path, {"masks/my_cat.png": "x", "masks/b.png": "x", "three/d.jpg": "x", "two/e.jpg": "x"})
     local = {"type": "local", "resolution": 1.0}
     put(
         tmp_path,
@@ -211,7 +211,8 @@ def test_simpletuner(tmp_path):
         ("two/e.jpg", "", 1),
     ]
     assert found.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
-    assert (found.images.masks, found.layout.word) == (1, "simpletuner")
+    assert (found.images.masks, found.layout.word) == (2, "simpletuner")
+    assert ("masks/b.png", "mask") in reasons(found), "it is not of one/deep/b.jpg: paths decide"
     assert any("far (disabled)" in note.detail for note in found.notes)
     first = scan(tmp_path, SourceOptions(caption_lines="first"))
     assert [row for row in rows(first) if row[1] in ("a dog", "sks first")] == [
@@ -234,6 +235,19 @@ def test_simpletuner_parquet(tmp_path):
     one = {"id": "p", "instance_data_dir": "img", "caption_strategy": "parquet", "parquet": columns}
     put(tmp_path, {"multidatabackend.json": [one]})
     assert rows(scan(tmp_path)) == [("img/1.png", "one", 1), ("img/2.png", "t2", 1)]
+    put(tmp_path, {"img/1.webp": "x", "img/a.b.jpg": "x"})
+    (tmp_path / "img/1.png").unlink()
+    lines = (
+        '{"id": 1, "cogvlm": ["a", "b"]}\n{"id": "2", "cogvlm": null, "tags": "t2"}\n{"id": "a.b", "cogvlm": "c"}\n'
+    )
+    put(
+        tmp_path,
+        {"photos.jsonl": lines, "multidatabackend.json": [one | {"parquet": columns | {"path": "photos.jsonl"}}]},
+    )
+    named = [("img/1.webp", "a\0b", 1), ("img/2.png", "t2", 1), ("img/a.b.jpg", "c", 1)]
+    assert rows(scan(tmp_path)) == named, "names without extension, several captions, the fallback in JSON lines"
+    put(tmp_path, {"multidatabackend.json": [one | {"instance_prompt": " sks ", "only_instance_prompt": True}]})
+    assert {caption for _, caption, _ in rows(scan(tmp_path))} == {"sks"}
 
 
 @pytest.mark.parametrize(
@@ -288,6 +302,34 @@ def test_onetrainer(tmp_path):
     said = {note.reason: note.detail for note in found.notes}
     ignored = "3 settings of concepts.json have no effect here: d (disabled), image.enable_random_flip, loss_weight"
     assert said["config-ignored"] == ignored
+
+
+def test_onetrainer_concepts_that_do_not_train(tmp_path):
+    put(
+        tmp_path, {"a/x.jpg": "x", "a/x-masklabel.jpg": "m", "a/y-condlabel.png": "m", "b/y.jpg": "x", "c/z.jpg": "x"}
+    )
+    text = {"prompt_source": "filename"}
+    concepts = [
+        {"path": "a", "text": text},
+        {"path": "b", "text": text, "balancing": 0},
+        {"path": "c", "text": text, "type": "VALIDATION"},
+    ]
+    put(tmp_path, {"concepts.json": concepts})
+    found = scan(tmp_path / "concepts.json")
+    assert rows(found) == [("a/x.jpg", "x", 1)]
+    said = {note.reason: note.detail for note in found.notes}
+    assert said["config-ignored"] == "1 setting of concepts.json has no effect here: b (balancing 0)"
+    assert said["split-unused"] == "c of the split validation; train is read"
+    assert said["mask"] == "1 mask belongs to no image, the first is a/x-masklabel.jpg"
+    assert said["control"] == "1 control image belongs to no image, the first is a/y-condlabel.png"
+    assert rows(scan(tmp_path / "concepts.json", SourceOptions(split="validation"))) == [("c/z.jpg", "z", 1)]
+
+
+def test_control_images_that_ai_toolkit_made(tmp_path):
+    put(tmp_path, {"a.jpg": "x", "_controls/a.depth.jpg": "d", "sub/b.jpg": "x", "sub/_controls/b.jpg": "d"})
+    found = scan(tmp_path)
+    assert [name for name, _, _ in rows(found)] == ["a.jpg", "sub/b.jpg"]
+    assert reasons(found) == [("_controls/a.depth.jpg", "control")]
 
 
 def test_default_txt_of_ai_toolkit(tmp_path):

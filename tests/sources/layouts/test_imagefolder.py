@@ -23,23 +23,18 @@ def test_a_table_per_split_folder(tmp_path):
     put(tmp_path, files | {f"data/{split}/metadata.jsonl": table % split for split in ("train", "test")})
     put(tmp_path, {"data/train/a.txt": "beside", "data/other/d.jpg": "x"})
     found = scan(tmp_path)
-    assert rows(found) == [
-        ("data/test/a.jpg", "test"),
-        ("data/test/deep/b.jpg", "b"),
-        ("data/train/a.jpg", "train"),
-        ("data/train/deep/b.jpg", "b"),
-    ]
-    assert (found.layout.word, [one.split for one in found.layout.sets]) == ("imagefolder", ["test", "train"])
-    assert found.samples.columns["image_set"].tolist() == [0, 0, 1, 1]
-    assert found.samples.inputs["caption"].line.tolist() == [1, 2, 1, 2]
+    assert rows(found) == [("data/train/a.jpg", "train"), ("data/train/deep/b.jpg", "b")]
+    assert (found.layout.word, [one.split for one in found.layout.sets]) == ("imagefolder", ["train"])
+    assert found.samples.inputs["caption"].line.tolist() == [1, 2]
     assert [(note.name, note.reason) for note in found.notes] == [
         ("data/other/d.jpg", "outside-sets"),
-        ("data/test/c.jpg", "unlisted"),
-        ("data/test/metadata.jsonl", "split"),
+        ("data/test/metadata.jsonl", "split-unused"),
         ("data/train/c.jpg", "unlisted"),
         ("data/train/metadata.jsonl", "sidecar-unused"),
     ]
-    assert found.images.captions == {"data/test/metadata.jsonl": 2, "data/train/metadata.jsonl": 2}
+    assert found.images.captions == {"data/train/metadata.jsonl": 2}
+    other = scan(tmp_path, SourceOptions(split="test"))
+    assert rows(other) == [("data/test/a.jpg", "test"), ("data/test/deep/b.jpg", "b")]
 
 
 def test_tables_above_each_other(tmp_path):

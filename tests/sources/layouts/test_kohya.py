@@ -105,8 +105,8 @@ def test_regularization_images_that_the_trainer_leaves_out(tmp_path):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("other/b.jpg", "1 images in other/ would be left out"),
-        ("b.jpg", "1 images are in no such folder"),
+        ("other/b.jpg", "1 image in other/ would be left out"),
+        ("b.jpg", "1 image is in no such folder"),
         ("2024_trip/b.jpg", "2024 is hardly a number of repeats"),
         ("001_b/b.jpg", "001 is hardly a number of repeats"),
     ],
