@@ -24,7 +24,7 @@ _CHAT = 1
 _ROLES_OF = 200
 
 
-def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
+def field_contents(rows: FieldRows) -> dict[str, Any]:
     """The JSON form of a field."""
     import numpy as np
 
@@ -51,7 +51,6 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
     if rows.spec.ragged:
         lengths = np.asarray(rows.length).astype(np.int64)
         found["lengths"] = _lengths(lengths)
-        found["sources"] = _sources(rows, snapshot, lengths)
     return found
 
 
@@ -134,20 +133,6 @@ def _lengths(lengths: Any) -> dict[str, Any]:
     ]
     ends = {"shortest": int(lengths.min()), "longest": int(lengths.max())}
     return {"total": int(lengths.sum()), **ends, "up_to": found}
-
-
-def _sources(rows: FieldRows, snapshot: Snapshot, lengths: Any) -> list[dict[str, Any]]:
-    """Items and their total length by source file; empty if every sample is a file of its own."""
-    import numpy as np
-
-    given = snapshot.samples.inputs.get(rows.kind.inputs[0]) if rows.kind is not None else None
-    if given is None or given.line is None:
-        return []
-    files = np.asarray(given.file)[np.asarray(rows.sample)]
-    items = np.bincount(files, minlength=len(snapshot.samples.files))
-    totals = np.bincount(files, weights=lengths, minlength=len(items)).astype(np.int64)
-    names = snapshot.samples.files.names
-    return [{"name": names[int(i)], "items": int(items[i]), "total": int(totals[i])} for i in np.flatnonzero(items)]
 
 
 # DATA
@@ -336,13 +321,3 @@ def show_lengths(field: Mapping[str, Any]) -> None:
             *((one["length"], one["items"], f"{one['total']:,}") for one in lengths["up_to"]),
         ]
     )
-    sources = field.get("sources", ())
-    if len(sources) > 1:
-        show_table(
-            [
-                ("source", "items", "total"),
-                *((one["name"], one["items"], f"{one['total']:,}") for one in sources[:SHOWN]),
-            ]
-        )
-        if len(sources) > SHOWN:
-            out(f"  ... and {len(sources) - SHOWN} more (all of them with --json)")

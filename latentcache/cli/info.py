@@ -95,7 +95,7 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
         "repeats": sample_repeats(snapshot),
         "no_caption": without_caption(snapshot),
         "notes": [rejected_item("note", one) for one in snapshot.notes if one.target],
-        "fields": {name: field_contents(rows, snapshot) for name, rows in snapshot.fields.items()},
+        "fields": {name: field_contents(rows) for name, rows in snapshot.fields.items()},
     }
 
 

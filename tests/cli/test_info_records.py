@@ -19,7 +19,6 @@ def test_info_shows_documents(run, cache):
     assert found["counts"] == {"samples": 3, "entries": 2, "quarantined": 1}
     field = found["fields"]["input_ids"]
     assert (field["items"], field["entries"], field["numbers"]["tokens"]) == (2, 1, 12)
-    assert field["sources"] == [{"name": "a.jsonl", "items": 2, "total": 12}]
     assert field["lengths"] == {
         "total": 12, "shortest": 4, "longest": 8,
         "up_to": [{"length": 4, "items": 1, "total": 4}, {"length": 8, "items": 1, "total": 8}],
@@ -49,14 +48,3 @@ def test_quarantine_names_the_field(run, tmp_path):
     (item,) = run("info", cache, "--quarantine", "--json").json["items"]
     assert (item["path"], item["line"], item["field"]) == ("a.jsonl", 1, "messages[0].content")
     assert "a.jsonl messages[0].content: " in run("info", cache, "--quarantine").out
-
-
-def test_info_shows_sources(run, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    write_texts(data / "a.jsonl", ["one", "two"])
-    write_texts(data / "b.jsonl", ["three"])
-    run("build", data, "--tokenizer", "stub")
-    text = run("info", tmp_path / "data.latentcache").out
-    found = [line.split() for line in text.splitlines() if ".jsonl" in line]
-    assert found == [["a.jsonl", "2", "8"], ["b.jsonl", "1", "6"]]
