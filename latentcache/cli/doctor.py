@@ -242,11 +242,11 @@ def _limits() -> Check:
 
 def _place(asked: _Asked) -> Check:
     """The disk of the cache."""
-    from latentcache.pipeline.preflight import check_places, free_bytes
+    from latentcache.pipeline.preflight import check_paths, free_bytes
 
     try:
         if asked.data is not None:
-            check_places(asked.data, asked.cache)
+            check_paths(asked.data, asked.cache)
         free = free_bytes(asked.cache)
     except LatentcacheError as error:
         return failed("disk", error)

@@ -76,7 +76,7 @@ class _Build:
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
-        preflight.check_places(self.settings.data, self.paths.root)
+        preflight.check_paths(self.settings.data, self.paths.root)
         with ExitStack() as stack:
             if not self.settings.dry_run:
                 self.events = stack.enter_context(EventLog(self.settings.events))

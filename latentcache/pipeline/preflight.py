@@ -33,7 +33,7 @@ from latentcache.store.paths import CachePaths
 RESERVE_BYTES = 64 << 20
 
 
-def check_places(data: Path, cache: Path) -> None:
+def check_paths(data: Path, cache: Path) -> None:
     """Refuse a cache inside the data, or in a folder that holds something else."""
     if not data.exists():
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")

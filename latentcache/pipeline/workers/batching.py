@@ -28,7 +28,7 @@ from latentcache.fields.protocol import (
     Producer,
     Read,
 )
-from latentcache.pipeline.workers.tracking import Tracked
+from latentcache.pipeline.workers.tracking import TrackedJob
 
 #: Batches that the device has been given and whose results were not fetched, at most.
 IN_FLIGHT = 2
@@ -57,10 +57,10 @@ def prepare(producer: Producer, kind: FieldKind, job: Job, *, bounded: bool = Fa
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Candidate:
+class PendingItem:
     """One item on its way through a worker."""
 
-    owner: Tracked
+    owner: TrackedJob
     prepared: Prepared
 
     @property
@@ -74,7 +74,7 @@ class Candidate:
         return self.owner.keys[self.prepared.output.item]
 
 
-Result = tuple[Candidate, Made | Failure]
+Result = tuple[PendingItem, Made | Failure]
 
 
 class Batches:
@@ -93,12 +93,12 @@ class Batches:
     ) -> None:
         self._kind, self._spec, self._groups, self._batch_size, self._warn = kind, spec, groups, batch_size, warn
         self._work = kind.work
-        self.waiting: dict[int, list[Candidate]] = {}
+        self.waiting: dict[int, list[PendingItem]] = {}
         self.waited_s = 0.0
         """Seconds spent waiting for the device."""
         self._costs = Counter[int]()
         self._limits: dict[int, int] = {}
-        self._in_flight: deque[tuple[list[Candidate], Pending]] = deque()
+        self._in_flight: deque[tuple[list[PendingItem], Pending]] = deque()
 
     def parts(self, costs: Sequence[int], most_cost: int) -> Iterator[slice]:
         """Jobs in parts that make one batch each, whose cost is limited; for any thread."""
@@ -111,7 +111,7 @@ class Batches:
                 start, cost = number, own
         yield slice(start, len(costs))
 
-    def add(self, item: Candidate) -> list[Candidate]:
+    def add(self, item: PendingItem) -> list[PendingItem]:
         """Have an item wait; gives the items of its group once another one would not fit into their batch."""
         group = self._groups[item.group]
         waiting = self.waiting.setdefault(item.group, [])
@@ -121,7 +121,7 @@ class Batches:
         large = self._batch_size is None and self._costs[item.group] + own > self._work.batch_cost
         return self.take(item.group) if large or len(waiting) >= self._most(item.group) else []
 
-    def take(self, group: int | None = None) -> list[Candidate]:
+    def take(self, group: int | None = None) -> list[PendingItem]:
         """The items that wait of a group [default: of the one that holds most memory]."""
         if group is None:
             group = max(self.waiting, key=lambda one: num_bytes(self.waiting[one]))
@@ -132,11 +132,11 @@ class Batches:
         return min(self._limits.get(group, 1 << 30), self._batch_size or self._work.batch_items)
 
     @property
-    def in_flight(self) -> list[Candidate]:
+    def in_flight(self) -> list[PendingItem]:
         """Items whose results were not fetched."""
         return [candidate for batch, _ in self._in_flight for candidate in batch]
 
-    def submit(self, candidates: Sequence[Candidate]) -> list[Result]:
+    def submit(self, candidates: Sequence[PendingItem]) -> list[Result]:
         """Begin to encode items of one group; gives results that are there meanwhile, also of earlier items."""
         done: list[Result] = []
         waiting = list(candidates)
@@ -211,17 +211,17 @@ class Batches:
                 fix="report this model",
             )
 
-    def _halve(self, batch: Sequence[Candidate]) -> None:
+    def _halve(self, batch: Sequence[PendingItem]) -> None:
         group, size = batch[0].group, len(batch)
         kept = self._limits[group] = min(self._limits.get(group, size), size // 2)
         label = self._groups[group].label
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
 
-    def _give_up(self, batch: list[Candidate], error: DeviceMemoryError) -> list[Result]:
+    def _give_up(self, batch: list[PendingItem], error: DeviceMemoryError) -> list[Result]:
         """An item that does not fit alone."""
         return [(batch[0], Failure(reason=reason(self._kind, "memory"), detail=error.why or error.what))]
 
 
-def num_bytes(items: Sequence[Candidate]) -> int:
+def num_bytes(items: Sequence[PendingItem]) -> int:
     """Host memory that prepared items hold."""
     return sum(item.prepared.num_bytes for item in items)

@@ -32,9 +32,9 @@ from latentcache.pipeline.workers.memory import (
     default_workers,
     host_memory,
 )
-from latentcache.pipeline.workers.process import NO_MEMORY, Launched, WarmWorker, WorkerProcess, WorkerThread
+from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
 from latentcache.pipeline.workers.transport import Message, failure_of, split_keys
-from latentcache.pipeline.workers.worker import Opening, Task
+from latentcache.pipeline.workers.worker import Task, WorkerSettings
 from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
@@ -238,10 +238,10 @@ class WorkerPool:
         """Deadlines that a job may take."""
         return job.cost / self.kind.work.unit_cost if job is not None and self.kind.device == "cpu" else 1.0
 
-    def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
+    def start(self, device: Device, *, again: bool) -> tuple[WorkerHandle, dict[str, Any], str]:
         """A worker, the head of its ``open`` message, and the name of its shard. A thread is started once only."""
         shard = os.urandom(8).hex()
-        opening = Opening(
+        settings = WorkerSettings(
             task=self._task,
             shard=shard,
             device=device.name,
@@ -251,23 +251,23 @@ class WorkerPool:
             cost=self._cost,
         )
         self._reported[shard] = []
-        head = {"opening": opening}
+        head = {"settings": settings}
         if not self.workers and not again:
             return WorkerThread(), head, shard
         warm = self._warm.take(device) if self._warm is not None and not again else None
         return warm or WorkerProcess(device.variables, lock=self._lock, again=again), head, shard
 
-    def keep(self, device: Device, launched: Launched) -> bool:
+    def keep(self, device: Device, handle: WorkerHandle) -> bool:
         """Keep a worker that is done for the next field; False if there is no use for it."""
-        if self._warm is None or isinstance(launched, WorkerThread):
+        if self._warm is None or isinstance(handle, WorkerThread):
             return False
-        self._warm.keep(device, launched)
+        self._warm.keep(device, handle)
         return True
 
-    def bound(self, launched: Launched, unit: WorkUnit) -> None:
+    def bound(self, handle: WorkerHandle, unit: WorkUnit) -> None:
         """Limit the memory of a worker before it gets this unit; one under suspicion gets all the memory there is."""
         if self._bounded:
-            launched.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
+            handle.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
 
     def recovered(self, shard: str) -> bytes:
         """Seal a dead worker's shard; gives the item keys in it, also those that it had not reported."""

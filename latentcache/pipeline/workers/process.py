@@ -186,7 +186,7 @@ class WorkerThread:
             self._theirs.close()
 
 
-Launched = WorkerProcess | WorkerThread
+WorkerHandle = WorkerProcess | WorkerThread
 
 
 class WarmWorker:

@@ -23,7 +23,7 @@ from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.pool import Progress, RunResult, WorkerPool, WorkUnit
-from latentcache.pipeline.workers.process import Launched
+from latentcache.pipeline.workers.process import WorkerHandle
 from latentcache.pipeline.workers.transport import Message, as_error
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
 
@@ -41,7 +41,7 @@ _DEATHS = 2
 class _Worker:
     """A worker that runs."""
 
-    launched: Launched
+    handle: WorkerHandle
     shard: str
     threads: int
     watchdog: Watchdog = field(init=False)
@@ -54,7 +54,7 @@ class _Worker:
     opened: bool = False
     ending: bool = False
     said_end: bool = False
-    stays: bool = False
+    is_reusable: bool = False
     """True if it has ended in order and its process waits for another field."""
     error: BaseException | None = None
     suspects: list[int] = field(default_factory=list)
@@ -86,26 +86,26 @@ class _Worker:
 
     def look(self, elapsed: float) -> None:
         """Kill it if it does not move."""
-        self.board = self.board or self.launched.board(self.threads)
+        self.board = self.board or self.handle.board(self.threads)
         if self.board is None or self.stuck:
             return
         steps = self.board.steps()
         self.stuck = self.watchdog.stuck(self.board.beats, steps, elapsed)
         if self.stuck:
             self.late = self.watchdog.late(steps) or steps
-            self.launched.kill()
+            self.handle.kill()
 
     def begun(self) -> dict[int, int]:
         """Jobs that it was in the middle of when it ended, with the stage of each."""
         if self.suspects:
             return dict.fromkeys(self.suspects, ENCODING)
-        board = self.board or self.launched.board(self.threads)
+        board = self.board or self.handle.board(self.threads)
         steps = self.late or ([] if board is None else board.steps())
         return {item: step.stage for step in steps for item in step.items}
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _DeviceSlot:
     """The place of one worker: a device."""
 
     device: Device
@@ -127,7 +127,7 @@ class Scheduler:
         advanced: Callable[[Progress], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._slots = [_Slot(device) for device in pool.devices]
+        self._slots = [_DeviceSlot(device) for device in pool.devices]
         self._pool, self._stop, self._deadline = pool, stop, deadline_s()
         self._advanced, self._warn = advanced, warn
         self._fresh, self._exhausted = pool.units(jobs), False
@@ -159,7 +159,7 @@ class Scheduler:
 
     # -- giving out
 
-    def _workers(self) -> list[tuple[_Slot, _Worker]]:
+    def _workers(self) -> list[tuple[_DeviceSlot, _Worker]]:
         return [(slot, slot.worker) for slot in self._slots if slot.worker is not None]
 
     def _fill(self, count: int) -> None:
@@ -190,17 +190,17 @@ class Scheduler:
                 work -= 1
                 slot.worker = self._started(slot)
 
-    def _started(self, slot: _Slot) -> _Worker:
-        launched, head, shard = self._pool.start(slot.device, again=slot.started > 0)
+    def _started(self, slot: _DeviceSlot) -> _Worker:
+        handle, head, shard = self._pool.start(slot.device, again=slot.started > 0)
         slot.started += 1
-        launched.channel.send("open", **head)
-        self._selector.register(launched.channel, selectors.EVENT_READ, slot)
-        worker = _Worker(launched=launched, shard=shard, threads=self._pool.threads, fresh=not launched.used)
+        handle.channel.send("open", **head)
+        self._selector.register(handle.channel, selectors.EVENT_READ, slot)
+        worker = _Worker(handle=handle, shard=shard, threads=self._pool.threads, fresh=not handle.used)
         worker.watchdog = Watchdog(
             self._deadline,
-            on_cpu=slot.device.name == "cpu" or launched.is_thread,
+            on_cpu=slot.device.name == "cpu" or handle.is_thread,
             weight=lambda number: self._pool.deadlines(worker.job(number)),
-            heartbeat=not launched.is_thread,
+            heartbeat=not handle.is_thread,
         )
         return worker
 
@@ -209,14 +209,14 @@ class Scheduler:
         workers = [worker for _, worker in self._workers() if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
-                self._pool.bound(worker.launched, unit)
+                self._pool.bound(worker.handle, unit)
                 self._number += 1
                 worker.leases[self._number], worker.unmade[self._number] = unit, len(unit.jobs)
-                worker.launched.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
+                worker.handle.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
         if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
             for worker in workers:
                 worker.ending = True
-                worker.launched.channel.send("stop")
+                worker.handle.channel.send("stop")
 
     def _next(self, worker: _Worker) -> WorkUnit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
@@ -239,17 +239,17 @@ class Scheduler:
 
     def _receive(self) -> None:
         for key, _ in self._selector.select(_TICK_S):
-            slot: _Slot = key.data
+            slot: _DeviceSlot = key.data
             if slot.worker is None:
                 continue
-            for message in slot.worker.launched.channel.arrived():
+            for message in slot.worker.handle.channel.arrived():
                 self._handle(slot, slot.worker, message)
-            if slot.worker.launched.channel.ended or slot.worker.stays:
+            if slot.worker.handle.channel.ended or slot.worker.is_reusable:
                 self._worker_ended(slot, slot.worker)
         for _, worker in self._workers():
-            worker.launched.channel.flush()
+            worker.handle.channel.flush()
 
-    def _handle(self, slot: _Slot, worker: _Worker, message: Message) -> None:
+    def _handle(self, slot: _DeviceSlot, worker: _Worker, message: Message) -> None:
         if message.kind == "committed":
             self._committed(slot, worker, message)
         elif message.kind == "made":
@@ -268,10 +268,10 @@ class Scheduler:
             if "error" in message.head:
                 worker.error, worker.suspects = as_error(message["error"]), message["suspects"]
             else:
-                worker.said_end, worker.stays = True, message["stays"]
+                worker.said_end, worker.is_reusable = True, message["is_reusable"]
                 self._pool.ended(message)
 
-    def _committed(self, slot: _Slot, worker: _Worker, message: Message) -> None:
+    def _committed(self, slot: _DeviceSlot, worker: _Worker, message: Message) -> None:
         """Take what a worker has settled."""
         rows = [row[0] for row in (*message["jobs"], *message["failed"])]
         settled = worker.settle([*message["done"], *rows])
@@ -291,7 +291,7 @@ class Scheduler:
 
     # -- workers that end
 
-    def _worker_ended(self, slot: _Slot, worker: _Worker) -> None:
+    def _worker_ended(self, slot: _DeviceSlot, worker: _Worker) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
         begun = worker.begun()
         words = self._disconnect(slot, worker)
@@ -307,11 +307,9 @@ class Scheduler:
             words = "ran out of memory (MemoryError)"
         self._died(slot, worker, begun, known, words=worker.stuck or words)
 
-    def _failed(self, slot: _Slot, worker: _Worker, error: BaseException, known: bytes) -> None:
+    def _failed(self, slot: _DeviceSlot, worker: _Worker, error: BaseException, known: bytes) -> None:
         """An error of a worker is the build's, except of a device that has worked before."""
-        fatal = (
-            not isinstance(error, DeviceError) or isinstance(error, DeviceMemoryError) or worker.launched.is_thread
-        )
+        fatal = not isinstance(error, DeviceError) or isinstance(error, DeviceMemoryError) or worker.handle.is_thread
         slot.lost += 1
         if fatal or slot.lost > _RESTARTS or (not worker.opened and slot.started == 1):
             raise error
@@ -319,7 +317,7 @@ class Scheduler:
             self._requeue(unit, unit.jobs, known)
         self._warn(f"{_short(error)}; starting again on {slot.device.label}")
 
-    def _died(self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
+    def _died(self, slot: _DeviceSlot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
         """A worker died without an error; the jobs that it was in the middle of are suspected."""
         self._streak += 1
         if self._streak >= _MOST_DEATHS:
@@ -357,43 +355,43 @@ class Scheduler:
         """
         late: LatentcacheError | None = None
         for _, worker in self._workers():
-            worker.launched.channel.send("stop")
+            worker.handle.channel.send("stop")
         began = time.monotonic()
         while self._workers() and time.monotonic() - began < self._stop.patience_s:
             self._selector.select(_TICK_S)
             for slot, worker in self._workers():
                 late = self._last_messages(slot, worker) or late
-                if worker.launched.channel.ended or worker.stays:
+                if worker.handle.channel.ended or worker.is_reusable:
                     self._disconnect(slot, worker)
         for slot, worker in self._workers():
-            worker.launched.kill()
+            worker.handle.kill()
             late = self._last_messages(slot, worker) or late
             self._disconnect(slot, worker)
-            if not worker.launched.is_thread:  # a thread may still be writing
+            if not worker.handle.is_thread:  # a thread may still be writing
                 with suppress(StoreError):  # the next build seals it
                     self._pool.recovered(worker.shard)
         return late
 
-    def _last_messages(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:
+    def _last_messages(self, slot: _DeviceSlot, worker: _Worker) -> LatentcacheError | None:
         """Take the last commits; gives what went wrong with them."""
-        worker.launched.channel.flush()
+        worker.handle.channel.flush()
         try:
-            for message in worker.launched.channel.arrived():
+            for message in worker.handle.channel.arrived():
                 self._handle(slot, worker, message)
         except LatentcacheError as error:
             return error
         return worker.error if isinstance(worker.error, StoreError) else None
 
-    def _disconnect(self, slot: _Slot, worker: _Worker) -> str:
+    def _disconnect(self, slot: _DeviceSlot, worker: _Worker) -> str:
         """Disconnect a worker; gives how it ended."""
         slot.worker = None
-        self._selector.unregister(worker.launched.channel)
-        if worker.stays and not worker.leases and self._pool.keep(slot.device, worker.launched):
+        self._selector.unregister(worker.handle.channel)
+        if worker.is_reusable and not worker.leases and self._pool.keep(slot.device, worker.handle):
             return ""
-        worker.launched.channel.close()
-        return worker.launched.ended()
+        worker.handle.channel.close()
+        return worker.handle.ended()
 
-    def _on(self, slot: _Slot) -> str:
+    def _on(self, slot: _DeviceSlot) -> str:
         return f" on {slot.device.label}" if len(self._slots) > 1 else ""
 
 

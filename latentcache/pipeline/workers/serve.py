@@ -5,7 +5,7 @@ whole group are left to the build.
 
 Messages of the build: ``ask`` (answered by ``answer``), ``open`` (a field), ``work``, ``stop`` (its end). Messages of
 a worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
-``ended``, in order or with an error. A process that ``stays`` after that has closed its model and waits for the next
+``ended``, in order or with an error. A process that ``is_reusable`` has closed its model and waits for the next
 ``open``.
 """
 
@@ -28,7 +28,7 @@ from latentcache.fields.registry import load
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.transport import Channel, Message, error_form, jobs_of
 from latentcache.pipeline.workers.watchdog import ActivityBoard
-from latentcache.pipeline.workers.worker import Opening, WorkerLoop
+from latentcache.pipeline.workers.worker import WorkerLoop, WorkerSettings
 
 #: Seconds that a worker process may outlive its build.
 LAST_S = 8
@@ -61,8 +61,8 @@ def serve(
             if message.kind == "ask":
                 channel.send("answer", **_answer(message))
                 continue
-            opening = Opening.from_json(message["opening"])
-            loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
+            settings = WorkerSettings.from_json(message["settings"])
+            loop = WorkerLoop(settings, channel, ActivityBoard(settings.threads, board))
             loops[:] = [loop]
             opened(loop)
             threading.Thread(target=_receive, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
@@ -72,7 +72,7 @@ def serve(
             with rare_gc() if own else contextlib.nullcontext():
                 facts = loop.run()
             channel.send("ended", **facts)
-            if on_loss is None or not facts["stays"]:
+            if on_loss is None or not facts["is_reusable"]:
                 return
             del loop
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it

@@ -33,7 +33,7 @@ class Unit:
 
 
 @dataclass(slots=True, eq=False)
-class Tracked:
+class TrackedJob:
     """One job of a worker."""
 
     index: int
@@ -64,7 +64,7 @@ class Tracker:
 
     def __init__(self, kind: FieldKind, recipe: FieldRecipe, groups: Sequence[Group], lookup: Catalog | None) -> None:
         self._kind, self._recipe, self._groups, self._lookup = kind, recipe, groups, lookup
-        self._waiting: dict[bytes, list[Tracked]] = {}
+        self._waiting: dict[bytes, list[TrackedJob]] = {}
         self._committed: set[bytes] = set()
         self._copied: set[bytes] = set()
         self._lock = threading.RLock()
@@ -78,7 +78,7 @@ class Tracker:
         with self._lock:
             self._committed.update(keys)
 
-    def look_up(self, jobs: Sequence[Tracked], contents: Sequence[bytes]) -> None:
+    def look_up(self, jobs: Sequence[TrackedJob], contents: Sequence[bytes]) -> None:
         """Find the item keys of jobs, by the content hash of their inputs, and which of them are committed."""
         outputs = [output for tracked in jobs for output in tracked.job.outputs]
         if not outputs:
@@ -99,7 +99,7 @@ class Tracker:
             tracked.keys = {item: key for item, (key, _) in found.items()}
             tracked.there = frozenset(key for key, exists in found.values() if exists)
 
-    def missing(self, tracked: Tracked, content: bytes) -> Sequence[Output]:
+    def missing(self, tracked: TrackedJob, content: bytes) -> Sequence[Output]:
         """Outputs that this job has to make, given the content hash of its inputs."""
         if tracked.content != content:
             self.look_up([tracked], [content])
@@ -118,7 +118,7 @@ class Tracker:
                     self._waiting.setdefault(key, []).append(tracked)
             return tracked.missing
 
-    def was_read(self, tracked: Tracked, read: Read) -> None:
+    def was_read(self, tracked: TrackedJob, read: Read) -> None:
         """Note what reading a job gave."""
         with self._lock:
             tracked.read = read
@@ -141,7 +141,7 @@ class Tracker:
                     self.settle_if_done(tracked)
             return new
 
-    def fail(self, tracked: Tracked, failure: Failure) -> None:
+    def fail(self, tracked: TrackedJob, failure: Failure) -> None:
         """Settle a job that gives no item."""
         with self._lock:
             if tracked.settled:
@@ -152,7 +152,7 @@ class Tracker:
             if not tracked.unit.probe:
                 self._failed.append([tracked.index, own])
 
-    def settle_if_done(self, tracked: Tracked) -> None:
+    def settle_if_done(self, tracked: TrackedJob) -> None:
         """Settle a job of which all items are committed."""
         with self._lock:
             read = tracked.read

@@ -63,7 +63,7 @@ class ActivityBoard:
         self._rows = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.int64).reshape(rows, _WIDTH)
 
     @contextmanager
-    def doing(self, row: int, stage: int, items: Sequence[int] = ()) -> Iterator[None]:
+    def activity(self, row: int, stage: int, items: Sequence[int] = ()) -> Iterator[None]:
         """Note the step of this thread while the block runs."""
         place = self._rows[1 + row]
         count = min(len(items), _ROOM)

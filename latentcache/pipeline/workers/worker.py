@@ -25,9 +25,9 @@ from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
-from latentcache.pipeline.workers.batching import Batches, Candidate, Result, num_bytes, prepare
+from latentcache.pipeline.workers.batching import Batches, PendingItem, Result, num_bytes, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
-from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
+from latentcache.pipeline.workers.tracking import TrackedJob, Tracker, Unit
 from latentcache.pipeline.workers.transport import Channel, Message, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
@@ -79,7 +79,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class WorkerSettings:
     """What one worker has to know before it begins."""
 
     task: Task
@@ -93,7 +93,7 @@ class Opening:
     cost: int
 
     @classmethod
-    def from_json(cls, form: Mapping[str, Any]) -> Opening:
+    def from_json(cls, form: Mapping[str, Any]) -> WorkerSettings:
         """From the JSON form of its message."""
         groups = tuple(map(Group.from_json, form["task"]["groups"]))
         return cls(**{**form, "task": Task(**{**form["task"], "groups": groups})})
@@ -102,26 +102,26 @@ class Opening:
 class WorkerLoop:
     """A worker at work: a loop that encodes, preparing threads, a writer thread."""
 
-    def __init__(self, opening: Opening, channel: Channel, board: ActivityBoard) -> None:
-        self.opening, self.channel, self.board, task = opening, channel, board, opening.task
+    def __init__(self, settings: WorkerSettings, channel: Channel, board: ActivityBoard) -> None:
+        self.settings, self.channel, self.board, task = settings, channel, board, settings.task
         self.kind = field_kinds()[task.field]
         self.recipe = self.kind.recipe_from_json(task.recipe)
         paths = CachePaths(Path(task.cache))
         self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
         self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
         self.writer = WriterThread(
-            paths.shards, opening.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
+            paths.shards, settings.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
         )
-        self.budget = ByteBudget(opening.budget_bytes)
+        self.budget = ByteBudget(settings.budget_bytes)
         self.batches = Batches(self.kind, self.recipe.spec, task.groups, task.batch_size, self._warn)
-        self._most_cost = opening.budget_bytes // (2 * self.kind.work.cost_bytes)
+        self._most_cost = settings.budget_bytes // (2 * self.kind.work.cost_bytes)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
         self.suspects: list[int] = []
         """Jobs that an error may be due to."""
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._to_prepare: queue.SimpleQueue[Tracked | None] = queue.SimpleQueue()
-        self._preparing: dict[int, Tracked] = {}
+        self._to_prepare: queue.SimpleQueue[TrackedJob | None] = queue.SimpleQueue()
+        self._preparing: dict[int, TrackedJob] = {}
         self._remaining = 0
         self._units: dict[int, Unit] = {}
         self._reported_at = time.monotonic()
@@ -134,9 +134,9 @@ class WorkerLoop:
         threads: list[threading.Thread] = []
         producer: Producer | None = None
         try:
-            with self.board.doing(ENCODER, OPENING):
+            with self.board.activity(ENCODER, OPENING):
                 producer = self.batches.producer = self._load()
-            for number in range(self.opening.threads):
+            for number in range(self.settings.threads):
                 arguments = (producer, FIRST_PREPARER + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
                 threads[-1].start()
@@ -144,14 +144,17 @@ class WorkerLoop:
         finally:
             self._end(threads, producer)
         self._report()
-        stays = self.stop_requested and not self.opening.bounded and not any(one.is_alive() for one in threads)
-        return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}, "stays": stays}
+        is_reusable = self.stop_requested and not self.settings.bounded and not any(one.is_alive() for one in threads)
+        return {
+            "waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s},
+            "is_reusable": is_reusable,
+        }
 
     def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
         self.jobs.add_committed(split_keys(message.body))
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
-        tracked = [Tracked(index, job, unit) for index, job in jobs.items()]
+        tracked = [TrackedJob(index, job, unit) for index, job in jobs.items()]
         self._inbox.put(unit)
         known = [one for one in tracked if one.job.content]
         self.jobs.look_up(known, [one.job.content for one in known])
@@ -161,7 +164,7 @@ class WorkerLoop:
         for part in self.batches.parts([one.job.cost for one in tracked], self._most_cost):
             self._inbox.put(tracked[part])
 
-    def _prepare_jobs(self, jobs: Sequence[Tracked]) -> None:
+    def _prepare_jobs(self, jobs: Sequence[TrackedJob]) -> None:
         for one in jobs:
             self._to_prepare.put(one)
 
@@ -185,20 +188,20 @@ class WorkerLoop:
     def _open(self) -> None:
         """Before the first item that has to be encoded."""
         if not self._opened:
-            with self.board.doing(ENCODER, OPENING):
+            with self.board.activity(ENCODER, OPENING):
                 self.batches.producer.open()
             self._opened = True
             self.channel.send("opened", noise=self.batches.producer.noise)
 
     def _load(self) -> Producer:
-        opening, task = self.opening, self.opening.task
+        settings, task = self.settings, self.settings.task
         context = ProducerContext(
             root=task.root,
-            device=opening.device,
+            device=settings.device,
             groups=task.groups,
             options=task.options,
             warn=self._warn,
-            cost=opening.cost,
+            cost=settings.cost,
             missing=self._missing,
         )
         producer: Producer = load(self.kind.producer)(task.producer, self.recipe, context)
@@ -255,7 +258,7 @@ class WorkerLoop:
             return bool(waiting)
         return self.budget.starving(sum(map(num_bytes, waiting.values())) + num_bytes(self.batches.in_flight))
 
-    def _take(self, tracked: Tracked, outcome: Outcome) -> None:
+    def _take(self, tracked: TrackedJob, outcome: Outcome) -> None:
         """Queue the items of a prepared job."""
         if isinstance(outcome, BaseException):
             self.suspects = [tracked.index]
@@ -280,9 +283,9 @@ class WorkerLoop:
         if not items:
             self._made(tracked)
 
-    def _queue(self, tracked: Tracked, prepared: Prepared) -> None:
+    def _queue(self, tracked: TrackedJob, prepared: Prepared) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
-        item = Candidate(owner=tracked, prepared=prepared)
+        item = PendingItem(owner=tracked, prepared=prepared)
         made = self._stored(item) if prepared.same and not tracked.unit.probe else None
         if made is not None:
             self.jobs.copied(item.key)
@@ -293,7 +296,7 @@ class WorkerLoop:
         if batch:
             self._encode(batch)
 
-    def _stored(self, item: Candidate) -> Made | None:
+    def _stored(self, item: PendingItem) -> Made | None:
         if self.lookup is None:
             return None
         same = np.frombuffer(item.prepared.same, dtype=np.uint8)[None]
@@ -301,7 +304,7 @@ class WorkerLoop:
         found = self.lookup.item(place) if place >= 0 else None
         return None if found is None else Made(array=found.array, columns={**found.columns, **found.ragged_columns})
 
-    def _make(self, every: Sequence[Tracked]) -> None:
+    def _make(self, every: Sequence[TrackedJob]) -> None:
         """Make the only items of jobs in one call."""
         for one in every:
             one.whole = True
@@ -316,7 +319,7 @@ class WorkerLoop:
                     failpoint("encoding", one.job.name)
                 made = self.batches.make([one.job for one in wanted]) if wanted else ()
         except (MemoryError, UnusableSampleError) as error:
-            if self.opening.bounded and isinstance(error, MemoryError):
+            if self.settings.bounded and isinstance(error, MemoryError):
                 raise
             self.suspects = []
             for one in wanted:
@@ -335,7 +338,7 @@ class WorkerLoop:
                 self.jobs.settle_if_done(one)
                 self._made(one)
 
-    def _encode(self, items: Sequence[Candidate]) -> None:
+    def _encode(self, items: Sequence[PendingItem]) -> None:
         with self._encoding([item.owner.index for item in items]):
             for item in items:
                 failpoint("encoding", item.owner.job.name)
@@ -353,7 +356,7 @@ class WorkerLoop:
     def _encoding(self, indices: Sequence[int] = ()) -> Iterator[None]:
         """If the process ends in the block, one of these jobs may be the cause, or of those on the device."""
         indices = [*(item.owner.index for item in self.batches.in_flight), *indices]
-        with self.board.doing(ENCODER, ENCODING, indices):
+        with self.board.activity(ENCODER, ENCODING, indices):
             self.suspects = indices
             yield
         self.suspects = []
@@ -376,7 +379,7 @@ class WorkerLoop:
         if entries:
             self._write(entries)
 
-    def _packed(self, tracked: Tracked, item: Candidate, made: Made) -> list[NewEntry]:
+    def _packed(self, tracked: TrackedJob, item: PendingItem, made: Made) -> list[NewEntry]:
         stored = self._item(item.key, made, item.prepared)
         if self.kind.packing == "entry":
             return pack_items([stored], self.recipe, self.kind)
@@ -396,7 +399,7 @@ class WorkerLoop:
             ragged_columns={name: columns[name] for name in self.kind.ragged_columns if name in columns},
         )
 
-    def _made(self, tracked: Tracked) -> None:
+    def _made(self, tracked: TrackedJob) -> None:
         """A job is encoded, or has failed; its unit may be complete."""
         if tracked.made:
             return
@@ -460,7 +463,7 @@ class WorkerLoop:
                 return
             self._inbox.put((tracked, outcome))
 
-    def _within_budget(self, producer: Producer, tracked: Tracked, row: int) -> Outcome | None:
+    def _within_budget(self, producer: Producer, tracked: TrackedJob, row: int) -> Outcome | None:
         """Prepare a job while holding the bytes it needs; None if the worker is ending."""
         try:
             needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
@@ -468,7 +471,7 @@ class WorkerLoop:
             return error
         if not self.budget.acquire(needed):
             return None
-        with self.board.doing(row, PREPARING, [tracked.index]):
+        with self.board.activity(row, PREPARING, [tracked.index]):
             self._preparing[threading.get_ident()] = tracked
             outcome = self._prepare(producer, tracked.job)
         kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
@@ -478,7 +481,7 @@ class WorkerLoop:
     def _prepare(self, producer: Producer, job: Job) -> Outcome:
         try:
             failpoint("decoding", job.name)
-            return prepare(producer, self.kind, job, bounded=self.opening.bounded)
+            return prepare(producer, self.kind, job, bounded=self.settings.bounded)
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
             return error
 

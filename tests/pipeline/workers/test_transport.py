@@ -21,7 +21,7 @@ from latentcache.pipeline.workers.transport import (
     jobs_form,
     jobs_of,
 )
-from latentcache.pipeline.workers.worker import Opening, Task
+from latentcache.pipeline.workers.worker import Task, WorkerSettings
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -112,11 +112,11 @@ def test_jobs_and_openings_and_failures_come_back_as_they_went():
     failure = Failure(reason="empty", content=b"\x01" * 16, stat=(1, 2, 3, 4, 5, 6))
     groups = (Group(label="8x8", shape=(4, -1), dims=(1, 8, 8)),)
     task = Task(field="f", recipe={"a": 1}, producer={}, groups=groups, root="/data", cache="/cache")
-    opening = Opening(task=task, shard="s", device="cpu", threads=1, budget_bytes=1, bounded=False, cost=2)
-    found = sent(jobs=jobs_form({5: job}), failure=failure, opening=opening)
+    settings = WorkerSettings(task=task, shard="s", device="cpu", threads=1, budget_bytes=1, bounded=False, cost=2)
+    found = sent(jobs=jobs_form({5: job}), failure=failure, settings=settings)
     assert jobs_of(found["jobs"]) == {5: job}
     assert failure_of(found["failure"]) == failure
-    assert Opening.from_json(found["opening"]) == opening
+    assert WorkerSettings.from_json(found["settings"]) == settings
 
 
 def test_arrays_and_numbers_of_numpy_are_plain_in_json():

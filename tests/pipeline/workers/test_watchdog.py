@@ -98,7 +98,7 @@ def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
     descriptor = anonymous_file("test")
     mine, theirs = ActivityBoard(2, descriptor), ActivityBoard(2, descriptor)
     theirs.beat()
-    with theirs.doing(ENCODER, ENCODING, [3, 4]), theirs.doing(FIRST_PREPARER + 1, PREPARING, [5]):
+    with theirs.activity(ENCODER, ENCODING, [3, 4]), theirs.activity(FIRST_PREPARER + 1, PREPARING, [5]):
         assert [(one.row, one.stage, one.items) for one in mine.steps()] == [
             (0, ENCODING, (3, 4)),
             (2, PREPARING, (5,)),
@@ -109,5 +109,5 @@ def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
 
 def test_a_board_takes_a_batch_of_any_size():
     board = ActivityBoard(0)
-    with board.doing(ENCODER, ENCODING, range(5000)):
+    with board.activity(ENCODER, ENCODING, range(5000)):
         assert len(board.steps()[0].items) == 1024
