@@ -42,6 +42,8 @@ from latentcache.store.shard import recover_shard
 
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
+#: Keys of a dead worker's last reports that are told to the one that gets its jobs, with each of them.
+_RECENT_KEYS = 4096
 #: One core for each of several CPU workers.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -270,11 +272,12 @@ class WorkerPool:
             handle.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
 
     def recovered(self, shard: str) -> bytes:
-        """Seal a dead worker's shard; gives the item keys in it, also those that it had not reported."""
+        """Seal a dead worker's shard; gives the item keys that it committed last, reported or not."""
         folder = self._paths.shards / f"{shard}{OPEN_SUFFIX}"
         if folder.exists():
             recover_shard(folder, self._paths.quarantine, self._salvage)
-        known = {key for body in self._reported.pop(shard) for key in split_keys(body)}
+        reported = b"".join(self._reported.pop(shard))
+        known = set(split_keys(reported))
         found: list[bytes] = []
         for one in self._paths.all_sealed():
             if one.name.partition("-")[0] == shard:
@@ -283,7 +286,7 @@ class WorkerPool:
         new = [key for key in found if key not in known]
         self._take_keys(b"".join(new))
         self.progress.encoded += len(new)
-        return b"".join(found)
+        return reported[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
 
     def _salvage(self, lost: Path) -> None:
         # Only damaged shards need it.
