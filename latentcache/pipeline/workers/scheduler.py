@@ -35,6 +35,8 @@ _RESTARTS = 3
 _PROBE_AFTER, _MOST_DEATHS = 3, 6
 #: Deaths alone on fresh workers that reject a job.
 _DEATHS = 2
+#: More suspects are tried in groups of this size before each is tried alone.
+_GROUP = 64
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -134,7 +136,7 @@ class Scheduler:
         self._ahead: deque[WorkUnit] = deque()
         """Units to lease before fresh ones."""
         self._trials: deque[WorkUnit] = deque()
-        """Single jobs under suspicion."""
+        """Jobs under suspicion."""
         self._good: tuple[int, Job] | None = None
         """A job that has succeeded."""
         self._number = self._streak = 0
@@ -329,15 +331,28 @@ class Scheduler:
         for unit in worker.leases.values():
             suspects = {number: job for number, job in unit.jobs.items() if number in begun}
             self._requeue(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
-            for number, job in suspects.items() if not unit.probe else ():
-                deaths = unit.deaths + worker.fresh if unit.alone else 0
-                if deaths >= _DEATHS:
-                    self._pool.failed(job, self._pool.crash(job, words, encoding=begun[number] == ENCODING))
-                else:
-                    alone = replace(unit, jobs={number: job}, known=known, alone=True, deaths=deaths)
-                    (self._trials.appendleft if deaths else self._trials.append)(alone)
+            if suspects and not unit.probe:
+                self._suspect(replace(unit, known=known), suspects, begun, fresh=worker.fresh, words=words)
         if worker.leases and not worker.alone:
             self._warn(f"a worker process {words}{self._on(slot)}; its samples are given out again")
+
+    def _suspect(
+        self, unit: WorkUnit, suspects: dict[int, Job], begun: dict[int, int], *, fresh: bool, words: str
+    ) -> None:
+        """Try suspects again, each alone; many of them in groups first. Reject one that has died alone twice."""
+        numbers = list(suspects)
+        if unit.alone and len(unit.jobs) == 1:
+            (number,), deaths = numbers, unit.deaths + fresh
+            if deaths < _DEATHS:
+                self._trials.appendleft(replace(unit, deaths=deaths))
+            else:
+                failure = self._pool.crash(suspects[number], words, encoding=begun[number] == ENCODING)
+                self._pool.failed(suspects[number], failure)
+            return
+        size = 1 if len(numbers) <= _GROUP else _GROUP
+        for start in range(0, len(numbers), size):
+            jobs = {number: suspects[number] for number in numbers[start : start + size]}
+            self._trials.append(replace(unit, jobs=jobs, alone=True))
 
     def _requeue(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
         """Queue jobs again that were not begun."""
