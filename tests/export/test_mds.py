@@ -51,13 +51,6 @@ def test_rows_come_back(tmp_path_factory, corpus, size):
     assert all(shard["raw_data"]["bytes"] <= max(size, 400) for shard in shards)
 
 
-@pytest.mark.parametrize("num_ids", [300, 70_000])
-def test_rows_without_their_padding(tmp_path, num_ids):
-    rows = [[5, 6, 1], [7, 8], [9] * 8, [9] * 4]
-    export({"train": Rows(rows, 8)}, tmp_path / "out", num_ids)
-    assert read_mds(tmp_path / "out/train") == rows
-
-
 def test_rows_of_a_cache(tmp_path):
     """Padded rows hold documents, chunks the string of all documents."""
     lines = texts(20)
