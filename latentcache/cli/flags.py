@@ -143,12 +143,12 @@ class Requested:
     @property
     def given(self) -> bool:
         """True if the recipe of any field is affected."""
-        return any(_said(settings) for settings in self.fields.values())
+        return any(_is_given(settings) for settings in self.fields.values())
 
     @property
     def words(self) -> str:
         """The recipe flags as they were given."""
-        return shlex.join(word for pair in dict.fromkeys(_words(self.fields)) for word in pair)
+        return shlex.join(word for pair in dict.fromkeys(_given_options(self.fields)) for word in pair)
 
     @property
     def common(self) -> str:
@@ -321,11 +321,11 @@ def _value(flag: str, attribute: dataclasses.Field[Any], value: Any) -> Any:
     return parse(value) if parse else value
 
 
-def _said(settings: Any) -> bool:
+def _is_given(settings: Any) -> bool:
     return any(getattr(settings, one.name) is not None for one in dataclasses.fields(settings))
 
 
-def _words(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def _given_options(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Each given option with its value."""
     for settings in fields.values():
         for attribute in dataclasses.fields(settings):

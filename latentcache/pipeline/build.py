@@ -86,7 +86,7 @@ class _Build:
             self.options = self.existing.options(self.settings)
             listing = self.scan()
             preflight.check_source(self.settings.source, listing.data_kind, self.settings.data)
-            self.settings = replace(self.settings, fields=self.asked(listing))
+            self.settings = replace(self.settings, fields=self.requested_fields(listing))
             kinds = self.kinds(listing)
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
             described: dict[str, Described] = {}
@@ -126,7 +126,7 @@ class _Build:
                 recorded=self.existing.folders,
             )
 
-    def asked(self, listing: Listing) -> dict[str, Any]:
+    def requested_fields(self, listing: Listing) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known, own = self.settings.fields, field_kinds(), self.existing.field_names
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
@@ -371,12 +371,17 @@ class _Build:
             warm=self.warm,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
         )
-        jobs, say = work.jobs(listing, samples), self.observer
-        return run_jobs(pool, jobs, stop=self.stop, progress=say.advanced, warn=say.warned)
+        return run_jobs(
+            pool,
+            work.jobs(listing, samples),
+            stop=self.stop,
+            progress=self.observer.advanced,
+            warn=self.observer.warned,
+        )
 
     def task(self, work: FieldWork, root: Path) -> Task:
         """What a worker has to know of a field."""
-        said, described = self.settings, work.described
+        settings, described = self.settings, work.described
         return Task(
             field=work.kind.name,
             recipe=described.recipe.as_json(),
@@ -385,14 +390,14 @@ class _Build:
             root=str(root),
             cache=str(self.paths.root.resolve()),
             needs_torch=described.needs_torch,
-            device=said.device,
-            workers=said.workers,
-            batch_size=said.batch_size,
-            decode_threads=said.decode_threads,
-            host_memory=said.host_memory,
-            commit_every=said.commit_every,
-            stream=said.stream,
-            options={"max_pixels": said.max_pixels, "fold": said.fold},
+            device=settings.device,
+            workers=settings.workers,
+            batch_size=settings.batch_size,
+            decode_threads=settings.decode_threads,
+            host_memory=settings.host_memory,
+            commit_every=settings.commit_every,
+            stream=settings.stream,
+            options={"max_pixels": settings.max_pixels, "fold": settings.fold},
         )
 
     def base(self, listing: Listing, rejected: Iterable[Rejected]) -> SnapshotDraft:

@@ -84,17 +84,17 @@ class Existing:
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
         then, asked = self.state.get("part"), settings.part
-        if then and asked and _same_part(asked) != _same_part(then):
+        if then and asked and _part_name(asked) != _part_name(then):
             raise UsageError(
-                f"--part={asked}: this cache holds {f'part {then}' if _same_part(then) else 'all'} of its data",
+                f"--part={asked}: this cache holds {f'part {then}' if _part_name(then) else 'all'} of its data",
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
                 fix="give each part, and the whole, a folder of its own with --out",
             )
-        return _same_part(asked or then or WHOLE)
+        return _part_name(asked or then or WHOLE)
 
 
-def _same_part(text: str) -> str:
+def _part_name(text: str) -> str:
     """``i/n``; empty for every way to say "all"."""
     return "" if text.endswith("/1") else text
 
@@ -107,7 +107,7 @@ def read_existing(paths: CachePaths) -> Existing:
     for number in (None, *numbers):
         try:
             snapshot = open_snapshot(paths.root, number)
-            return Existing(snapshot=snapshot, damage=damage, state=_said_by(snapshot), unfinished=begun)
+            return Existing(snapshot=snapshot, damage=damage, state=_state_of(snapshot), unfinished=begun)
         except CacheNotFoundError:
             damage = damage or (f"{paths.current.name} is missing" if numbers else "")
         except CacheDamagedError as error:
@@ -115,7 +115,7 @@ def read_existing(paths: CachePaths) -> Existing:
     return Existing(damage=damage, state=state, unfinished=begun)
 
 
-def _said_by(snapshot: Snapshot) -> dict[str, Any]:
+def _state_of(snapshot: Snapshot) -> dict[str, Any]:
     """A snapshot's settings in the form of the build state."""
     return {
         "fields": snapshot.fields,

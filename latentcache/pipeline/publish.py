@@ -142,14 +142,14 @@ def draft_snapshot(
     kept = samples if used.all() else select_samples(samples, np.flatnonzero(used))
     return replace(
         base,
-        samples=replace(kept, files=replace(kept.files, stat=_steady(kept.files.stat))),
+        samples=replace(kept, files=replace(kept.files, stat=_without_young_stats(kept.files.stat))),
         fields=fields,
         shards=catalog.shards,
-        rejected=sorted(map(_steady_rejection, rejected), key=_order),
+        rejected=sorted(map(_rejection_without_young_stat, rejected), key=_order),
         notes=[
             *(note for note in base.notes if not note.target),
             *(note for outcome in outcomes for note in outcome.work.plan.notes),
-            *(note for one in zip(fields, outcomes, items, strict=True) for note in _remarks(samples, *one)),
+            *(note for one in zip(fields, outcomes, items, strict=True) for note in _notes(samples, *one)),
         ],
         demo=any(outcome.work.described.demo for outcome in outcomes),
     )
@@ -187,9 +187,7 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
     )
 
 
-def _remarks(
-    samples: SampleTable, draft: FieldDraft, outcome: Outcome, items: NDArray[np.intp]
-) -> Iterator[Rejected]:
+def _notes(samples: SampleTable, draft: FieldDraft, outcome: Outcome, items: NDArray[np.intp]) -> Iterator[Rejected]:
     """What the kind has to say of its items, each with the first sample that it holds for."""
     for reason, detail, rows in outcome.work.kind.remarks(draft.columns):
         found = np.unique(outcome.work.plan.sample[items[rows]])
@@ -249,7 +247,7 @@ def _comparable(manifest: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(found | {"source": {**manifest["source"], "relative": ""}}))
 
 
-def _steady(stat: Any) -> Any:
+def _without_young_stats(stat: Any) -> Any:
     """Stat memos, with 0 as the moment of hashing where it is too early to trust them: every build has another."""
     memos = np.ascontiguousarray(stat, dtype=np.uint64).reshape(-1, STAT_WIDTH)
     young = racy(memos) & (memos[:, -1] != 0)
@@ -260,8 +258,8 @@ def _steady(stat: Any) -> Any:
     return memos
 
 
-def _steady_rejection(one: Rejected) -> Rejected:
-    return replace(one, stat=tuple(np.asarray(_steady([one.stat]))[0].tolist())) if one.stat else one
+def _rejection_without_young_stat(one: Rejected) -> Rejected:
+    return replace(one, stat=tuple(np.asarray(_without_young_stats([one.stat]))[0].tolist())) if one.stat else one
 
 
 def _order(one: Rejected) -> tuple[bytes, int, str]:
