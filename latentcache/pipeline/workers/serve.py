@@ -11,7 +11,6 @@ a worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``,
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import signal
@@ -68,9 +67,7 @@ def serve(
             threading.Thread(target=_receive, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
             if on_loss is not None and not heartbeat.is_alive():
                 heartbeat.start()
-            own = on_loss is not None and loop.kind.makes_jobs
-            with rare_gc() if own else contextlib.nullcontext():
-                facts = loop.run()
+            facts = loop.run()
             channel.send("ended", **facts)
             if on_loss is None or not facts["is_reusable"]:
                 return
@@ -131,5 +128,6 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
     arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
     channel = Channel(socket.socket(fileno=int(sys.argv[2])))
-    serve(channel, int(sys.argv[3]), on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
+    with rare_gc():  # an import of torch and diffusers takes a fifth longer with them
+        serve(channel, int(sys.argv[3]), on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
     os._exit(0)  # threads that are still preparing must not hold the process
