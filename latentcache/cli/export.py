@@ -39,19 +39,15 @@ def export(
         "--to FORMAT",
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry). [default: hf-disk]",
     ),
-    pad: int | None = option(None, "--pad N", "Rows of N tokens, one document each (hf-disk, mds).", min=1),
-    pack: int | None = option(None, "--pack N", "Rows of N tokens, several documents each (hf-disk).", min=1),
-    chunk: int | None = option(None, "--chunk N", "Rows of N tokens cut from joined documents.", min=1),
+    pad: flags.Pad = None,
+    pack: flags.Pack = None,
+    chunk: flags.Chunk = None,
     trainer: str | None = option(
         None,
         "--for TRAINER",
         "Trainer of hf-disk rows: plain, llama-factory, trl, unsloth or axolotl. [default: plain]",
     ),
-    overflow: str | None = option(
-        None,
-        "--overflow POLICY",
-        "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
-    ),
+    overflow: flags.Overflow = None,
     padding_side: str | None = option(None, "--padding-side SIDE", "right or left (hf-disk). [default: right]"),
     validation: float = option(
         0.0, "--validation FRACTION", "Fraction of the documents for validation. [default: 0]", min=0, max=0.99

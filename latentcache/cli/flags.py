@@ -56,6 +56,7 @@ _of_data = functools.partial(_shared, rich_help_panel="Options of DATA")
 
 _ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
 _KINDS = "Load a field kind that is not installed. Repeatable."
+_OVERFLOW = "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split."
 _NAMES = "Fields to build. [default: as the cache; a new cache: by the content of DATA]"
 _CHECKED = "Compare the recipes of these fields. [default: those of the recipe flags]"
 AllowFailed = Annotated[str | None, _shared("--allow-failed N|X%", _ALLOWED)]
@@ -65,6 +66,10 @@ Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 Seed = Annotated[int, _shared("--seed N", "Seed of random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
+Pad = Annotated[int | None, _shared("--pad N", "Rows of N tokens with one document each.", min=1)]
+Pack = Annotated[int | None, _shared("--pack N", "Rows of N tokens with several documents each.", min=1)]
+Chunk = Annotated[int | None, _shared("--chunk N", "Rows of N tokens cut from joined documents.", min=1)]
+Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 
 #: Attribute of ``SourceOptions`` -> its option; a command takes all of them as its parameter ``source``.

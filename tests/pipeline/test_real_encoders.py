@@ -5,13 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from small_builds import CASES, arrays_of, built, png_with_text
 
 from latentcache.cli.app import main
 from latentcache.fields.registry import field_kind
-from latentcache.pipeline.merge import merge_caches
 from latentcache.pipeline.reencode import Reencode
 from latentcache.store.snapshot import open_snapshot
 
@@ -56,31 +54,3 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     assert json.loads(capsys.readouterr().out)["error"]["slug"] == "model-not-found"
     assert main(["verify", cache, "--reencode", "3", "--model", str(tmp_path / "moved"), "--device", "cpu"]) == 0
     assert main(["verify", cache]) == 0
-
-
-def test_parts_of_a_tokenized_corpus_are_those_of_one_build(tmp_path):
-    pytest.importorskip("tokenizers")
-    from made_tokenizers import texts
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    words = Tokenizer(models.BPE(unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["?", "<|endoftext|>"], initial_alphabet=alphabet)
-    words.train_from_iterator(texts()[:200], trainer)
-    (tmp_path / "words").mkdir()
-    words.save(str(tmp_path / "words" / "tokenizer.json"))
-    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
-    data = tmp_path / "docs.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()[:80]))
-    case = CASES["input_ids"]
-    said = {"tokenizer": str(tmp_path / "words")}
-    whole = built(case, data, recipe=said, out=tmp_path / "whole")
-    parts = [built(case, data, recipe=said, out=tmp_path / f"p{n}", part=f"{n}/2").cache for n in range(2)]
-    merged = merge_caches(parts, tmp_path / "merged")
-    one, other = (open_snapshot(path).fields["input_ids"] for path in (whole.cache, merged.cache))
-    assert np.array_equal(one.row_keys(), other.row_keys())
-    assert np.array_equal(np.asarray(one.length), np.asarray(other.length))
-    for mine, theirs in zip(one.ragged_columns["spans"], other.ragged_columns["spans"], strict=True):
-        assert np.array_equal(np.asarray(mine), np.asarray(theirs))
-    assert whole.fields["input_ids"].numbers == merged.fields["input_ids"].numbers
