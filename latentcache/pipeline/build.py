@@ -102,11 +102,10 @@ class _Build:
             if self.settings.dry_run:
                 return self.dry_report(plan, works)
             preflight.check_space(plan)
-            with preflight.rollback_if_unused(self.paths):
-                if self.recover(catalog):
-                    catalog = load_catalog(self.paths)
-                    samples, works = self.works(kinds, described, listing, samples, catalog)
-                return self.make(plan, listing, samples, works, catalog)
+            if self.recover(catalog):
+                catalog = load_catalog(self.paths)
+                samples, works = self.works(kinds, described, listing, samples, catalog)
+            return self.make(plan, listing, samples, works, catalog)
 
     def scan(self) -> Listing:
         """List DATA; files whose stat memo is trusted are not opened."""

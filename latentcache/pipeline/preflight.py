@@ -64,12 +64,27 @@ def check_out(cache: Path) -> None:
 
 @contextmanager
 def locked(paths: CachePaths) -> Iterator[int]:
-    """Hold the cache for building; gives the descriptor for workers. A folder made here goes if it stays empty."""
+    """Hold the cache for building; gives the descriptor for workers.
+
+    If the build fails before anything was committed, folders and the build state are as they were before.
+    """
     made = [path for path in (paths.root, *paths.root.resolve().parents) if not path.exists()]
     make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
+        with writing(paths.root):
+            state, before, shards = _build_state(paths), _names(paths.root), _names(paths.shards)
         try:
             yield descriptor
+        except LatentcacheError:
+            if _names(paths.shards) == shards:
+                for folder in (paths.shards, paths.scratch, paths.quarantine):
+                    if folder.name not in before and folder.is_dir() and not any(folder.iterdir()):
+                        folder.rmdir()
+                if state is not None and state != _build_state(paths):
+                    write_atomically(paths.building, state)
+                elif state is None and paths.building.is_file():
+                    remove_durably(paths.building)
+            raise
         finally:
             with suppress(OSError):
                 if made and _names(paths.root) == {paths.lock.name}:
@@ -78,24 +93,8 @@ def locked(paths: CachePaths) -> Iterator[int]:
                         folder.rmdir()
 
 
-@contextmanager
-def rollback_if_unused(paths: CachePaths) -> Iterator[None]:
-    """Put the build state and folders back as they were if the build fails before anything was committed."""
-    with writing(paths.root):
-        state = paths.building.read_bytes() if paths.building.is_file() else None
-        before, shards = _names(paths.root), _names(paths.shards)
-    try:
-        yield
-    except LatentcacheError:
-        if _names(paths.shards) == shards:
-            for folder in (paths.shards, paths.scratch, paths.quarantine):
-                if folder.name not in before and folder.is_dir() and not any(folder.iterdir()):
-                    folder.rmdir()
-            if state is not None:
-                write_atomically(paths.building, state)
-            elif paths.building.is_file():
-                remove_durably(paths.building)
-        raise
+def _build_state(paths: CachePaths) -> bytes | None:
+    return paths.building.read_bytes() if paths.building.is_file() else None
 
 
 def _names(folder: Path) -> set[str]:
