@@ -516,7 +516,7 @@ class Cache:
             reader = EntryReader(snapshot.paths, snapshot)
             used = {int(shard) for field in snapshot.fields.values() for shard in np.unique(np.asarray(field.shard))}
             for shard in sorted(number for number in used if number >= 0):
-                place, file = 0, reader.descriptor(shard)
+                place, file = 0, reader.file(shard).descriptor
                 while found := os.preadv(file, (buffer,), place):
                     place += found
                 read += place

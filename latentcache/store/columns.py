@@ -26,7 +26,7 @@ from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, write_atomically
-from latentcache.store.gather import reading
+from latentcache.store.gather import File, reading
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -258,6 +258,7 @@ class ColumnFile:
             raise _unreadable(path, error) from error
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self.num_bytes = os.fstat(self._descriptor).st_size
+        self._file = File(self._descriptor)
         (length,) = _LENGTH.unpack(self.read(0, np.dtype("u1"), (8,)).tobytes())
         if length > min(_MOST_HEADER_BYTES, self.num_bytes):
             raise self._damaged(f"a header of {length} bytes")
@@ -324,7 +325,7 @@ class ColumnFile:
         """The bytes of n pieces of the file, one after the other. Errors as :meth:`read`."""
         ends = np.cumsum(size)
         out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-        if reading([self._descriptor] * len(size), place, size, out, ends - size).finish():
+        if reading(self._file, place, size, out, ends - size).finish():
             return out
         parts = zip(place.tolist(), size.tolist(), strict=True)
         return np.concatenate([self.read(start, np.dtype("u1"), (count,)) for start, count in parts])

@@ -22,7 +22,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import EntryHeader, read_header
-from latentcache.store.gather import Pieces, Reading, Scaling
+from latentcache.store.gather import File, Pieces, Reading, Scaling
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -114,7 +114,7 @@ class EntryReader:
             raise UsageError(f"checksum={checksum!r}: must be 'first' or 'always'", fix="open_cache(path)")
         self.paths, self.snapshot, self.checksum = paths, snapshot, checksum
         self._fields: dict[str, _Field] = {}
-        self._files: dict[int, int] = {}
+        self._files: dict[int, File] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
     def dtype(self, field: str) -> np.dtype[Any]:
@@ -178,7 +178,7 @@ class EntryReader:
         where = one.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + where.bytes > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
-        pieces = Pieces(self._descriptors(where.shard), where.offset, where.bytes, at)
+        pieces = Pieces(*self._opened(where.shard), where.offset, where.bytes, at)
         return Located(self, one, rows, pieces, not one.packed and start is None)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
@@ -234,21 +234,21 @@ class EntryReader:
                 one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
         one.remember(entries)
 
-    def descriptor(self, shard: int) -> int:
-        """Descriptor of a shard, opened on first use; one inherited by a fork stays valid for positional reads.
+    def file(self, shard: int) -> File:
+        """A shard, opened on first use; one inherited by a fork stays valid for positional reads.
 
         There is no lock, because a fork could inherit it held; two threads that open a shard at once keep one.
         """
         if shard not in self._files:
             path = self._path(shard)
             try:
-                opened = open_file(path)
+                opened = File(open_file(path))
             except FileNotFoundError:
                 raise MissingEntryError("a shard of this cache is gone", where=path) from None
             except OSError as error:
                 raise CacheDamagedError("a shard cannot be read", where=path, why=str(error)) from error
-            if self._files.setdefault(shard, opened) != opened:
-                os.close(opened)
+            if self._files.setdefault(shard, opened) is not opened:
+                os.close(opened.descriptor)
         return self._files[shard]
 
     def fresh(self) -> EntryReader:
@@ -284,15 +284,15 @@ class EntryReader:
             return np.arange(len(rows))
         return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven[one.entries_of(rows)])
 
-    def _descriptors(self, shards: NDArray[np.int32]) -> NDArray[np.int64]:
-        """(n,) those of n items; files are opened on first use."""
+    def _opened(self, shards: NDArray[np.int32]) -> tuple[list[File], Ints | int]:
+        """The files of n items, opened on first use, and (n,) which of them each is in."""
         if (shards == shards[:1]).all():
-            return np.full(len(shards), self.descriptor(int(shards[0])) if len(shards) else 0)
+            return [self.file(int(shard)) for shard in shards[:1]], 0
         known, own = np.unique(shards, return_inverse=True)
-        return np.array([self.descriptor(shard) for shard in known.tolist()], dtype=np.int64)[own]
+        return [self.file(shard) for shard in known.tolist()], own
 
     def _pread(self, one: _Field, entry: int, size: int, place: int) -> bytes:
-        shard = self.descriptor(int(one.shard[entry]))
+        shard = self.file(int(one.shard[entry])).descriptor
         try:
             if place < 0 or place + size > os.fstat(shard).st_size:
                 raise self._corrupt(one, entry, "the shard ends early")
@@ -385,7 +385,7 @@ class Gathering:
     def _read_each(self) -> None:
         """Read one item after the other; one that does not come whole is named."""
         one, memory = self._located.field, self._out.data
-        columns = self._located.pieces.columns[:, self._first : self._last].tolist()
+        columns = self._located.pieces.columns[:4, self._first : self._last].tolist()
         for number, (file, place, size, front) in enumerate(zip(*columns, strict=True)):
             try:
                 why = "the shard ends early"
@@ -401,7 +401,7 @@ class Gathering:
         one, new = self._located.field, self._first + self._new
         entries = one.entries_of(self._located.rows[new])
         if hashes is None:
-            _, _, size, begin = self._located.pieces.columns[:, new]
+            size, begin = self._located.pieces.columns[2:4, new]
             pieces, memory = zip(begin.tolist(), (begin + size).tolist(), strict=True), self._out.data
             hashes = np.array([checksum(memory[first:last]) for first, last in pieces], dtype=np.uint64)
         else:
@@ -411,6 +411,6 @@ class Gathering:
         one.remember(entries)
 
 
-def _close_all(files: dict[int, int]) -> None:
+def _close_all(files: dict[int, File]) -> None:
     while files:
-        os.close(files.popitem()[1])
+        os.close(files.popitem()[1].descriptor)

@@ -19,7 +19,7 @@ DATA = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
 def file(tmp_path):
     (tmp_path / "f").write_bytes(DATA.tobytes())
     descriptor = os.open(tmp_path / "f", os.O_RDONLY)
-    yield descriptor
+    yield gather.File(descriptor)
     os.close(descriptor)
 
 
@@ -37,7 +37,7 @@ def pieces(count, seed):
 def read(file, count, seed=0):
     offset, size, at = pieces(count, seed)
     out = np.full(int(at[-1] + size[-1]), 0xAA, np.uint8)
-    assert read_together([file] * count, offset, size, out, at)
+    assert read_together(file, offset, size, out, at)
     for place, number, start in zip(at, size, offset, strict=True):
         assert np.array_equal(out[place : place + number], DATA[start : start + number])
         assert (out[place - 3 : place] == 0xAA).all()
@@ -52,8 +52,8 @@ def test_every_piece_is_in_its_place(file, count):
 def test_a_piece_behind_the_end_is_not_whole(file):
     out = np.zeros(200, np.uint8)
     both = np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100])
-    assert not read_together([file] * 2, *both)
-    assert not read_together([file, 10**6], *both)  # no such file
+    assert not read_together(file, *both)
+    assert not read_together(gather.File(10**6), *both)  # no such file
     read(file, 40)  # and the queue is as good as before
 
 
@@ -96,14 +96,14 @@ def test_a_system_that_has_none_says_so(file, monkeypatch):
     monkeypatch.setattr(gather, "LIBRARY", None)
     monkeypatch.setattr(gather, "_idle", [])
     monkeypatch.setattr(gather.sys, "platform", "darwin")
-    assert not read_together([file], np.array([0]), np.array([10]), np.zeros(10, np.uint8), np.array([0]))
+    assert not read_together(file, np.array([0]), np.array([10]), np.zeros(10, np.uint8), np.array([0]))
 
 
 def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
     scaling = gather.scaling("float32", np.float32([2, 3]), np.float32([1, 0]))
     offset, size = np.arange(40) * 4096, np.full(40, 800)
     out = np.zeros(40 * 800, np.uint8)
-    reading = gather.reading([file] * 40, offset, size, out, np.arange(40) * 800, hashed=True, scaling=scaling)
+    reading = gather.reading(file, offset, size, out, np.arange(40) * 800, hashed=True, scaling=scaling)
     assert reading.finish()
     assert (reading.hashes is None) == (scaling is None) == (each_way == "python")
     if reading.hashes is None:
@@ -118,7 +118,7 @@ def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
 def begun(file, number):
     """40 pieces of one part of the file, on their way."""
     size, out = np.full(40, 900), np.zeros(36000, np.uint8)
-    reading = gather.reading([file] * 40, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
+    reading = gather.reading(file, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
     reading.begin()
     return reading, out, DATA[number * 40000 : number * 40000 + 36000]
 
@@ -169,9 +169,42 @@ def test_a_forked_child_ends_what_its_parent_began(file):
 
 def test_what_is_begun_and_does_not_come_is_an_error_at_the_end(file):
     out = np.zeros(200, np.uint8)
-    reading = gather.reading([file] * 2, np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100]))
+    reading = gather.reading(file, np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100]))
     reading.begin()
     assert not reading.finish()
+
+
+def test_a_file_that_is_cut_short_while_it_is_mapped(file, tmp_path):
+    size, out = np.full(2, 100), np.zeros(200, np.uint8)
+    os.truncate(tmp_path / "f", 8192)
+    assert not gather.reading(file, np.array([0, 9000]), size, out, np.array([0, 100])).finish()
+    reading = gather.reading(file, np.array([0, 9000]), size, out, np.array([0, 100]), hashed=True)
+    reading.begin()
+    assert not reading.finish()
+    assert gather.reading(file, np.array([0, 8000]), size, out, np.array([0, 100])).finish()
+    assert np.array_equal(out[100:], DATA[8000:8100])
+
+
+@pytest.mark.parametrize("handler", ["", "import faulthandler; faulthandler.enable()"])
+def test_a_bus_error_of_others_still_ends_the_process(tmp_path, library, handler):
+    (tmp_path / "f").write_bytes(bytes(8192))
+    code = f"""
+import mmap, os, numpy as np
+from pathlib import Path
+from latentcache.store import gather
+{handler}
+gather.LIBRARY = gather.Library(Path({str(library)!r}))
+file = gather.File(os.open({str(tmp_path / "f")!r}, os.O_RDONLY))
+others = mmap.mmap(file.descriptor, 0, prot=mmap.PROT_READ)
+os.truncate({str(tmp_path / "f")!r}, 0)
+reading = gather.reading(file, np.array([0]), np.array([4]), np.zeros(4, np.uint8), np.array([0]))
+reading.begin()
+assert not reading.finish()
+print("here", flush=True)
+others[0]
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (-7, "here\n")
 
 
 def test_the_environment_turns_the_library_off(library, monkeypatch):
@@ -190,10 +223,10 @@ import os, sys, numpy as np
 from pathlib import Path
 from latentcache.store import gather
 gather.LIBRARY = gather.Library(Path({str(library)!r}))
-file, all_of_it = os.open({str(tmp_path / "f")!r}, os.O_RDONLY), []
+file, all_of_it = gather.File(os.open({str(tmp_path / "f")!r}, os.O_RDONLY)), []
 for number in range(40):
     out = np.empty(8 << 20, np.uint8)
-    pieces = [file] * 8, np.zeros(8, int), np.full(8, 1 << 20), out, np.arange(8) << 20
+    pieces = file, np.zeros(8, int), np.full(8, 1 << 20), out, np.arange(8) << 20
     all_of_it.append(gather.reading(*pieces, scaling=gather.scaling('float32', np.ones(1, 'f4'), np.ones(1, 'f4'))))
     all_of_it[-1].begin()
 {"" if way == "end" else way}

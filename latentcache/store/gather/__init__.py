@@ -1,7 +1,8 @@
 """Read many pieces of files into memory with one release of the interpreter's lock, and hash and scale them there.
 
-The compiled library (``gather.c``, built by ``make native``) reads, hashes and scales a piece while the processor's
-cache holds it, also ahead, by a thread of its own that never wants the interpreter's lock. Without it Linux AIO reads
+The compiled library (``gather.c``, built by ``make native``) copies a piece from the mapped file, and hashes and
+scales it while the processor's cache holds it, also ahead, by a thread of its own that never wants the interpreter's
+lock. A page that cannot be read fails its piece there and ends nothing. Without the library Linux AIO reads
 all pieces with one system call, and the caller hashes and scales. Both give the same bytes. ``LATENTCACHE_NATIVE=0``
 in the environment turns the library off.
 """
@@ -9,8 +10,10 @@ in the environment turns the library off.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import sys
@@ -26,6 +29,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.integer]
 #: Types that the library scales, and their numbers there.
 _KINDS = {"float16": 1, "bfloat16": 2, "float32": 3}
+#: Memory from this size is written past the processor's cache: 1.2 times as fast at 16 MiB, 0.9 times at 1 MiB.
+_PAST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +49,7 @@ class _Job(ctypes.Structure):
 
     _fields_: ClassVar = [
         (name, ctypes.c_int64)
-        for name in (*("count", "places", "stride", "out", "hash", "hashes", "kind", "factor", "term", "channels"),
+        for name in (*("count", "places", "stride", "out", "past", "hash", "hashes", "kind", "factor", "term", "channels"),
                      *("next", "running", "failed", "later"))
     ]  # fmt: skip
 
@@ -91,19 +96,37 @@ def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) 
     return Scaling(kind, factor, term, (_address(factor), _address(term))) if kind else None
 
 
+class File:
+    """A file that is open for reading; mapped if the compiled library is there.
+
+    Args:
+        descriptor: Of the file, whose owner closes it; pieces that are being read keep the map.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self._map = descriptor, np.zeros(0, dtype=np.uint8)
+        if LIBRARY is not None:
+            with contextlib.suppress(OSError, ValueError):  # no room for it, a file system without maps, an empty file
+                self._map = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), dtype=np.uint8)
+        self.about = descriptor, _address(self._map), len(self._map)
+
+
 class Pieces:
     """n pieces of files.
 
     Args:
-        files: (n,) descriptors, open until everything is read.
+        files: Open until everything is read.
+        which: (n,) position of the file that holds each, or that of all.
         offset: (n,) first byte of each in its file.
         size: (n,) bytes of each.
         at: (n,) where each belongs in the memory that it is read into.
     """
 
-    def __init__(self, files: Sequence[int] | Ints, offset: Ints, size: Ints, at: Ints) -> None:
-        self.columns = np.empty((4, len(files)), dtype=np.int64)
-        for column, values in zip(self.columns, (files, offset, size, at), strict=True):
+    def __init__(self, files: Sequence[File], which: Ints | int, offset: Ints, size: Ints, at: Ints) -> None:
+        self._files, self.columns = files, np.empty((5, len(offset)), dtype=np.int64)
+        descriptor, address, mapped = np.array([file.about for file in files] or [(0, 0, 0)], dtype=np.int64).T[:, which]
+        inside = offset + size <= mapped  # a file that grows has more than its map
+        for column, values in zip(self.columns, (descriptor, offset, size, at, (address + offset) * inside), strict=True):
             column[:] = values
         self.address = _address(self.columns)
 
@@ -137,7 +160,8 @@ class Reading:
         if self._library is None:
             return
         columns = pieces.columns
-        self._job = _Job(last - first, pieces.address + 8 * first, columns.shape[1], _address(out))
+        past = len(out) >= _PAST_BYTES
+        self._job = _Job(last - first, pieces.address + 8 * first, columns.shape[1], _address(out), past)
         if hashed and self._library.hash:
             self.hashes = np.empty(last - first, dtype=np.uint64)
             self._job.hash, self._job.hashes = self._library.hash, _address(self.hashes)
@@ -158,7 +182,7 @@ class Reading:
             False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
         """
         if self._library is None:
-            files, offset, size, at = self._kept[0].columns[:, self._some]
+            files, offset, size, at = self._kept[0].columns[:4, self._some]
             return _read_queued(files, offset, size, at + _address(self._kept[1]))
         if self._begun not in (0, os.getpid()):  # the thread that has begun is in the parent of this process
             self._job.next = self._job.running = self._job.failed = 0
@@ -171,9 +195,9 @@ class Reading:
             self._library.finish(address(self._job), 0)
 
 
-def reading(files: Sequence[int], offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints, **more: Any) -> Reading:
-    """All of these pieces; arguments as :class:`Pieces` and :class:`Reading`."""
-    return Reading(Pieces(files, offset, size, at), out, 0, len(files), **more)
+def reading(file: File, offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints, **more: Any) -> Reading:
+    """All of these pieces of a file; arguments as :class:`Pieces` and :class:`Reading`."""
+    return Reading(Pieces([file], 0, offset, size, at), out, 0, len(offset), **more)
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -1,11 +1,13 @@
-/* Read the items of a batch into memory, hash them and scale them, each while it is in the processor's cache.
+/* Copy the items of a batch into memory, hash them and scale them, each while it is in the processor's cache.
  *
- * A thread of this library reads ahead without Python's lock, and the thread that wants a batch helps. Built by
+ * Items come straight from a mapped file, or are read where there is no map. A page that a file has lost (it was cut
+ * short, or its disk failed) is a signal, SIGBUS: here it fails the item, and Python reads it again to say why. A thread of this library reads ahead without Python's lock, and the thread that wants a batch helps. Built by
  * `make native`; without it Python does the same.
  * Values are computed in float32 with one fused multiply-add and rounded once, to the nearest, ties to even.
  */
 #include <errno.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
@@ -21,28 +23,27 @@
 #endif
 
 typedef uint64_t (*hash_function)(const void *, size_t);
-enum { NONE, FLOAT16, BFLOAT16, FLOAT32 };
+enum { NONE, FLOAT16, BFLOAT16, FLOAT32, PIECE = 8192 };
 #define MULTIPLY(x) __builtin_fmaf((x), factor, term)
 
-FAST static void scale_float16(uint16_t *z, int64_t count, float factor, float term)
+FAST static void scale_float16(uint16_t *out, const uint16_t *z, int64_t count, float factor, float term)
 {
     int64_t at = 0;
 #if defined(__x86_64__)
     const __m256 by = _mm256_set1_ps(factor), plus = _mm256_set1_ps(term);
     for (; at + 8 <= count; at += 8) {
         __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(z + at)));
-        _mm_storeu_si128((__m128i *)(z + at), _mm256_cvtps_ph(_mm256_fmadd_ps(x, by, plus), 0));
+        _mm_storeu_si128((__m128i *)(out + at), _mm256_cvtps_ph(_mm256_fmadd_ps(x, by, plus), 0));
     }
     for (; at < count; at++)
-        z[at] = _cvtss_sh(MULTIPLY(_cvtsh_ss(z[at])), 0);
+        out[at] = _cvtss_sh(MULTIPLY(_cvtsh_ss(z[at])), 0);
 #else
-    _Float16 *x = (_Float16 *)z;
     for (; at < count; at++)
-        x[at] = (_Float16)MULTIPLY((float)x[at]);
+        ((_Float16 *)out)[at] = (_Float16)MULTIPLY((float)((const _Float16 *)z)[at]);
 #endif
 }
 
-FAST static void scale_bfloat16(uint16_t *z, int64_t count, float factor, float term)
+FAST static void scale_bfloat16(uint16_t *out, const uint16_t *z, int64_t count, float factor, float term)
 {
     for (int64_t at = 0; at < count; at++) {
         uint32_t bits = (uint32_t)z[at] << 16;
@@ -51,40 +52,34 @@ FAST static void scale_bfloat16(uint16_t *z, int64_t count, float factor, float 
         x = MULTIPLY(x);
         memcpy(&bits, &x, 4);
         uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        z[at] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded; /* not a number stays so */
+        out[at] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded; /* not a number stays so */
     }
 }
 
-FAST static void scale_float32(float *z, int64_t count, float factor, float term)
+FAST static void scale_float32(float *out, const float *z, int64_t count, float factor, float term)
 {
     for (int64_t at = 0; at < count; at++)
-        z[at] = MULTIPLY(z[at]);
+        out[at] = MULTIPLY(z[at]);
 }
 
-static void scale(char *item, int64_t bytes, int kind, const float *factor, const float *term, int64_t channels)
+/* Copy past the cache: a large batch does not stay there, and what lies at its place need not be read first. */
+FAST static void copy_past(char *out, const char *from, int64_t bytes)
 {
-    const int64_t size = kind == FLOAT32 ? 4 : 2, count = bytes / size / channels;
-    for (int64_t channel = 0; channel < channels; channel++, item += count * size)
-        if (kind == FLOAT16)
-            scale_float16((uint16_t *)item, count, factor[channel], term[channel]);
-        else if (kind == BFLOAT16)
-            scale_bfloat16((uint16_t *)item, count, factor[channel], term[channel]);
-        else
-            scale_float32((float *)item, count, factor[channel], term[channel]);
+#if defined(__x86_64__)
+    if (((uintptr_t)out & 15) == 0)
+        for (; bytes >= 16; bytes -= 16, out += 16, from += 16)
+            _mm_stream_si128((__m128i *)out, _mm_loadu_si128((const __m128i *)from));
+#endif
+    memcpy(out, from, bytes);
 }
 
-/* 1: this processor can scale. */
-int can_scale(void)
-{
-    return READY != 0;
-}
-
-/* Items to read; the caller's memory until `finish` has returned. */
+/* Items to copy; the caller's memory until `finish` has returned. */
 struct job {
     int64_t count;
-    const int64_t *places; /* descriptor, first byte, bytes and place in the memory of each item, in rows */
+    const int64_t *places; /* of each item, in rows: descriptor, first byte, bytes, place in the memory, address or 0 */
     int64_t stride;        /* from row to row */
     char *out;             /* the memory */
+    int64_t past;          /* 1: copy past the cache */
     hash_function hash;
     uint64_t *hashes; /* of the bytes as they are stored; or null */
     int64_t kind;     /* type of the values if they are scaled */
@@ -94,22 +89,109 @@ struct job {
     struct job *later;
 };
 
-static int read_item(const struct job *job, int64_t item)
+/* Values of one channel. */
+static void scale_part(const struct job *job, char *out, const char *from, int64_t bytes, int64_t channel)
 {
-    const int64_t *file = job->places + item, stride = job->stride;
-    const int64_t first = file[stride], bytes = file[2 * stride];
-    char *out = job->out + file[3 * stride];
+    const float factor = job->factor[channel], term = job->term[channel];
+    if (job->kind == FLOAT16)
+        scale_float16((uint16_t *)out, (const uint16_t *)from, bytes / 2, factor, term);
+    else if (job->kind == BFLOAT16)
+        scale_bfloat16((uint16_t *)out, (const uint16_t *)from, bytes / 2, factor, term);
+    else
+        scale_float32((float *)out, (const float *)from, bytes / 4, factor, term);
+}
+
+/* Scale an item into its place, or where it is. */
+static void scale(const struct job *job, char *out, const char *from, int64_t bytes)
+{
+    const int64_t channel_bytes = bytes / job->channels;
+    char piece[PIECE] __attribute__((aligned(64)));
+    for (int64_t channel = 0; channel < job->channels; channel++, out += channel_bytes, from += channel_bytes)
+        if (!job->past || out == from)
+            scale_part(job, out, from, channel_bytes, channel);
+        else
+            for (int64_t done = 0, part; done < channel_bytes; done += part) {
+                part = channel_bytes - done < PIECE ? channel_bytes - done : PIECE;
+                scale_part(job, piece, from + done, part, channel);
+                copy_past(out + done, piece, part);
+            }
+}
+
+/* 1: this processor can scale. */
+int can_scale(void)
+{
+    return READY != 0;
+}
+
+/* Where a thread goes on if a mapped page is not there; null: it is not copying. */
+static __thread sigjmp_buf *escape __attribute__((tls_model("initial-exec")));
+static struct sigaction others;
+
+static void on_bus(int number)
+{
+    static struct sigaction none;
+    if (escape)
+        siglongjmp(*escape, 1);
+    sigaction(number, &others, NULL); /* not ours: the faulting instruction runs again, and that one is told */
+    others = none;
+}
+
+static void watch_bus(void)
+{
+    struct sigaction ours, now;
+    if (sigaction(SIGBUS, NULL, &now) == 0 && now.sa_handler != on_bus) {
+        memset(&ours, 0, sizeof ours);
+        ours.sa_handler = on_bus;
+        ours.sa_flags = SA_NODEFER;
+        others = now;
+        sigaction(SIGBUS, &ours, NULL);
+    }
+}
+
+static int read_whole(int file, char *out, int64_t bytes, int64_t first)
+{
     for (int64_t done = 0; done < bytes;) {
-        ssize_t found = pread((int)*file, out + done, bytes - done, first + done);
+        ssize_t found = pread(file, out + done, bytes - done, first + done);
         if (found > 0)
             done += found;
         else if (found == 0 || errno != EINTR)
-            return 1;
+            return 0;
     }
+    return 1;
+}
+
+static void copy(const struct job *job, int64_t item, char *out, const char *from, int64_t bytes)
+{
     if (job->hash)
-        job->hashes[item] = job->hash(out, bytes);
+        job->hashes[item] = job->hash(from, bytes);
     if (job->kind != NONE)
-        scale(out, bytes, job->kind, job->factor, job->term, job->channels);
+        scale(job, out, from, bytes);
+    else if (out != from)
+        (job->past ? copy_past(out, from, bytes) : (void)memcpy(out, from, bytes));
+}
+
+static int failed_item(const struct job *job, int64_t item)
+{
+    const int64_t *row = job->places + item, stride = job->stride;
+    const int64_t first = row[stride], bytes = row[2 * stride], mapped = row[4 * stride];
+    char *out = job->out + row[3 * stride];
+    if (!mapped) {
+        if (!read_whole((int)*row, out, bytes, first))
+            return 1;
+        copy(job, item, out, out, bytes);
+        return 0;
+    }
+    sigjmp_buf back;
+    if (sigsetjmp(back, 0)) {
+        escape = NULL;
+        return 1;
+    }
+    escape = &back;
+    copy(job, item, out, (const char *)mapped, bytes);
+    escape = NULL;
+#if defined(__x86_64__)
+    _mm_sfence(); /* what went past the cache is there before the item counts as done */
+#endif
     return 0;
 }
 
@@ -126,7 +208,7 @@ static int step(struct job *job)
     int64_t item = job->next++;
     job->running++;
     pthread_mutex_unlock(&lock);
-    int failed = read_item(job, item);
+    int failed = failed_item(job, item);
     pthread_mutex_lock(&lock);
     job->failed += failed;
     if (--job->running == 0 && job->next >= job->count)
@@ -162,11 +244,13 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(befo
 /* Have a thread begin with a job; without one `finish` does all of it. */
 void begin(struct job *job)
 {
+    watch_bus();
     pthread_mutex_lock(&lock);
     pthread_t thread;
     sigset_t all, kept;
     if (!started) {
         sigfillset(&all);
+        sigdelset(&all, SIGBUS);
         pthread_sigmask(SIG_SETMASK, &all, &kept); /* signals are for Python's threads */
         started = pthread_create(&thread, NULL, work, NULL) == 0 && pthread_detach(thread) == 0;
         pthread_sigmask(SIG_SETMASK, &kept, NULL);
@@ -182,6 +266,7 @@ void begin(struct job *job)
 /* Wait for a job, and help; what nobody has begun is left out if it is not wanted. Returns items that failed. */
 int64_t finish(struct job *job, int wanted)
 {
+    watch_bus();
     pthread_mutex_lock(&lock);
     while (wanted && step(job))
         ;
