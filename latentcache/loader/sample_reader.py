@@ -361,10 +361,12 @@ class SampleReader:
         for number, at, rows in samples:
             texts: list[str] = self._strings(number, source).take(rows)
             if source != "names":
-                if is_free and any(BETWEEN in text for text in texts):
+                several, made = BETWEEN in "".join(texts), self._text_of(source, number)
+                if is_free and several:
                     drawn, is_free = draw(source), False
-                made = self._text_of(source, number)
-                texts = [made(text, one) for text, one in zip(texts, drawn[at].tolist(), strict=True)]
+                if several or made != _ANY.text or drawn.any():  # else each text is what is served
+                    served = zip(texts, drawn[at].tolist(), strict=True)
+                    texts = ["" if variant == DROPPED else made(text, variant) for text, variant in served]
             if len(samples) == 1:
                 return texts
             for place, text in zip(at.tolist(), texts, strict=True):
@@ -376,8 +378,7 @@ class SampleReader:
         fields = self._parts[number].snapshot.fields
         kinds = [(fields[name].kind, fields[name].recipe) for name in self.fields if self._leads[name] == source]
         kind, recipe = next(iter(kinds), (None, None))
-        one_of = _ANY.text if kind is None or recipe is None else partial(kind.text, recipe=recipe)
-        return lambda text, variant: "" if variant == DROPPED else one_of(text, variant)
+        return _ANY.text if kind is None or recipe is None else partial(kind.text, recipe=recipe)
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks.

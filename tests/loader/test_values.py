@@ -62,10 +62,12 @@ def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
     assert spec["kind"] != "none" or torch.equal(found, kept.to(wanted))
 
 
+@pytest.mark.parametrize("past", [0, 1 << 30], ids=["past the cache", "through the cache"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("spec", KINDS[1:4], ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
-def test_values_scaled_as_they_are_read_are_the_same_bits(tmp_path, library, monkeypatch, name, spec):
+def test_values_scaled_as_they_are_read_are_the_same_bits(tmp_path, library, monkeypatch, name, spec, past):
     monkeypatch.setattr(gather, "LIBRARY", gather.Library(library))
+    monkeypatch.setattr(gather, "_PAST_BYTES", past)
     dtype, affine = getattr(torch, name), Affine.of(spec)
     random = torch.Generator().manual_seed(7)
     z = (torch.randn((9, 4, 3, 77), generator=random) * 10.0 ** torch.arange(-6, 3).view(9, 1, 1, 1)).to(dtype)
@@ -75,7 +77,7 @@ def test_values_scaled_as_they_are_read_are_the_same_bits(tmp_path, library, mon
     out, at = np.zeros(data.size, np.uint8), np.arange(9) * data.shape[1]
     with (tmp_path / "f").open("rb") as file:
         sizes = np.full(9, data.shape[1])
-        assert gather.reading([file.fileno()] * 9, at, sizes, out, at, scaling=affine.scaling(name)).finish()
+        assert gather.reading(gather.File(file.fileno()), at, sizes, out, at, scaling=affine.scaling(name)).finish()
     found = torch.from_numpy(out).view(dtype).view(z.shape)
     expected = affine.apply(z.clone(), torch.empty(z.numel(), dtype=dtype))
     kind = {2: torch.int16, 4: torch.int32}[dtype.itemsize]

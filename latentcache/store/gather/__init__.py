@@ -49,8 +49,8 @@ class _Job(ctypes.Structure):
 
     _fields_: ClassVar = [
         (name, ctypes.c_int64)
-        for name in (*("count", "places", "stride", "out", "past", "hash", "hashes", "kind", "factor", "term", "channels"),
-                     *("next", "running", "failed", "later"))
+        for name in (*("count", "places", "stride", "out", "past", "hash", "hashes", "kind", "factor", "term"),
+                     *("channels", "next", "failed", "helped", "later"))
     ]  # fmt: skip
 
 
@@ -106,7 +106,7 @@ class File:
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self._map = descriptor, np.zeros(0, dtype=np.uint8)
         if LIBRARY is not None:
-            with contextlib.suppress(OSError, ValueError):  # no room for it, a file system without maps, an empty file
+            with contextlib.suppress(OSError, ValueError):  # no room, no maps here, or an empty file
                 self._map = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), dtype=np.uint8)
         self.about = descriptor, _address(self._map), len(self._map)
 
@@ -124,9 +124,13 @@ class Pieces:
 
     def __init__(self, files: Sequence[File], which: Ints | int, offset: Ints, size: Ints, at: Ints) -> None:
         self._files, self.columns = files, np.empty((5, len(offset)), dtype=np.int64)
-        descriptor, address, mapped = np.array([file.about for file in files] or [(0, 0, 0)], dtype=np.int64).T[:, which]
+        descriptor, address, mapped = np.array([file.about for file in files] or [(0, 0, 0)], dtype=np.int64).T[
+            :, which
+        ]
         inside = offset + size <= mapped  # a file that grows has more than its map
-        for column, values in zip(self.columns, (descriptor, offset, size, at, (address + offset) * inside), strict=True):
+        for column, values in zip(
+            self.columns, (descriptor, offset, size, at, (address + offset) * inside), strict=True
+        ):
             column[:] = values
         self.address = _address(self.columns)
 
@@ -185,7 +189,7 @@ class Reading:
             files, offset, size, at = self._kept[0].columns[:4, self._some]
             return _read_queued(files, offset, size, at + _address(self._kept[1]))
         if self._begun not in (0, os.getpid()):  # the thread that has begun is in the parent of this process
-            self._job.next = self._job.running = self._job.failed = 0
+            self._job.next = self._job.failed = self._job.helped = 0
         self._begun = 0
         failed: int = self._library.finish(ctypes.addressof(self._job), 1)
         return failed == 0

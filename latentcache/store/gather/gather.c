@@ -23,7 +23,7 @@
 #endif
 
 typedef uint64_t (*hash_function)(const void *, size_t);
-enum { NONE, FLOAT16, BFLOAT16, FLOAT32, PIECE = 8192 };
+enum { NONE, FLOAT16, BFLOAT16, FLOAT32, PIECE = 8192, SPINS = 2000 };
 #define MULTIPLY(x) __builtin_fmaf((x), factor, term)
 
 FAST static void scale_float16(uint16_t *out, const uint16_t *z, int64_t count, float factor, float term)
@@ -85,7 +85,8 @@ struct job {
     int64_t kind;     /* type of the values if they are scaled */
     const float *factor, *term; /* (channels,); items are (channels, ...) */
     int64_t channels;
-    int64_t next, running, failed; /* under the lock: next item, items under way, items that did not come whole */
+    int64_t next, failed; /* next item; items that did not come whole */
+    int64_t helped;       /* 1: the thread is at it */
     struct job *later;
 };
 
@@ -196,35 +197,52 @@ static int failed_item(const struct job *job, int64_t item)
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t more = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
-static struct job *first_job;
-static int started;
+static pthread_cond_t more = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
+static struct job *first_job; /* those that wait for the thread; under the lock, as the next two */
+static int started, helping;
+static int64_t posted; /* jobs so far */
 
-/* One item of a job, if one is left; called and left with the lock held. */
-static int step(struct job *job)
+/* Wait a little for a number to change from `old`: to be woken takes longer than most waits last. */
+static void spin(const int64_t *number, int64_t old)
 {
-    if (job->next >= job->count)
-        return 0;
-    int64_t item = job->next++;
-    job->running++;
-    pthread_mutex_unlock(&lock);
-    int failed = failed_item(job, item);
-    pthread_mutex_lock(&lock);
-    job->failed += failed;
-    if (--job->running == 0 && job->next >= job->count)
-        pthread_cond_broadcast(&ended);
-    return 1;
+    for (int turn = 0; turn < SPINS && __atomic_load_n(number, __ATOMIC_ACQUIRE) == old; turn++)
+#if defined(__x86_64__)
+        _mm_pause();
+#else
+        ;
+#endif
 }
 
-static void *work(void *unused)
+/* Copy items of a job until none is left. */
+static void work(struct job *job)
+{
+    int64_t item;
+    while ((item = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->count)
+        if (failed_item(job, item))
+            __atomic_fetch_add(&job->failed, 1, __ATOMIC_RELAXED);
+}
+
+static void *serve(void *unused)
 {
     pthread_mutex_lock(&lock);
     for (;;) {
-        while (first_job && first_job->next >= first_job->count)
-            first_job = first_job->later;
-        if (first_job)
-            step(first_job);
-        else
+        struct job *job = first_job;
+        if (job) {
+            first_job = job->later;
+            job->helped = helping = 1;
+            pthread_mutex_unlock(&lock);
+            work(job);
+            pthread_mutex_lock(&lock);
+            helping = 0;
+            __atomic_store_n(&job->helped, 0, __ATOMIC_RELEASE);
+            pthread_cond_broadcast(&left);
+            continue;
+        }
+        int64_t seen = posted;
+        pthread_mutex_unlock(&lock);
+        spin(&posted, seen);
+        pthread_mutex_lock(&lock);
+        if (!first_job)
             pthread_cond_wait(&more, &lock);
     }
     return unused;
@@ -235,9 +253,9 @@ static void after_fork(void) { pthread_mutex_unlock(&lock); }
 static void in_child(void) /* no thread is here */
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    more = ended = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    more = left = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     first_job = NULL;
-    started = 0;
+    started = helping = 0;
 }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
 
@@ -252,14 +270,30 @@ void begin(struct job *job)
         sigfillset(&all);
         sigdelset(&all, SIGBUS);
         pthread_sigmask(SIG_SETMASK, &all, &kept); /* signals are for Python's threads */
-        started = pthread_create(&thread, NULL, work, NULL) == 0 && pthread_detach(thread) == 0;
+        started = pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0;
         pthread_sigmask(SIG_SETMASK, &kept, NULL);
     }
     struct job **last = &first_job;
     while (*last)
         last = &(*last)->later;
     *last = job;
+    __atomic_store_n(&posted, posted + 1, __ATOMIC_RELEASE);
     pthread_cond_signal(&more);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Have nobody begin with a job, and wait for who has. */
+static void leave(struct job *job)
+{
+    spin(&job->helped, 1);
+    pthread_mutex_lock(&lock);
+    for (struct job **one = &first_job; *one; one = &(*one)->later)
+        if (*one == job) {
+            *one = job->later;
+            break;
+        }
+    while (job->helped)
+        pthread_cond_wait(&left, &lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -267,33 +301,20 @@ void begin(struct job *job)
 int64_t finish(struct job *job, int wanted)
 {
     watch_bus();
-    pthread_mutex_lock(&lock);
-    while (wanted && step(job))
-        ;
-    job->next = job->count;
-    for (struct job **one = &first_job; *one; one = &(*one)->later)
-        if (*one == job) {
-            *one = job->later;
-            break;
-        }
-    while (job->running)
-        pthread_cond_wait(&ended, &lock);
-    pthread_mutex_unlock(&lock);
+    if (wanted)
+        work(job);
+    else
+        __atomic_store_n(&job->next, job->count, __ATOMIC_RELAXED);
+    leave(job);
     return job->failed;
 }
 
-/* Leave out everything that is not begun, and wait for the rest: before the interpreter frees memory. */
+/* Begin with nothing more, and wait for what was begun: before the interpreter frees memory. */
 void stop(void)
 {
     pthread_mutex_lock(&lock);
-    while (first_job) {
-        struct job *job = first_job;
-        job->failed += job->count - job->next;
-        job->next = job->count;
-        while (job->running)
-            pthread_cond_wait(&ended, &lock);
-        if (first_job == job)
-            first_job = job->later;
-    }
+    first_job = NULL;
+    while (helping)
+        pthread_cond_wait(&left, &lock);
     pthread_mutex_unlock(&lock);
 }
