@@ -12,8 +12,10 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -216,12 +218,23 @@ def prepare_streams() -> None:
 def say(text: str) -> None:
     """Write a line to stderr; a broken stderr is ignored."""
     with contextlib.suppress(OutputError):
-        _write(sys.stderr, printable(text) + "\n", flush_now=True)
+        _write(sys.stderr, _wrapped(printable(text), sys.stderr) + "\n", flush_now=True)
 
 
 def out(text: str = "") -> None:
     """Write a line to stdout."""
-    _write(sys.stdout, printable(text) + "\n")
+    _write(sys.stdout, _wrapped(printable(text), sys.stdout) + "\n")
+
+
+def _wrapped(text: str, stream: TextIO) -> str:
+    """Text for a terminal, which would break long lines inside words; in files and pipes a line stays whole."""
+    if not stream.isatty():
+        return text
+    width, indent = shutil.get_terminal_size().columns, " " * (len(text) - len(text.lstrip()) + 4)
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
 
 
 def flush() -> None:

@@ -81,7 +81,8 @@ def shows_images(path: Path, kind: str) -> bool:
     if kind != TAR:
         return bool(columns_of(path, kind).images)
     with open_source(path) as file:
-        return any(_ending(member.name)[1] in _IMAGES for member in islice(tar_members(file), _LOOKED_AT))
+        endings = (member.name.rpartition(".")[2].lower() for member in islice(tar_members(file), _LOOKED_AT))
+        return any(ending in _IMAGES for ending in endings)
 
 
 class _Tar:

@@ -118,13 +118,16 @@ def _is_alone(tree: Tree, names: Sequence[str]) -> bool:
 
 
 def _hold_images(root: Path, names: Sequence[str], kind: str) -> bool:
-    """True if the first archives that can be read do; if none can, so that somebody says why."""
+    """True if one of the first archives does; if none can be read, so that somebody says why."""
+    read = False
     for name in names[:_LOOKED_AT]:
         try:
-            return shows_images(root / name, kind)
+            if shows_images(root / name, kind):
+                return True
+            read = True
         except UnusableSampleError:
             continue
-    return bool(names)
+    return bool(names) and not read
 
 
 def _by_split(names: Sequence[str]) -> list[tuple[str, list[str]]]:
