@@ -260,8 +260,9 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
         wrong = (start + count) * unit > size
     else:
         wrong = (unit != size) | (start != 0)
-    bad = np.unique(view.entry[wrong])
-    store.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")
+    if wrong.any():
+        bad = np.unique(view.entry[wrong])
+        store.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")
 
 
 def shard_parts(
