@@ -30,7 +30,7 @@ from latentcache.verify.entries import Store, View, shard_parts, unreadable, wor
 
 _THREADS = 2
 #: Bytes read at once, and the largest gap between two entries that is read over.
-_READ_BYTES, _GAP_BYTES = 2 << 20, 1 << 16
+_READ_BYTES, _GAP_BYTES = 4 << 20, 1 << 16
 #: Reads that are planned ahead of the threads.
 _AHEAD = 8
 
