@@ -18,14 +18,14 @@ from latentcache.fields.protocol import FieldKind
 GROUP = "latentcache.fields"
 #: Environment variable that carries ``--field module:name`` to worker processes; separated by commas.
 VARIABLE = "LATENTCACHE_FIELDS"
-_OWN = (
-    "latentcache.fields.latents:Latents",
-    "latentcache.fields.input_ids:InputIds",
-    "latentcache.fields.prompt_embeds:PromptEmbeds",
-    "latentcache.fields.prompt_embeds:PooledPromptEmbeds",
-    "latentcache.fields.paired:Mask",
-    *(f"latentcache.fields.paired:{name}" for name in ("CONTROL", "CONTROL_2", "CONTROL_3")),
-)
+_OWN = {
+    "latents": "latentcache.fields.latents:Latents",
+    "input_ids": "latentcache.fields.input_ids:InputIds",
+    "prompt_embeds": "latentcache.fields.prompt_embeds:PromptEmbeds",
+    "pooled_prompt_embeds": "latentcache.fields.prompt_embeds:PooledPromptEmbeds",
+    "mask": "latentcache.fields.paired:Mask",
+    **{name: f"latentcache.fields.paired:{name.upper()}" for name in ("control", "control_2", "control_3")},
+}
 
 
 def load(target: str) -> Any:
@@ -59,14 +59,18 @@ def register(targets: Iterable[str]) -> None:
 @cache
 def field_kinds() -> dict[str, FieldKind]:
     """All kinds that are known, by field name; this package's own first."""
-    targets = [*_OWN, *_installed()]
-    targets += [one for one in os.environ.get(VARIABLE, "").split(",") if one]
-    kinds: dict[str, FieldKind] = {}
-    for target in dict.fromkeys(targets):
-        found = load(target)
-        kind: FieldKind = found() if isinstance(found, type) else found
+    others = [*_installed(), *(one for one in os.environ.get(VARIABLE, "").split(",") if one)]
+    kinds = {name: _kind(target) for name, target in _OWN.items()}
+    for kind in map(_kind, others):
         kinds.setdefault(kind.name, kind)
     return kinds
+
+
+@cache
+def _kind(target: str) -> FieldKind:
+    found = load(target)
+    kind: FieldKind = found() if isinstance(found, type) else found
+    return kind
 
 
 def _installed() -> list[str]:
@@ -91,5 +95,5 @@ def _entry_point_lists() -> Iterator[bytes]:
 
 
 def field_kind(name: str) -> FieldKind | None:
-    """The kind of a field; None if its package is not installed."""
-    return field_kinds().get(name)
+    """The kind of a field; None if its package is not installed. Kinds of this package are imported one by one."""
+    return _kind(_OWN[name]) if name in _OWN else field_kinds().get(name)

@@ -25,7 +25,8 @@ class Strings(Sequence[str]):
     """
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.integer]) -> None:
-        text, self._bounds = data.tobytes(), np.concatenate([np.zeros(1, np.intp), ends.astype(np.intp)])
+        text, width = data.tobytes(), np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
+        self._bounds: NDArray[np.integer] = np.concatenate([np.zeros(1, width), ends], dtype=width, casting="unsafe")
         # A slice of bytes costs half as much as one of an array, and ASCII needs no decoding.
         self._text = text.decode("ascii") if text.isascii() else text
 

@@ -319,10 +319,11 @@ class _Build:
             samples, outcomes = self.encode(listing, samples, works, catalog)
             before, catalog = catalog.forgotten(), load_catalog(self.paths)
             for outcome in (one for one in outcomes if not one.work.unchanged):
-                outcome.place = find_items(outcome.work, samples, before, catalog)
+                outcome.place = outcome.work.place = find_items(outcome.work, samples, before, catalog)
         else:
             outcomes = [Outcome(work=work, place=work.place) for work in works]
         draft = draft_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)
+        catalog.forgotten()
         pairs = zip(outcomes, draft.fields, strict=True)
         fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
         snapshot = None if self.existing.damage else self.existing.snapshot

@@ -94,16 +94,16 @@ def test_the_order_is_pinned(policy, seed, epoch):
 @pytest.mark.parametrize(
     ("seed", "epoch", "first"),
     [
-        (42, 7, [40966, 90295, 65896, 90620, 55910, 55459]),
-        (2**63 + 5, 2**40, [95624, 52468, 32475, 40751, 91507, 39524]),
-        (-1, 0, [76745, 75226, 68673, 76410, 18354, 91407]),
+        (42, 7, [36340, 30675, 88664, 49182, 1277, 34791]),
+        (2**63 + 5, 2**40, [58751, 37101, 96298, 85294, 19049, 47299]),
+        (-1, 0, [14195, 3315, 70783, 29698, 17169, 49947]),
     ],
 )
 def test_the_order_of_a_hundred_thousand_is_pinned(seed, epoch, first):
     _, plan = laid_out(index_of(np.zeros(100_000, np.int32)), BatchPlan(batch_size=8), seed, epoch)
     assert plan.rows[:6].tolist() == first
     if seed == 42:
-        assert hashlib.sha256(plan.rows.astype("<i4").tobytes()).hexdigest()[:16] == "b1128575ce61dad3"
+        assert hashlib.sha256(plan.rows.astype("<i4").tobytes()).hexdigest()[:16] == "2b8aa5d4ca7946e2"
 
 
 def test_an_order_looks_like_chance_and_buckets_are_mixed():
