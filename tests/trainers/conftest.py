@@ -8,6 +8,8 @@ import pytest
 from small_cache import build, run
 from thirteen_images import draw_thirteen
 
+from latentcache import open_cache
+
 __all__ = ["run"]
 sys.path.append(str(Path(__file__).parents[1] / "docs"))  # page_blocks
 
@@ -20,6 +22,14 @@ def thirteen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainers")
     build(draw_thirteen(folder / "images"), folder / "images.latentcache")
     return folder
+
+
+@pytest.fixture(scope="session")
+def fifty(tmp_path_factory):
+    """A token cache of fifty texts."""
+    from tiny_tokens import build_fifty
+
+    return open_cache(build_fifty(tmp_path_factory.mktemp("fifty")) / "texts.latentcache")
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ import torch
 import yaml
 from datasets import load_from_disk
 from page_blocks import DOCS, blocks
-from test_trl import a_tokenizer
-from tiny_tokens import LENGTH, build_fifty, tiny_llama
+from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 
 from latentcache import open_cache
 from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk

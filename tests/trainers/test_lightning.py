@@ -1,6 +1,7 @@
 """Lightning: every epoch has an order of its own, none is empty, and a resume in mid-epoch is exact."""
 
 import pytest
+from thirteen_images import order
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -17,14 +18,6 @@ def page(at_hand, run_howto, monkeypatch):
 
     monkeypatch.setattr(names["Denoiser"], "training_step", remember)
     return names, seen
-
-
-def order(loader, epochs):
-    batches = []
-    for epoch in range(epochs):
-        loader.set_epoch(epoch)
-        batches += [batch["names"] for batch in loader]
-    return batches
 
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}

@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 import torch
 from ranks import spawn, train_with_trainer
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from thirteen_images import order
+from tiny_tokens import Account, arguments
+from transformers import Trainer
 
 from latentcache import open_cache
 
@@ -25,42 +27,16 @@ class Denoiser(torch.nn.Module):
         return {"loss": self.layer(latents).pow(2).mean()}
 
 
-class Progress(TrainerCallback):
-    """The epoch number after every optimizer step."""
-
-    def __init__(self):
-        self.epochs = []
-
-    def on_step_end(self, args, state, control, **rest):
-        self.epochs.append(state.epoch)
-
-
-def order(loader, epochs):
-    """The batches of the first epochs, each in its own order."""
-    batches = []
-    for epoch in range(epochs):
-        loader.set_epoch(epoch)
-        batches += [batch["names"] for batch in loader]
-    return batches
-
-
 def train(loader, folder, grad_accum, epochs):
     class CacheTrainer(Trainer):
         def get_train_dataloader(self):
             return loader
 
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=grad_accum,
-        num_train_epochs=epochs,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
+    settings = arguments(
+        folder, per_device_train_batch_size=2, gradient_accumulation_steps=grad_accum, num_train_epochs=epochs
     )
-    progress, model = Progress(), Denoiser()
-    trainer = CacheTrainer(model, arguments, callbacks=[progress])
+    progress, model = Account(), Denoiser()
+    trainer = CacheTrainer(model, settings, callbacks=[progress])
     trainer.train()
     return trainer, progress, model
 

@@ -3,16 +3,9 @@
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard
-from tiny_tokens import LENGTH, Account, arguments, build_fifty, seen_llama, tiny_llama
+from tiny_tokens import LENGTH, Account, arguments, seen_llama, tiny_llama
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from transformers import Trainer
-
-from latentcache import open_cache
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return open_cache(build_fifty(tmp_path_factory.mktemp("trainer")) / "texts.latentcache")
 
 
 def train(folder, data, collator, *, model=None, resume=None, **more):
@@ -25,8 +18,8 @@ def train(folder, data, collator, *, model=None, resume=None, **more):
     return trainer, account
 
 
-def test_a_view_as_a_data_set(cache, tmp_path):
-    view = cache.rows(pad=LENGTH)
+def test_a_view_as_a_data_set(fifty, tmp_path):
+    view = fifty.rows(pad=LENGTH)
     trainer, account = train(tmp_path, view, view.collator(), num_train_epochs=2, gradient_accumulation_steps=3)
     steps = view.steps(2, batch_size=4, grad_accum=3)
     assert (len(view), trainer.state.global_step, trainer.state.max_steps) == (50, steps, steps)
@@ -36,8 +29,8 @@ def test_a_view_as_a_data_set(cache, tmp_path):
     assert len(set(rows)) == 50
 
 
-def test_a_stream_with_a_length(cache, tmp_path):
-    view = cache.rows(pad=LENGTH)
+def test_a_stream_with_a_length(fifty, tmp_path):
+    view = fifty.rows(pad=LENGTH)
     loader = view.loader(batch_size=4)
     trainer, account = train(tmp_path, loader.iterable(rows=True), view.collator(), num_train_epochs=2)
     steps = loader.steps(2)
@@ -50,8 +43,8 @@ def test_a_stream_with_a_length(cache, tmp_path):
     assert trainer.model.batches == expected
 
 
-def test_a_stream_goes_on_where_a_checkpoint_was_made(cache, tmp_path):
-    view = cache.rows(pad=LENGTH)
+def test_a_stream_goes_on_where_a_checkpoint_was_made(fifty, tmp_path):
+    view = fifty.rows(pad=LENGTH)
     words = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 17}
     whole, _ = train(tmp_path, view.loader(batch_size=4).iterable(rows=True), view.collator(), **words)
     resumed, account = train(
@@ -66,8 +59,8 @@ def test_a_stream_goes_on_where_a_checkpoint_was_made(cache, tmp_path):
     assert account.epochs[-1] == 2
 
 
-def test_steps_on_several_ranks_are_those_of_accelerate(cache):
-    view = cache.rows(pad=LENGTH)
+def test_steps_on_several_ranks_are_those_of_accelerate(fifty):
+    view = fifty.rows(pad=LENGTH)
     for drop_last in (False, True):
         for batch_size in (1, 3, 4, 7):
             sampler = BatchSampler(RandomSampler(range(len(view))), batch_size, drop_last)
@@ -77,11 +70,11 @@ def test_steps_on_several_ranks_are_those_of_accelerate(cache):
                 assert view.steps(1, **words) == len(shard)
 
 
-def test_packed_rows_train_as_their_documents_alone(cache, tmp_path):
+def test_packed_rows_train_as_their_documents_alone(fifty, tmp_path):
     """The logits of every document in a packed row are those it has alone; in the plain form they would not be."""
-    view, model = cache.rows(pack=LENGTH), tiny_llama().eval()
+    view, model = fifty.rows(pack=LENGTH), tiny_llama().eval()
     batch = view.batch(range(4))
-    alone = cache.rows(pad=LENGTH)
+    alone = fifty.rows(pad=LENGTH)
     with torch.no_grad():
         good = model(**view.collator("transformers")(view.__getitems__(range(4)))).logits
         mixed = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
@@ -103,8 +96,8 @@ def test_packed_rows_train_as_their_documents_alone(cache, tmp_path):
     assert differ > 0
 
 
-def test_a_plain_dataloader_takes_the_batch_as_it_is(cache):
-    view = cache.rows(pad=LENGTH)
+def test_a_plain_dataloader_takes_the_batch_as_it_is(fifty):
+    view = fifty.rows(pad=LENGTH)
     loader = DataLoader(view, batch_size=4, shuffle=True, collate_fn=view.collator())
     assert len(loader) == 13
     model = tiny_llama()

@@ -3,43 +3,16 @@
 import datasets
 import pytest
 import torch
-from tiny_tokens import LENGTH, Account, build_fifty, seen_llama
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from tiny_tokens import LENGTH, Account, a_tokenizer, seen_llama, sft_config
+from trl import SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-
-from latentcache import open_cache
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return open_cache(build_fifty(tmp_path_factory.mktemp("trl")) / "texts.latentcache")
-
-
-def a_tokenizer():
-    vocab = {"<pad>": 0, "<eos>": 1}
-    tokenizer = Tokenizer(models.WordLevel(vocab, "<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
-
-
 def train(view, folder, form):
     index = datasets.Dataset.from_dict({"row": range(len(view))}).with_transform(view.transform)
-    config = SFTConfig(
-        output_dir=str(folder),
-        per_device_train_batch_size=4,
-        num_train_epochs=2,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-    )
+    config = sft_config(folder, num_train_epochs=2, remove_unused_columns=False)
     account = Account()
     trainer = SFTTrainer(
         seen_llama(),
@@ -54,8 +27,8 @@ def train(view, folder, form):
 
 
 @pytest.mark.parametrize(("kind", "form"), [("pad", "plain"), ("pack", "flat")])
-def test_steps_and_epochs_are_exact(cache, tmp_path, kind, form):
-    view = cache.rows(**{kind: LENGTH})
+def test_steps_and_epochs_are_exact(fifty, tmp_path, kind, form):
+    view = fifty.rows(**{kind: LENGTH})
     trainer, account = train(view, tmp_path, form)
     steps = view.steps(2, batch_size=4)
     assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
@@ -64,9 +37,9 @@ def test_steps_and_epochs_are_exact(cache, tmp_path, kind, form):
     assert seen == {tuple(row) for row in view.batch(range(len(view)))["input_ids"].tolist()}
 
 
-def test_one_long_row_is_what_trl_makes_of_the_same_documents(cache):
+def test_one_long_row_is_what_trl_makes_of_the_same_documents(fifty):
     """Rows without filling: then nothing differs, not a name, a type or a number."""
-    view = cache.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
+    view = fifty.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
     ours = view.collator("flat")(view.__getitems__([0, 1, 2]))
     batch, part = view.batch([0, 1, 2]), view.row_plans[0]
     rows = [

@@ -6,41 +6,18 @@ import re
 import pytest
 import torch
 from datasets import load_from_disk
-from test_trl import a_tokenizer
-from tiny_tokens import LENGTH, Account, build_fifty, seen_llama
+from tiny_tokens import LENGTH, Account, a_tokenizer, seen_llama, sft_config
 from trl import SFTConfig, SFTTrainer
 
-from latentcache import open_cache
 from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return open_cache(build_fifty(tmp_path_factory.mktemp("exported")) / "texts.latentcache")
-
-
-def a_trainer(cache, kind, folder, **more):
-    view = cache.rows(**{kind: LENGTH})
-    export_hf_disk(
-        {"train": view},
-        HfDiskSettings(out=folder / kind, trainer="trl", layout=kind, facts={}),
-    )
-    config = SFTConfig(
-        output_dir=str(folder / "out"),
-        per_device_train_batch_size=4,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        padding_free=kind == "pack",
-        max_length=None,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        **more,
-    )
+def a_trainer(fifty, kind, folder, **more):
+    view = fifty.rows(**{kind: LENGTH})
+    export_hf_disk({"train": view}, HfDiskSettings(out=folder / kind, trainer="trl", layout=kind, facts={}))
+    config = sft_config(folder / "out", padding_free=kind == "pack", max_length=None, **more)
     account = Account()
     rows = load_from_disk(str(folder / kind))["train"]
     trainer = SFTTrainer(
@@ -50,16 +27,16 @@ def a_trainer(cache, kind, folder, **more):
 
 
 @pytest.mark.parametrize("kind", ["pad", "pack"])
-def test_rows_train_as_their_documents_alone_in_exact_steps(cache, tmp_path, kind):
+def test_rows_train_as_their_documents_alone_in_exact_steps(fifty, tmp_path, kind):
     """Documents that see each other, or padding that is attended to, would move the loss."""
-    trainer, account, view = a_trainer(cache, kind, tmp_path, num_train_epochs=2)
+    trainer, account, view = a_trainer(fifty, kind, tmp_path, num_train_epochs=2)
     rows = list(range(len(view)))
     batch = trainer.data_collator([trainer.train_dataset[row] for row in rows])
     trainer.model.eval()
     with torch.no_grad():
         together = trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
         losses, tokens = [], 0
-        for row in cache.rows(pad=LENGTH):
+        for row in fifty.rows(pad=LENGTH):
             ids = row["input_ids"][row["attention_mask"] == 1]
             logits = trainer.model(input_ids=ids[None]).logits[0, :-1]
             losses.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
@@ -76,10 +53,10 @@ def test_rows_train_as_their_documents_alone_in_exact_steps(cache, tmp_path, kin
     assert sorted(seen) == sorted(2 * [tuple(row) for row in view.batch(rows)["input_ids"].tolist()])
 
 
-def as_printed(run, cache, folder, **changes):
+def as_printed(run, fifty, folder, **changes):
     """A trainer with the settings that ``latentcache export --pack --for trl`` prints."""
     out = folder / "packed"
-    done = run("export", cache.snapshots[0].paths.root, out, "--pack", LENGTH, "--for", "trl")
+    done = run("export", fifty.snapshots[0].paths.root, out, "--pack", LENGTH, "--for", "trl")
     assert done.status == 0, done.err
     (words,) = re.findall(r"SFTConfig\((.*)\)$", done.out.strip())
     printed = ast.parse(f"f({words})", mode="eval").body.keywords
@@ -104,9 +81,9 @@ def changed_by_the_first_document(trainer):
     return changed[first:]
 
 
-def test_with_the_printed_settings_documents_do_not_see_each_other(run, cache, tmp_path):
-    assert not changed_by_the_first_document(as_printed(run, cache, tmp_path)).any()
+def test_with_the_printed_settings_documents_do_not_see_each_other(run, fifty, tmp_path):
+    assert not changed_by_the_first_document(as_printed(run, fifty, tmp_path)).any()
 
 
-def test_without_padding_free_they_would(run, cache, tmp_path):
-    assert changed_by_the_first_document(as_printed(run, cache, tmp_path, padding_free=False)).any()
+def test_without_padding_free_they_would(run, fifty, tmp_path):
+    assert changed_by_the_first_document(as_printed(run, fifty, tmp_path, padding_free=False)).any()

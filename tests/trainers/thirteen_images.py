@@ -11,3 +11,12 @@ def draw_thirteen(folder):
         draw(folder / f"{number:02}.png", SHAPES[number % 3], seed=number)
         (folder / f"{number:02}.txt").write_text(f"image {number}")
     return folder
+
+
+def order(loader, epochs):
+    """The batches of the first epochs, each in its own order."""
+    batches = []
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        batches += [batch["names"] for batch in loader]
+    return batches

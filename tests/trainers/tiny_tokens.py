@@ -4,7 +4,14 @@ import json
 
 import torch
 from small_tokens import build
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+from tokenizers import Tokenizer, models
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 LENGTH = 64
 
@@ -55,14 +62,28 @@ def seen_llama():
     return model
 
 
+def a_tokenizer():
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, "<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+_SETTINGS = {
+    "per_device_train_batch_size": 4,
+    "use_cpu": True,
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "logging_steps": 1000,
+}
+
+
 def arguments(folder, **more):
-    settings = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 4,
-        "use_cpu": True,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "logging_steps": 1000,
-    }
-    return TrainingArguments(**(settings | more))
+    return TrainingArguments(output_dir=str(folder), **(_SETTINGS | more))
+
+
+def sft_config(folder, **more):
+    """Settings of TRL for rows that are made already."""
+    from trl import SFTConfig
+
+    fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False, "gradient_checkpointing": False}
+    return SFTConfig(output_dir=str(folder), **(_SETTINGS | fixed | more))
