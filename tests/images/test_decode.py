@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_images import IMAGE, PIXELS, X, Y, chunk, saved
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from latentcache.errors import UnusableSampleError, UsageError
@@ -14,23 +15,11 @@ from latentcache.images.decode import decode, upright
 from latentcache.images.headers import image_size
 
 PROFILE = PixelProfile()
-Y, X = np.mgrid[0:37, 0:53]
-PIXELS = np.stack([X * 4, Y * 6, (X * Y) % 256], -1).astype(np.uint8)
-IMAGE = Image.fromarray(PIXELS)
 ALPHA = ((X * 9 + Y * 5) % 256).astype(np.uint8)
-
-
-def saved(image, **options):
-    buffer = BytesIO()
-    image.save(buffer, **options)
-    return buffer.getvalue()
 
 
 def png(samples, *, depth, kind, extra=b""):
     """A PNG from (H, W, C) samples; kind 0 grey, 2 RGB, 4 grey and alpha, 6 RGBA."""
-
-    def chunk(name, body):
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
     height, width = samples.shape[:2]
     rows = samples.astype(">u2" if depth == 16 else "u1").reshape(height, -1)
@@ -298,3 +287,29 @@ def test_lenient_pillow_is_rejected(monkeypatch):
     with pytest.raises(UsageError, match="truncated") as caught:
         decode(FILES["png"], PROFILE)
     assert "LOAD_TRUNCATED_IMAGES = False" in caught.value.fix
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize(
+    "options", [{"quality": 30}, {"quality": 96, "progressive": True}, {"restart_marker_blocks": 2}]
+)
+def test_a_jpeg_has_the_bits_that_pillow_decodes(mode, subsampling, options):
+    data = saved(IMAGE.convert(mode), format="JPEG", subsampling=subsampling, **options)
+    assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
+
+
+def test_lost_pixels_are_rejected():
+    data = saved(IMAGE, format="JPEG", restart_marker_blocks=1)
+    cut = data.index(b"\xff\xd2")
+    lost = data[: cut - 30] + data[cut:]
+    for damaged in (data[:-2], lost):
+        with pytest.raises(UnusableSampleError) as caught:
+            decode(damaged, PROFILE)
+        assert caught.value.slug in ("truncated", "decoder-error")
+
+
+def test_stray_bytes_in_a_jpeg_are_harmless():
+    data = saved(IMAGE, format="JPEG")
+    stray = data[:-2] + b"\x11\x22" + data[-2:] + b"trailer"
+    assert np.array_equal(decode(stray, PROFILE), decode(data, PROFILE))

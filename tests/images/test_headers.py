@@ -9,6 +9,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from made_images import chunk, saved
 from PIL import Image
 
 from latentcache.errors import UnusableSampleError
@@ -23,10 +24,6 @@ from latentcache.sources.archives.members import open_image
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
 def png(width: int, height: int, *between: bytes, after: bytes = b"", body: bytes = b"") -> bytes:
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
     rows = body or zlib.compress(b"\0" * (width + 1) * height)
@@ -37,12 +34,6 @@ def exif(orientation: int, order: str = "<", kind: int = 3) -> bytes:
     magic = b"II*\0" if order == "<" else b"MM\0*"
     value = struct.pack(order + ("H2x" if kind == 3 else "I"), orientation)
     return magic + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
-
-
-def saved(image: Image.Image, **options: object) -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, **options)
-    return buffer.getvalue()
 
 
 def cause(data: bytes, **limits: int) -> str:

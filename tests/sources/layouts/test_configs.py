@@ -1,30 +1,12 @@
 """Configuration files of trainers, each read by the rule of its trainer."""
 
-import json
 from pathlib import Path
 
 import pytest
+from made_folders import notes, put, rows
 
 from latentcache.errors import SourceError, SourceNotFoundError, UsageError
 from latentcache.sources.scan import SourceOptions, scan
-
-
-def put(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text if isinstance(text, str) else json.dumps(text))
-
-
-def rows(found):
-    table = found.samples
-    repeats = table.columns["repeats"].tolist() if "repeats" in table.columns else [1] * len(table)
-    return list(zip(table.names, table.inputs["caption"].text, repeats, strict=True))
-
-
-def reasons(found):
-    return [(note.name, note.reason) for note in found.notes]
-
 
 KOHYA = """
 [general]
@@ -81,7 +63,7 @@ def test_kohya_dataset_toml(tmp_path):
         ("reg", 1, True),
         ("cats", 5, False),
     ]
-    assert {reason for _, reason in reasons(found)} == {
+    assert {reason for _, reason in notes(found)} == {
         "caption-lines", "config", "config-asks", "config-ignored", "in-two-sets", "no-caption", "outside-sets",
     }  # fmt: skip
     assert partners(found, "control") == {"reg/d.jpg": "edges/d.png"}
@@ -144,7 +126,7 @@ def test_kohya_metadata(tmp_path, monkeypatch):
     found = scan(tmp_path / "img")
     assert rows(found) == [("a.jpg", "a cat,1cat, sofa", 1), ("b.jpg", "dog", 1), ("d.v2.png", "stem", 1)]
     assert [(item.name, item.reason) for item in found.rejected] == [("gone.jpg", "not-found")]
-    assert ("c.jpg", "unlisted") in reasons(found)
+    assert ("c.jpg", "unlisted") in notes(found)
     assert rows(scan(tmp_path / "img/meta_cap.json")) == rows(found)
     monkeypatch.chdir(tmp_path)
     assert rows(scan(Path("img"))) == rows(scan(Path("img/meta_cap.json"))) == rows(found)
@@ -178,7 +160,7 @@ def test_an_image_of_a_folder_and_of_metadata_is_seen_for_both(tmp_path):
     put(tmp_path, {"dataset.toml": f"{subset}2\n{more[0]}{subset}3\n{more[1]}"})
     found = scan(tmp_path / "dataset.toml")
     assert rows(found) == [("img/a.jpg", "meta", 5), ("img/b.jpg", "", 2)]
-    assert ("img/a.jpg", "in-two-sets") in reasons(found)
+    assert ("img/a.jpg", "in-two-sets") in notes(found)
 
 
 def test_simpletuner(tmp_path):
@@ -212,7 +194,7 @@ def test_simpletuner(tmp_path):
     ]
     assert found.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
     assert (found.images.masks, found.layout.word) == (2, "simpletuner")
-    assert ("masks/b.png", "mask") in reasons(found), "it is not of one/deep/b.jpg: paths decide"
+    assert ("masks/b.png", "mask") in notes(found), "it is not of one/deep/b.jpg: paths decide"
     assert any("far (disabled)" in note.detail for note in found.notes)
     first = scan(tmp_path, SourceOptions(caption_lines="first"))
     assert [row for row in rows(first) if row[1] in ("a dog", "sks first")] == [
@@ -329,7 +311,7 @@ def test_control_images_that_ai_toolkit_made(tmp_path):
     put(tmp_path, {"a.jpg": "x", "_controls/a.depth.jpg": "d", "sub/b.jpg": "x", "sub/_controls/b.jpg": "d"})
     found = scan(tmp_path)
     assert [name for name, _, _ in rows(found)] == ["a.jpg", "sub/b.jpg"]
-    assert reasons(found) == [("_controls/a.depth.jpg", "control")]
+    assert notes(found) == [("_controls/a.depth.jpg", "control")]
 
 
 def test_default_txt_of_ai_toolkit(tmp_path):
@@ -364,7 +346,7 @@ def test_several_data_sets_in_one_file(tmp_path):
 def test_a_configuration_in_a_folder_with_a_relative_path_is_used(tmp_path, monkeypatch):
     put(tmp_path, {"d/a/x.jpg": "x", "d/concepts.json": [{"path": "a", "text": {"prompt_source": "filename"}}]})
     monkeypatch.chdir(tmp_path)
-    assert reasons(scan(Path("d"))) == []
+    assert notes(scan(Path("d"))) == []
 
 
 def test_paths_of_a_configuration(tmp_path, monkeypatch):

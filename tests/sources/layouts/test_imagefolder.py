@@ -1,16 +1,10 @@
 """Metadata tables in folders, read as the Hugging Face image folder builder reads them."""
 
 import pytest
+from made_folders import notes, put
 
 from latentcache.errors import SourceAmbiguousError, TableError
 from latentcache.sources.scan import SourceOptions, scan
-
-
-def put(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def rows(found):
@@ -26,7 +20,7 @@ def test_a_table_per_split_folder(tmp_path):
     assert rows(found) == [("data/train/a.jpg", "train"), ("data/train/deep/b.jpg", "b")]
     assert (found.layout.word, [one.split for one in found.layout.sets]) == ("imagefolder", ["train"])
     assert found.samples.inputs["caption"].line.tolist() == [1, 2]
-    assert [(note.name, note.reason) for note in found.notes] == [
+    assert notes(found) == [
         ("data/other/d.jpg", "outside-sets"),
         ("data/test/metadata.jsonl", "split-unused"),
         ("data/train/c.jpg", "unlisted"),
@@ -46,7 +40,7 @@ def test_tables_above_each_other(tmp_path):
     found = scan(tmp_path)
     assert rows(found) == [("sub/b.jpg", "deep"), ("sub/c.jpg", "c")]
     assert [(item.name, item.reason) for item in found.rejected] == [("sub/gone.jpg", "not-found")]
-    assert [(note.name, note.reason) for note in found.notes] == [
+    assert notes(found) == [
         ("a.jpg", "unlisted"),
         ("metadata.csv", "in-two-sets"),
     ]

@@ -3,24 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_folders import notes, put, rows
 
 from latentcache.errors import SourceAmbiguousError, UsageError
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.sets import ImageSet
 from latentcache.sources.part import Part
 from latentcache.sources.scan import SourceOptions, scan
-
-
-def put(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def rows(found):
-    caption = found.samples.inputs["caption"].text
-    return list(zip(found.samples.names, caption, found.samples.columns["repeats"].tolist(), strict=True))
 
 
 def test_repeats_class_words_and_first_lines(tmp_path):
@@ -64,7 +53,7 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
     found = scan(tmp_path)
     assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 5)]
     assert [one.is_reg for one in found.layout.sets] == [False, True]
-    assert [(note.name, note.reason) for note in found.notes] == [
+    assert notes(found) == [
         ("img/5_cat/deep/c.jpg", "outside-sets"),
         ("log/x.txt", "caption-unused"),
     ]

@@ -1,0 +1,23 @@
+"""An image of every channel, and files of it."""
+
+import struct
+import zlib
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+
+Y, X = np.mgrid[0:37, 0:53]
+PIXELS = np.stack([X * 4, Y * 6, (X * Y) % 256], -1).astype(np.uint8)
+IMAGE = Image.fromarray(PIXELS)
+
+
+def saved(image, **options):
+    buffer = BytesIO()
+    image.save(buffer, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind, body):
+    """A part of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

@@ -1,0 +1,21 @@
+"""Files of a source, and what a scan says of them."""
+
+import json
+
+
+def put(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+
+
+def rows(found):
+    """Name, caption and repeats of every sample."""
+    table = found.samples
+    repeats = table.columns["repeats"].tolist() if "repeats" in table.columns else [1] * len(table)
+    return list(zip(table.names, table.inputs["caption"].text, repeats, strict=True))
+
+
+def notes(found):
+    return [(note.name, note.reason) for note in found.notes]
