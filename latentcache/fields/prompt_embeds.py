@@ -334,6 +334,12 @@ class PromptEmbeds(FieldKind):
         texts += [f"prompt {text!r}" for text in recipe.prompts]
         return about | ({"texts": ", ".join(texts)} if texts else {})
 
+    def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
+        """Captions that are longer than the model takes."""
+        cut = np.asarray(columns["cut"])
+        words = f"{self.name}: captions are cut to the length of the pipeline, by {cut.max(initial=0)} tokens at most"
+        return [("caption-cut", words, np.flatnonzero(cut))] if cut.any() else []
+
     def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
         """Captions that are longer than the model takes, and the rounding of float8, relative to the values."""
         found: dict[str, float] = {"truncated_captions": int(np.count_nonzero(np.asarray(columns["cut"])))}

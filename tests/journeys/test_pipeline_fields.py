@@ -184,6 +184,9 @@ def test_a_caption_of_100_kilobytes_is_cut_and_counted(data, tmp_path):
         ("1.png", "caption-encoding")
     }
     assert done.json["fields"]["prompt_embeds"]["numbers"] == {"truncated_captions": 1}
+    (note,) = (one for one in done.json["items"] if one["reason"] == "caption-cut")
+    assert note["path"] == "0.txt"
+    assert "by 19924 tokens at most (samples: 1)" in note["found"]
 
 
 def test_each_edit_encodes_its_own_field(stub, data):
