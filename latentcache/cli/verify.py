@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,7 @@ def verify(
     repair: bool = option(False, "--repair", "Remove corrupt entries after a full check; a build makes them again."),
     yes: bool = option(False, "--yes", "Repair without confirmation."),
     untrusted: bool = option(
-        False, "--untrusted", "Check a cache from elsewhere in a sandbox; follow no path in it."
+        False, "--untrusted", "Check a cache from elsewhere with limited memory; follow no path in it."
     ),
     requested: flags.Requested,
     allow_failed: str | None = option(
@@ -89,6 +90,7 @@ def verify(
 ) -> int:
     """Check a cache against its sources."""
     from latentcache.pipeline.settings import tolerated
+    from latentcache.verify.outside import limited_memory
     from latentcache.verify.selection import Depth, parse_selection
 
     if allow_failed is not None:
@@ -112,7 +114,8 @@ def verify(
         reencode=reencode or 0,
         seed=seed,
     )
-    report, repaired = _checked(asked, depth, allow_failed)
+    with limited_memory(cache) if untrusted else nullcontext():
+        report, repaired = _checked(asked, depth, allow_failed)
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     if as_json:

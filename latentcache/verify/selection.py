@@ -48,7 +48,7 @@ class Depth:
     selection: Selection | None = None
     """Read payloads and sources of this part only."""
     untrusted: bool = False
-    """The cache comes from elsewhere: check it in a sandbox (``verify.sandbox``)."""
+    """The cache comes from elsewhere: links in it are errors, and the data that it names is not read."""
     reencode: int = 0
     """Samples to encode again."""
     seed: int = 0

@@ -26,11 +26,11 @@ from latentcache.store.garbage import shard_use
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import COLUMNS, Snapshot, open_snapshot
-from latentcache.verify import sandbox
 from latentcache.verify.drift import Reencode, reencode_samples
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands, Fixes
+from latentcache.verify.outside import check_outside
 from latentcache.verify.payloads import Scanned, scan_payloads
 from latentcache.verify.selection import Chosen, Depth, choose, confidence
 from latentcache.verify.sources import (
@@ -91,20 +91,18 @@ def verify_cache(
     cache, data = Path(cache), None if data is None else Path(data)
     depth, commands = depth or Depth(), commands or Commands()
     if depth.untrusted:
-        return sandbox.verify_untrusted(cache, data=data, depth=depth, commands=commands)
+        check_outside(cache)
     check = Check(cache=cache, depth=depth, commands=commands)
     return check.run(data=data, requested=requested, reencode=reencode)
 
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """One check; :func:`verify_cache`, a repair and a sandbox run it."""
+    """One check; :func:`verify_cache` and a repair run it."""
 
     cache: Path
     depth: Depth
     commands: Commands
-    trusted: bool = True
-    """False: the data is not looked for unless it was named."""
     store: Store = field(init=False)
     """What was checked, and the damage that was found; set by :meth:`run`."""
 
@@ -119,7 +117,8 @@ class Check:
         started = time.monotonic()
         snapshot = open_checked(self.cache)
         asked = Requested() if requested is None else requested(snapshot)
-        root = find_data(self.cache, snapshot, data) if self.trusted or data is not None else None
+        unnamed = self.depth.untrusted and data is None
+        root = None if unnamed else find_data(self.cache, snapshot, data)
         self.store = store = Store.of(snapshot)
         chosen = choose(snapshot, self.depth.selection)
         scanned, sources = self.look(root, chosen)

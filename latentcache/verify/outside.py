@@ -1,0 +1,81 @@
+"""Look at the outside of a cache that somebody else made, before a byte of it is parsed.
+
+Nothing outside the cache folder may be opened through it: links, special files and files larger than a cache has are
+errors. What is inside is read with bounded positional reads and parsed by code that cannot crash; the command limits
+its own memory. Not guarded against: a cache that changes during the check.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from latentcache.errors import CacheDamagedError
+
+#: Largest sizes by name, bytes; an index is never larger than its shard, everything else has ``_MOST``.
+_LIMITS = {"CURRENT": 64, "BUILDING": 1 << 20, "builder.lock": 1 << 16, "manifest.json": 1 << 26}
+_MOST = 1 << 32
+_UNLIMITED = frozenset({"data.mdb"})
+_FOLDERS_DEEP = 4
+_PREFIX_BYTES = 1 << 16
+#: Memory beyond what columns and indexes need.
+_MEMORY_BYTES = 2 << 30
+
+
+def check_outside(root: Path) -> None:
+    """See that a folder holds only folders and regular files of sizes that a cache has.
+
+    Raises:
+        CacheDamagedError: A link, a special file, or a file that is too large.
+    """
+    for path in _files(root, _FOLDERS_DEEP):
+        most = _LIMITS.get(path.name, _MOST)
+        if path.name == "index.safetensors":
+            shard = path.with_name("data.mdb")
+            most = _PREFIX_BYTES + (shard.lstat().st_size if shard.exists() else 0)
+        size = path.lstat().st_size
+        if size > most and path.name not in _UNLIMITED:
+            raise _foreign(path, f"it has {size:,} bytes, at most {most:,} are expected")
+
+
+@contextmanager
+def limited_memory(root: Path) -> Iterator[None]:
+    """Let this process take no more memory than an honest cache of this size needs, while the block runs."""
+    columns = [*root.glob("snapshots/*/*"), *root.glob("shards/*/index.safetensors")]
+    taken = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    most = taken + _MEMORY_BYTES + 8 * sum(path.lstat().st_size for path in columns)
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def _files(folder: Path, depth: int) -> Iterator[Path]:
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path, mode = Path(entry.path), entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                raise _foreign(path, f"it is a link to {os.readlink(path)}")  # noqa: PTH115 - as it was written
+            if stat.S_ISDIR(mode) and depth > 1:
+                yield from _files(path, depth - 1)
+            elif stat.S_ISREG(mode):
+                yield path
+            else:
+                raise _foreign(path, "it is neither a file nor a folder of a cache")
+
+
+def _foreign(path: Path, why: str) -> CacheDamagedError:
+    return CacheDamagedError(
+        "this cache holds something that no cache should",
+        where=str(path),
+        why=why,
+        fix="do not use it; ask its maker for a copy made with `cp -rL` or `tar`",
+    )
