@@ -1,14 +1,14 @@
 """``merge_caches``: finished caches of one recipe become one, such as the parts that several machines built.
 
 Guarantee: the rows and item keys are those of one build; every copied entry passed its check; parts are only read.
- Parts that are missing, unfinished, made by another recipe or from other files are refused.
+ Parts that are missing, unfinished, made by another recipe or from other files are refused before anything is
+ written; what a merge copied before it failed is used by the next one.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -83,18 +83,9 @@ def merge_caches(
         _check_parts(folders, snapshots, whole)
         table = _table(folders, [snapshot.samples for snapshot in snapshots])
         stack.enter_context(locked(paths))
-        before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
-        try:
-            for snapshot in snapshots:
-                _copy(snapshot, paths)
-            return _publish(paths, table, snapshots, started, observer or Silent())
-        except BaseException:
-            for path in paths.shards.iterdir() if paths.shards.is_dir() else ():
-                if path.name not in before:
-                    shutil.rmtree(path, ignore_errors=True)
-            if not before and paths.shards.is_dir():
-                paths.shards.rmdir()
-            raise
+        for snapshot in snapshots:
+            _copy(snapshot, paths)
+        return _publish(paths, table, snapshots, started, observer or Silent())
 
 
 def _check_names(parts: Sequence[Path], out: Path) -> None:
@@ -186,18 +177,16 @@ def _table(parts: Sequence[Path], tables: Sequence[SampleTable]) -> SampleTable:
         raise UsageError("the caches hold different kinds of data", fix="merge caches of images, or of records")
     files, numbers = _files(parts, [table.files for table in tables])
     name = next(iter(tables[0].inputs))
-    own = [table.inputs[name] for table in tables]
-    place = np.concatenate([number[np.asarray(one.file)] for one, number in zip(own, numbers, strict=True)])
-    line = np.concatenate(
-        [np.zeros(len(one.file), dtype=np.uint32) if one.line is None else np.asarray(one.line) for one in own]
-    )
-    content = np.concatenate([np.asarray(one.content) for one in own])
-    order = np.lexsort((line, place))
-    again = np.flatnonzero((np.diff(place[order]) == 0) & (np.diff(line[order].astype(np.int64)) == 0)) + 1
-    different = again[(content[order[again]] != content[order[again - 1]]).any(axis=1)]
+    inputs = [table.inputs[name] for table in tables]
+    file = np.concatenate([number[np.asarray(one.file)] for one, number in zip(inputs, numbers, strict=True)])
+    line = np.concatenate([np.zeros(len(one.file), np.uint32) if one.line is None else one.line for one in inputs])
+    content = np.concatenate([one.content for one in inputs])
+    order = np.lexsort((line, file))
+    repeated = np.flatnonzero((np.diff(file[order]) == 0) & (np.diff(line[order].astype(np.int64)) == 0)) + 1
+    different = repeated[(content[order[repeated]] != content[order[repeated - 1]]).any(axis=1)]
     if len(different):
-        raise _stale(parts, files.names[int(place[order[different[0]]])])
-    return join_tables(tables, numbers, files, np.delete(order, again))
+        raise _stale(parts, files.names[int(file[order[different[0]]])])
+    return join_tables(tables, numbers, files, np.delete(order, repeated))
 
 
 def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
@@ -213,14 +202,13 @@ def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
 def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[NDArray[np.int64]]]:
     """All files, and the number that each file of each part has among them."""
     names = [list(one.names) for one in files]
-    if any(one != names[0] for one in names):
+    every = names[0]
+    if any(one != every for one in names):
         every = sorted(
             {name for one in names for name in one}, key=lambda name: name.encode("utf-8", "surrogateescape")
         )
-        where = {name: number for number, name in enumerate(every)}
-        numbers = [np.array([where[name] for name in one], dtype=np.int64) for one in names]
-    else:
-        every, numbers = names[0], [np.arange(len(names[0]), dtype=np.int64) for _ in files]
+    where = {name: number for number, name in enumerate(every)}
+    numbers = [np.array([where[name] for name in one], dtype=np.int64) for one in names]
     stat, content = np.zeros((len(every), 6), dtype=np.uint64), np.zeros((len(every), 16), dtype=np.uint8)
     reading = None if files[0].reading is None else np.zeros((len(every), 16), dtype=np.uint8)
     for one, number in zip(reversed(files), reversed(numbers), strict=True):
@@ -254,12 +242,9 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
 
 def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
     """Entries of a field in one shard of which an item is not committed yet, as ``copy_entries`` takes them."""
-    own = np.flatnonzero(np.asarray(rows.shard) == shard)
     entry = np.asarray(rows.entry)
-    here = np.zeros(rows.entries, dtype=np.bool_)
-    here[own] = True
     lacking = np.zeros(rows.entries, dtype=np.bool_)
-    items = np.flatnonzero(here[entry])
+    items = np.flatnonzero((np.asarray(rows.shard) == shard)[entry])
     for start in range(0, len(items), SLICE):
         some = items[start : start + SLICE]
         lacking[entry[some[catalog.find(rows.row_keys(some)) < 0]]] = True

@@ -125,19 +125,23 @@ def test_unfinished_and_absent_parts_are_refused(parts, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_damaged_entries_are_refused_and_nothing_is_left(case, parts, tmp_path):
+def test_damaged_entries_are_refused_and_the_next_merge_goes_on(case, parts, tmp_path):
     snapshot = open_snapshot(parts[1])
     rows = snapshot.fields[case.field]
     path = CachePaths(parts[1]).data(snapshot.shards[int(rows.shard[0])])
     path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(int(rows.offset[0]))
-        byte = file.read(1)
-        file.seek(int(rows.offset[0]))
-        file.write(bytes([byte[0] ^ 255]))
+    intact = path.read_bytes()
+    place = int(rows.offset[0])
+    path.write_bytes(intact[:place] + bytes([intact[place] ^ 255]) + intact[place + 1 :])
     with pytest.raises(CacheDamagedError, match="part1"):
         merge_caches(parts, tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+    paths = CachePaths(tmp_path / "merged")
+    copied = set(paths.sealed_shards())
+    assert copied
+    assert not paths.current.exists()
+    path.write_bytes(intact)
+    assert merge_caches(parts, tmp_path / "merged").samples == 12
+    assert copied < set(paths.sealed_shards())
 
 
 def test_names_are_checked_first(parts, tmp_path):
