@@ -167,10 +167,6 @@ def _packages() -> Check:
         text = f"{', '.join(missing)} missing; {text}"
         fix = f"pip install {' '.join(missing)}"
         return Check(name="packages", state="problem", text=text, fix=fix, of_machine=True, facts=facts)
-    if not _lmdb_is_patched():
-        hint = "pip install --force-reinstall lmdb, without LMDB_PURE and LMDB_FORCE_SYSTEM"
-        text = f"lmdb is a build without its fixes for damaged files; {text}"
-        return Check(name="packages", state="warning", text=text, hint=hint, facts=facts)
     return Check(name="packages", text=text, facts=facts)
 
 
@@ -181,15 +177,6 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _lmdb_is_patched() -> bool:
-    """True if lmdb was built with its hardening patches, as its wheels are."""
-    try:
-        from lmdb import _config
-    except ImportError:
-        return True
-    return "-DHAVE_PATCHED_LMDB=1" in _config.CONFIG.get("extra_compile_args", ())
 
 
 def _device(asked: _Asked) -> Check:

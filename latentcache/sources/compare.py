@@ -171,7 +171,6 @@ def compare(
     rejected: Sequence[Rejected] = (),
     full: bool = False,
     chosen: NDArray[np.bool_] | None = None,
-    stopping: Callable[[], bool] = bool,
     inputs: Collection[str] = (),
 ) -> Compared:
     """Compare a snapshot's samples with DATA as it is now.
@@ -182,10 +181,9 @@ def compare(
         rejected: What the snapshot rejected.
         full: Hash every image, whatever its stat says.
         chosen: (S,) samples to look at; all by default.
-        stopping: Once it returns True, no further file is read.
         inputs: Those that fields are made of; further images of a sample are compared if they are among them.
     """
-    found = _Comparison(samples, now, rejected, full=full, stopping=stopping)
+    found = _Comparison(samples, now, rejected, full=full)
     further = sorted(set(inputs).intersection(samples.inputs) - {"image", "caption", "record"})
     return found.compared(np.ones(len(samples), dtype=np.bool_) if chosen is None else chosen, further)
 
@@ -200,9 +198,8 @@ class _Comparison:
         rejected: Sequence[Rejected],
         *,
         full: bool,
-        stopping: Callable[[], bool],
     ) -> None:
-        self._now, self._rejected, self._full, self._stopping = now, rejected, full, stopping
+        self._now, self._rejected, self._full = now, rejected, full
         self._of_records = now.data_kind == "records"
         self._own = "record" if self._of_records else "image"
         state = np.full(len(samples), State.OK, dtype=np.uint8)
@@ -220,10 +217,6 @@ class _Comparison:
         found, place, state = self.found, self.found.place, self.found.state
         file = np.asarray(found.samples.inputs[self._own].file)
         state[~wanted] = State.NOT_CHECKED
-        if self._now.unread.any():
-            names = self._now.samples.files.names.select(np.flatnonzero(self._now.unread))
-            unread = match_names(found.samples.files.names, names) >= 0
-            state[unread[file] & (place < 0)] = State.NOT_CHECKED
         own = np.flatnonzero((state == State.OK) & (place >= 0))
         if self._of_records:
             self._touched(own, file)
@@ -322,8 +315,8 @@ class _Comparison:
 
         for row, state in zip(doubtful.tolist(), self._map(look, doubtful, place, name), strict=True):
             if state != State.OK or name == "image":
-                self.found.state[row] = State.NOT_CHECKED if state is None else state
-            self.found.hashed += state is not None
+                self.found.state[row] = state
+            self.found.hashed += 1
 
     def _look(self, files: Sequence[Place], content: bytes) -> tuple[State, tuple[str, str]]:
         """Hash one image, or several as one content."""
@@ -336,17 +329,13 @@ class _Comparison:
 
     def _map(
         self, look: Callable[[int, Place], State], rows: NDArray[np.intp], now: NDArray[np.int64], name: str
-    ) -> Iterator[State | None]:
-        """``look`` of each in threads, where it is now; None if there was no time."""
-
-        def one(row: int, place: Place) -> State | None:
-            return None if self._stopping() else look(row, place)
-
+    ) -> Iterator[State]:
+        """``look`` of each in threads, where it is now."""
         pool = ThreadPoolExecutor(_THREADS)
         try:
             for first in range(0, len(rows), _WINDOW):
                 some = rows[first : first + _WINDOW]
-                yield from pool.map(one, some.tolist(), places(self._now.samples, now[some], name))
+                yield from pool.map(look, some.tolist(), places(self._now.samples, now[some], name))
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
             close_tables()
@@ -365,7 +354,6 @@ class _Comparison:
             for item, is_sample in zip(self._rejected, own.tolist(), strict=False)
             if not is_sample
         }
-        unread = set(now.samples.files.names.take(np.flatnonzero(now.unread)))
         still, others = {item.label for item in now.rejected}, list[Found]()
         others += [
             _quarantined(item) for item, one in zip(now.rejected, own[len(self._rejected) :], strict=True) if not one
@@ -374,8 +362,6 @@ class _Comparison:
         for item, row in zip(before.values(), rows, strict=True):
             if row >= 0:
                 others.append(self._rejected_then(item, row))
-            elif item.name in unread and item.label not in still:
-                others.append(_quarantined(item))
             elif item.label not in still:
                 state, (cause, words) = _absent(item.name, said)
                 category, reason = CATEGORY[state]

@@ -106,10 +106,8 @@ class Found:
                 fallback |= _with_text(texts, said & (chosen.which >= 0), length, rule.made(rule.text))
             words["file name" if rule.from_name else rule.text_source] += int(fallback.sum())
             which = np.bincount(chosen.which[said & ~fallback], minlength=len(rule.extensions) + 1).tolist()
-            for kind, many in zip(
-                (*(f"sidecar {one}" for one in rule.extensions), *rule.shared), which, strict=False
-            ):
-                words[kind] += many
+            for ending, many in zip(rule.extensions, which, strict=False):
+                words[f"sidecar {ending}"] += many
         words[NO_CAPTION] = int(without.sum())
         self.captions = {word: many for word, many in words.items() if many}
         self.first_without = names[int(without.argmax())] if words[NO_CAPTION] else ""
@@ -151,7 +149,7 @@ class _Files:
         self.beside = _joined(self._captions)
         """(n,) those of their captions; -1: none."""
         self.which = _joined(self._which)
-        """(n,) which extension of the rule the caption file has; the number of extensions for a shared file."""
+        """(n,) which extension of the rule the caption file has."""
         self.owner = _joined(self._owner)
         """(n,) number of their sets in ``owners``."""
         self.rank = _joined(self._rank)
@@ -332,14 +330,13 @@ class ImageScan(Scan):
             reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
             reading = np.concatenate([reading, archives.readings(self, rules)])
         held = self.held(names, memos, reading, self.rejected)
-        trusted, unread = held.all_trusted, np.zeros(len(names), dtype=np.bool_)
         for number, (content, memo) in enumerate(read, start=tables_at):
             held.remember(number, content, memo)
         if not self.captions:
             closed = np.where(chosen.which >= 0, -1, chosen.caption)
             chosen = replace(chosen, caption=closed, which=np.full_like(chosen.which, -1))
         if archives.names:
-            inside = archives.samples(self, held, rules, unread, bad, walk.notes)
+            inside = archives.samples(self, held, rules, bad, walk.notes)
             chosen = Chosen.joined([chosen, inside])
             order = _by_name(names, chosen)
             chosen, none = chosen.take(order), np.full(len(inside.image), -1, dtype=np.int64)
@@ -360,15 +357,13 @@ class ImageScan(Scan):
             *_wildcards(rules, chosen, caption.text, called),
         ):
             walk.notes.add(item)
-        unread |= self._hash(walk.root, names, _used(chosen, further), held)
+        self._hash(walk.root, names, _used(chosen, further), held)
         samples = _samples(names, called, held, chosen, caption, layout.sets, reading, further)
         return Scanned(
-            unread=unread,
             samples=samples if chosen.member is None else self._inside(walk.root, samples, chosen, held),
             rejected=in_order([*walk.rejected, *bad]),
             notes=walk.notes.all(),
             caption_source=found.caption_word(tables),
-            files_unchanged=trusted,
             images=found,
         )
 
@@ -420,8 +415,8 @@ class ImageScan(Scan):
             names, memos = strings_of([names, list(numbers)]), np.concatenate([memos, more])
         return names, memos, found
 
-    def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> NDArray[np.bool_]:
-        """Hash images of unknown content if asked for; (F,) True for those that there was no time for."""
+    def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> None:
+        """Hash images of unknown content if asked for."""
         touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
         if held.table is not None:  # the images of a cache of captions were never read
             touched = touched[np.asarray(held.table.files.content)[held.touched[touched]].any(axis=1)]
@@ -431,9 +426,6 @@ class ImageScan(Scan):
             held.content[files], held.stat[files] = content, memos
         if len(touched):
             held.believe_equal(touched)
-        unread = np.zeros(len(names), dtype=np.bool_)
-        unread[unknown] = self.stopping() and ~held.content[unknown].any(axis=1)
-        return unread
 
 
 def _beside(
@@ -457,21 +449,18 @@ def _beside(
         if at >= 0:
             texts.setdefault(stem, []).append((at, -number))  # of a.TXT and a.txt the later one wins
             of_names = of_names or ("." in stem and extension_of(stem) in IMAGE_EXTENSIONS)
-    taken, shared = list[int](), list[tuple[int, int]]()
-    for name in set(rule.shared).intersection(names):
-        shared.append((len(endings), -names.index(name)))
-    for number in np.flatnonzero(is_image).tolist() if texts or shared else []:
+    taken = list[int]()
+    for number in np.flatnonzero(is_image).tolist() if texts else []:
         name = names[number]
         stem = name[: name.rfind(".")]
-        files = texts.get(stem, shared)
+        files = texts.get(stem, [])
         if of_names and name in texts:
             files = sorted(texts.get(stem, ())) + sorted(texts[name])
         if rule.face_crops and name.count("_") > 3:
             files = sorted(texts.get(stem, ())) + sorted(texts.get(stem.rsplit("_", 4)[0], ()))
-        files = files or shared
         if len(files) > 1:
             files = sorted(files) if files is texts.get(stem) else files
-            more = [-file for at, file in files[1:] if at < len(endings) and endings[at] != ".json"]
+            more = [-file for at, file in files[1:] if endings[at] != ".json"]
             if more:
                 others[number] = more
                 taken += more

@@ -95,10 +95,6 @@ class Scanned:
     rejected: tuple[Rejected, ...]
     """By the source, for every field."""
     notes: tuple[Rejected, ...]
-    unread: NDArray[np.bool_]
-    """(F,) files that there was no time for."""
-    files_unchanged: bool
-    """True if the files are those of the snapshot, one by one, and every memo is trusted."""
     caption_source: str = "none"
     """One word: ``sidecar``, the name of the first table, ``class words``, ``none``, ..."""
     images: Any = None

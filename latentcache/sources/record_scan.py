@@ -101,11 +101,6 @@ class _Rows:
         self.characters.append(min(record_size(record), 0xFFFF_FFFF))
         self.form.append(record.form)
 
-    def cut(self, count: int) -> None:
-        del self.content[HASH_BYTES * count :]
-        for column in (self.file, self.line, self.characters, self.form):
-            del column[count:]
-
     def columns(self) -> dict[str, NDArray[np.generic]]:
         return {
             "content": np.frombuffer(bytes(self.content), dtype=np.uint8).reshape(-1, HASH_BYTES),
@@ -130,28 +125,24 @@ class RecordScan(Scan):
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
         held = self.held(files.names, memos_of([files.stats]), reading)
         known, old = self._known_rows(held, files)
-        trusted, again = held.all_trusted, list[Rejected]()
-        rows, notes = _Rows(), Notes()
+        again, rows, notes = list[Rejected](), _Rows(), Notes()
         for item in files.notes:
             notes.add(item)
-        unread = np.zeros(len(files), dtype=np.bool_)
         for file in np.flatnonzero(held.place < 0).tolist():
-            unread[file] = not self._file(file, files, held, rows, again, notes)
+            if self.stopping():
+                break
+            self._file(file, files, held, rows, again, notes)
         table = _joined(files, held, reading, known, rows.columns())
         return Scanned(
             samples=table,
             rejected=(*in_order(files.rejected), *_in_files(files.names, [*old, *again])),
             notes=notes.all(),
-            unread=unread,
-            files_unchanged=trusted,
         )
 
     def _file(
         self, file: int, files: RecordFiles, held: Known, rows: _Rows, bad: list[Rejected], notes: Notes
-    ) -> bool:
-        """Read one file; False if there was no time for it. Its rejected records go to ``bad``."""
-        if self.stopping():
-            return False
+    ) -> None:
+        """Read one file. Its rejected records go to ``bad``."""
         name, first = files.names[file], len(rows.line)
         reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
         try:
@@ -159,18 +150,16 @@ class RecordScan(Scan):
                 if self.part is None or self.part.holds(record.content):
                     rows.add(file, record)
                 if not number % _OFTEN and self.stopping():
-                    rows.cut(first)
-                    return False
+                    return
         except UnusableSampleError as error:
             if files.alone or len(rows.line) > first:
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
             bad.append(as_rejected(name, error))
-            return True
+            return
         for note in reader.notes:
             notes.add(note)
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
-        return True
 
     def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
         """Rows of trusted files, in their order, and rejected lines of those files.

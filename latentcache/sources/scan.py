@@ -219,7 +219,8 @@ def scan(
         reread: (F,) files of ``known`` that are opened although their memo is trusted.
         hash_all: Hash every image of unknown content.
         hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
-        stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
+        stopping: Asked between files and every few thousand records; once True, no further file is read,
+            and the listing is not whole.
         recorded: Folders of masks and control images that a snapshot names: they may be gone.
 
     Raises:
@@ -293,8 +294,6 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
         rejected=(),
         notes=(),
         options=options,
-        unread=np.zeros(len(samples.files), dtype=np.bool_),
-        files_unchanged=False,
         _files=files,
     )
 

@@ -70,11 +70,10 @@ class Archives:
         asked: Scan,
         held: Known,
         rules: Sequence[CaptionRule],
-        unread: NDArray[np.bool_],
         bad: list[Rejected],
         notes: Notes,
     ) -> Chosen:
-        """All samples of the archives; ``bad`` gets those that cannot be read, ``unread`` those not reached."""
+        """All samples of the archives; ``bad`` gets those that cannot be read."""
         lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
         if lacking:  # the snapshot has no samples for these
             held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))
@@ -89,8 +88,7 @@ class Archives:
         parts = [self._from_snapshot(held, trusted)]
         for file in np.setdiff1d(files, trusted).tolist():
             if asked.stopping():
-                unread[file] = True
-                continue
+                break
             try:
                 parts.append(self._read(file, asked, rules, bad, notes))
             except UnusableSampleError as error:

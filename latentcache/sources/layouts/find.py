@@ -13,7 +13,6 @@ from typing import Any
 from latentcache.errors import SourceError, UsageError
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.layouts import (
-    ai_toolkit,
     archives,
     imagefolder,
     kohya,
@@ -39,7 +38,6 @@ def _plain(tree: Tree) -> Layout:
 FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
     kohya.WORD: kohya.recognize,
     imagefolder.WORD: imagefolder.recognize,
-    ai_toolkit.WORD: ai_toolkit.recognize,
     **archives.FORMS,
     FOLDER: _plain,
 }
@@ -90,7 +88,7 @@ def _of_folder(tree: Tree, word: str) -> Layout:
         return mine
     fitting = [one for name, ask in asked.items() if name != FOLDER and (one := ask(tree)) is not None]
     if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
-        fitting = [one for one in fitting if one.word not in (kohya.WORD, ai_toolkit.WORD)]
+        fitting = [one for one in fitting if one.word != kohya.WORD]
     if not fitting:
         return _plain(tree)
     readings = [(one.word, one.why) for one in fitting]

@@ -32,8 +32,6 @@ class CaptionRule:
 
     extensions: tuple[str, ...] = CAPTION_EXTENSIONS
     """Of files beside the image: ``a.txt`` for each, then ``a.jpg.txt`` for each."""
-    shared: tuple[str, ...] = ()
-    """Names of files that hold the caption of the other images of their folder."""
     face_crops: bool = False
     """True: ``a.txt`` is also for ``a_1_2_3_4.jpg``, as kohya names detected faces."""
     table: str = ""

@@ -89,18 +89,14 @@ def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout])
 
 def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
     """The error for a data set of another type than ``local``."""
-    said, kind, bucket = str(one.get("dataset_name") or ""), one["type"], one.get("aws_bucket_name")
-    local = "name FOLDER as instance_data_dir with the type local"
-    where, fix = {
-        "aws": (f"in the bucket {bucket}", f"`aws s3 sync s3://{bucket} FOLDER`, and {local}"),
-        "huggingface": (
-            f"{said} of the hub",
-            f"`hf download --repo-type dataset {said} --local-dir FOLDER`, and name FOLDER in a latentcache.toml",
-        ),
-    }.get(kind, (f"of the type {kind}", f"copy its images here, and {local}"))
+    places = {"aws": "aws_bucket_name", "huggingface": "dataset_name"}
+    fetch = {
+        "aws": "`aws s3 sync s3://{} FOLDER`, and name FOLDER as instance_data_dir with the type local",
+        "huggingface": "`hf download --repo-type dataset {} --local-dir FOLDER`, and name it in a latentcache.toml",
+    }.get(one["type"], "copy its images here, and name their folder with the type local")
     return config.error(
-        f"data set {one['id']} is {where}",
-        f'{fix}; "disabled": true leaves it out',
+        f"data set {one['id']} has the type {one['type']}",
+        fetch.format(one.get(places.get(one["type"], ""))) + '; "disabled": true leaves it out',
         "only folders of images on this disk are read",
     )
 

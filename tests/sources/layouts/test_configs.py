@@ -235,13 +235,13 @@ def test_simpletuner_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("said", "what", "fix"),
     [
-        ({"type": "aws", "aws_bucket_name": "b"}, "data set far is in the bucket b", "aws s3 sync s3://b FOLDER"),
+        ({"type": "aws", "aws_bucket_name": "b"}, "data set far has the type aws", "aws s3 sync s3://b FOLDER"),
         (
             {"type": "huggingface", "dataset_name": "me/photos"},
-            "data set far is me/photos of the hub",
+            "data set far has the type huggingface",
             "hf download --repo-type dataset me/photos --local-dir FOLDER",
         ),
-        ({"type": "webshart"}, "data set far is of the type webshart", "copy its images here"),
+        ({"type": "webshart"}, "data set far has the type webshart", "copy its images here"),
     ],
 )
 def test_simpletuner_sets_that_are_not_on_this_disk(tmp_path, said, what, fix):
@@ -312,13 +312,6 @@ def test_control_images_that_ai_toolkit_made(tmp_path):
     found = scan(tmp_path)
     assert [name for name, _, _ in rows(found)] == ["a.jpg", "sub/b.jpg"]
     assert notes(found) == [("_controls/a.depth.jpg", "control")]
-
-
-def test_default_txt_of_ai_toolkit(tmp_path):
-    put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "one", "a/y.jpg": "x", "a/default.txt": "other", "z.jpg": "x"})
-    found = scan(tmp_path)
-    assert found.layout.word == "ai-toolkit"
-    assert rows(found) == [("a/x.jpg", "one", 1), ("a/y.jpg", "other", 1), ("z.jpg", "", 1)]
 
 
 def test_several_data_sets_in_one_file(tmp_path):
