@@ -140,30 +140,30 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise console.Signalled(number)
 
 
-def _run(given: list[str]) -> int:
+def _run(argv: list[str]) -> int:
     with shell_words():
-        return _ran(given)
+        return _ran(argv)
 
 
-def _ran(given: list[str]) -> int:
-    command = next((word for word in given if not word.startswith("-")), "")
+def _ran(argv: list[str]) -> int:
+    command = next((word for word in argv if not word.startswith("-")), "")
     try:
         console.prepare_streams()
         _listen()
-        _reject_empty(given)
-        asks_help = not {"--help", "-h"}.isdisjoint(given)
+        _reject_empty(argv)
+        asks_help = not {"--help", "-h"}.isdisjoint(argv)
         if command in COMMANDS and not asks_help:
             _load_numpy()
-        flags.register(_values(given, "--field"))
+        flags.register(_values(argv, "--field"))
         program: Any = typer.main.get_command(application(command))
-        if asks_help and "--json" in given:
+        if asks_help and "--json" in argv:
             console.emit(command, {"help": _help(program, command)}, exit_code=0)
             return 0
-        result = program.main(args=given, prog_name="latentcache", standalone_mode=False)
+        result = program.main(args=argv, prog_name="latentcache", standalone_mode=False)
         console.flush()
         return int(result or 0)
     except BaseException as error:  # noqa: BLE001 - the one place that turns every exception into a status
-        return _fail(command, error, as_json="--json" in given)
+        return _fail(command, error, as_json="--json" in argv)
 
 
 def _load_numpy() -> None:
@@ -185,10 +185,10 @@ def _help(program: Any, command: str) -> str:
     return str(chosen.get_help(chosen.make_context(command, [], parent=context, resilient_parsing=True)))
 
 
-def _reject_empty(given: list[str]) -> None:
+def _reject_empty(argv: list[str]) -> None:
     """Reject an empty argument: as a path it would mean the current folder."""
     may_be_empty = ("--default-caption", "--caption-prefix", "--caption-suffix")
-    pairs = enumerate(zip(["", *given], given, strict=False), start=1)
+    pairs = enumerate(zip(["", *argv], argv, strict=False), start=1)
     empty = [number for number, (before, one) in pairs if not one and before not in may_be_empty]
     if empty:
         raise UsageError(
@@ -199,9 +199,9 @@ def _reject_empty(given: list[str]) -> None:
         )
 
 
-def _values(given: list[str], flag: str) -> Iterator[str]:
+def _values(argv: list[str], flag: str) -> Iterator[str]:
     """Values of a flag, before options are parsed."""
-    for word, following in zip(given, [*given[1:], ""], strict=False):
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word == flag and following:
             yield following
         elif word.startswith(f"{flag}="):

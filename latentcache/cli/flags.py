@@ -301,12 +301,12 @@ def source_words(source: Source) -> str:
     """The options of DATA as they were given."""
     from latentcache.sources.scan import SourceOptions
 
-    words, unsaid = list[str](), SourceOptions()
+    words, defaults = list[str](), SourceOptions()
     for name, hint in _SOURCE.items():
-        flag, value = hint.__metadata__[0].default, getattr(source or unsaid, name)
-        if isinstance(value, bool) and value != getattr(unsaid, name):
+        flag, value = hint.__metadata__[0].default, getattr(source or defaults, name)
+        if isinstance(value, bool) and value != getattr(defaults, name):
             words.append(flag.split("/")[not value])
-        elif value != getattr(unsaid, name):
+        elif value != getattr(defaults, name):
             words += [word for one in (value if isinstance(value, tuple) else (value,)) for word in (flag, one)]
     return shlex.join(words)
 

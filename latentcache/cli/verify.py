@@ -125,29 +125,29 @@ def verify(
     return exit_code
 
 
-def _checked(asked: _Arguments, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
+def _checked(args: _Arguments, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
     """Check, and repair with ``--repair``."""
     from latentcache.verify.fixes import Commands
     from latentcache.verify.verify import verify_cache
 
     commands = Commands(
-        common=asked.requested.common,
-        recipe=asked.requested.words,
-        run="" if asked.device == "auto" else f"--device {asked.device}",
+        common=args.requested.common,
+        recipe=args.requested.words,
+        run="" if args.device == "auto" else f"--device {args.device}",
         allow_failed=allow_failed,
     )
     look: dict[str, Any] = {
-        "data": asked.data,
-        "requested": _recipes(asked, depth),
+        "data": args.data,
+        "requested": _recipes(args, depth),
         "depth": depth,
-        "reencode": _encoder(asked),
+        "reencode": _encoder(args),
         "commands": commands,
     }
-    if not asked.repair:
-        return verify_cache(asked.cache, **look), None
+    if not args.repair:
+        return verify_cache(args.cache, **look), None
     from latentcache.verify.repair import repair_cache
 
-    repaired = repair_cache(asked.cache, **look, confirm=lambda plan: _confirmed(plan, yes=asked.yes))
+    repaired = repair_cache(args.cache, **look, confirm=lambda plan: _confirmed(plan, yes=args.yes))
     _show_repair(repaired)
     report = repaired.plan.report
     if repaired.done:
@@ -155,34 +155,34 @@ def _checked(asked: _Arguments, depth: Any, allow_failed: str | None) -> tuple[V
     return report, repaired
 
 
-def _encoder(asked: _Arguments) -> Any:
+def _encoder(args: _Arguments) -> Any:
     """The encoder of ``--reencode``, loaded by its first use."""
-    if asked.reencode is None:
+    if args.reencode is None:
         return None
     from latentcache.pipeline.reencode import Reencode
 
-    return Reencode(settings=asked.requested.fields, device=asked.device)
+    return Reencode(settings=args.requested.fields, device=args.device)
 
 
 # requested recipes
 
 
-def _recipes(asked: _Arguments, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
+def _recipes(args: _Arguments, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
     """The recipes that the flags ask for, once the snapshot is open."""
 
     def requested(snapshot: Snapshot) -> AskedRecipes:
         from latentcache.verify.verify import Requested
 
-        _check_fields(asked.requested, snapshot)
+        _check_fields(args.requested, snapshot)
         recipes: dict[str, FieldRecipe] = {}
         provenances: dict[str, Mapping[str, Any]] = {}
         compared: set[str] = set()
         reasons: dict[str, str] = {}
         for name, rows in snapshot.fields.items():
-            settings = asked.requested.fields.get(name)
+            settings = args.requested.fields.get(name)
             if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
                 continue
-            described = _described(rows, settings, asked)
+            described = _described(rows, settings, args)
             if settings is not None or described.recipe.recipe_id != rows.recipe.recipe_id:
                 recipes[name], provenances[name] = described.recipe, described.provenance
             if described.producer:
@@ -194,15 +194,15 @@ def _recipes(asked: _Arguments, depth: Any) -> Callable[[Snapshot], AskedRecipes
     return requested
 
 
-def _described(rows: FieldRows, settings: Any, asked: _Arguments) -> Any:
+def _described(rows: FieldRows, settings: Any, args: _Arguments) -> Any:
     """The recipe that a build would use now; files are read, nothing is loaded."""
     from latentcache.fields.protocol import Cached, DescribeContext
     from latentcache.fields.registry import load
 
     kind = rows.kind
     assert kind is not None
-    cached = Cached(recipe=rows.recipe, provenance={} if asked.untrusted else rows.provenance)
-    context = DescribeContext(device=asked.device, check=True, check_encoder=asked.reencode is not None)
+    cached = Cached(recipe=rows.recipe, provenance={} if args.untrusted else rows.provenance)
+    context = DescribeContext(device=args.device, check=True, check_encoder=args.reencode is not None)
     return load(kind.describer)(kind.settings() if settings is None else settings, cached, context)
 
 

@@ -127,17 +127,17 @@ class _Build:
 
     def requested_fields(self, listing: Listing) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
-        fields, known, own = self.settings.fields, field_kinds(), self.existing.field_names
+        fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
-        asked = {
-            name: known[name].asked(fields, listing.samples, held=name in own) if name in known else fields[name]
+        settings = {
+            name: known[name].asked(fields, listing.samples, held=name in stored) if name in known else fields[name]
             for name in names
         }
-        found = {name: said for name, said in asked.items() if said is not None or fields.get(name, name) is None}
+        found = {name: one for name, one in settings.items() if one is not None or fields.get(name, name) is None}
         follows = {name: known[name].follows if name in known else "" for name in found}
-        leads = {*fields, *own, *(name for name in found if not follows[name])}
+        leads = {*fields, *stored, *(name for name in found if not follows[name])}
         return {
-            name: said for name, said in found.items() if name in fields or not leads or follows[name] in {"", *leads}
+            name: one for name, one in found.items() if name in fields or not leads or follows[name] in {"", *leads}
         }
 
     def kinds(self, listing: Listing) -> list[FieldKind]:

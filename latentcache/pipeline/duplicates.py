@@ -84,7 +84,7 @@ def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.
 
 
 def _read(
-    read: Callable[[Path, Place], Any], root: Path, asked: Sequence[Place], stopping: Callable[[], bool]
+    read: Callable[[Path, Place], Any], root: Path, members: Sequence[Place], stopping: Callable[[], bool]
 ) -> tuple[list[Any], NDArray[np.bool_]]:
     """What a function reads of images, and True for each that can be read: whoever encodes the others says why."""
 
@@ -94,10 +94,10 @@ def _read(
         except (UnusableSampleError, OSError):
             return None
 
-    if not asked:
+    if not members:
         return [], np.zeros(0, dtype=np.bool_)
     with ThreadPoolExecutor(_THREADS) as pool:
-        results = list(pool.map(one, asked))
+        results = list(pool.map(one, members))
     there = np.array([result is not None for result in results], dtype=np.bool_)
     return [result for result in results if result is not None], there
 

@@ -57,8 +57,8 @@ class Existing:
         if (rows := self.rows(kind.name)) is not None:
             return Cached(recipe=rows.recipe, provenance=rows.provenance)
         try:
-            said = self.state["fields"][kind.name]
-            return Cached(recipe=kind.recipe_from_json(said["recipe"]), provenance=said["provenance"])
+            stored = self.state["fields"][kind.name]
+            return Cached(recipe=kind.recipe_from_json(stored["recipe"]), provenance=stored["provenance"])
         except (RecipeError, KeyError, TypeError):
             return Cached()
 
@@ -70,9 +70,9 @@ class Existing:
     def options(self, settings: BuildSettings) -> SourceOptions:
         """How DATA is read: as given, else as before."""
         given = settings.source.as_json() if settings.source is not None else {}
-        for name, said in settings.fields.items():
+        for name, field_settings in settings.fields.items():
             kind = field_kind(name)
-            given |= kind.source_options(said) if kind is not None and said is not None else {}
+            given |= kind.source_options(field_settings) if kind is not None and field_settings is not None else {}
         options = SourceOptions.from_json({**self.state.get("source", {}), **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
@@ -83,15 +83,15 @@ class Existing:
 
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
-        then, asked = self.state.get("part"), settings.part
-        if then and asked and _part_name(asked) != _part_name(then):
+        stored, asked = self.state.get("part"), settings.part
+        if stored and asked and _part_name(asked) != _part_name(stored):
             raise UsageError(
-                f"--part={asked}: this cache holds {f'part {then}' if _part_name(then) else 'all'} of its data",
+                f"--part={asked}: this cache holds {f'part {stored}' if _part_name(stored) else 'all'} of its data",
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
                 fix="give each part, and the whole, a folder of its own with --out",
             )
-        return _part_name(asked or then or WHOLE)
+        return _part_name(asked or stored or WHOLE)
 
 
 def _part_name(text: str) -> str:

@@ -156,9 +156,9 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path
     if counts == {1}:
         return
     if len(counts) > 1:
-        said = ", ".join(f"{part}: {i}/{of}" for part, (i, of) in zip(parts, numbers, strict=True))
+        numbered = ", ".join(f"{part}: {i}/{of}" for part, (i, of) in zip(parts, numbers, strict=True))
         raise UsageError(
-            "the caches are parts of different divisions", why=said, fix="merge the parts of one division"
+            "the caches are parts of different divisions", why=numbered, fix="merge the parts of one division"
         )
     (of,) = counts
     missing = sorted(set(range(of)) - {index for index, _ in numbers})
@@ -260,8 +260,8 @@ def _publish(
     notes = {(one.name, one.line, one.reason): one for part in snapshots for one in part.notes}
     outcomes = [_outcome(name, snapshots, table, catalog, list(rejected.values())) for name in first.fields]
     options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
-    said = {(one.name, one.line, one.target) for outcome in outcomes for one in outcome.work.rejected.values()}
-    others = [one for place, one in rejected.items() if place not in said]
+    listed = {(one.name, one.line, one.target) for outcome in outcomes for one in outcome.work.rejected.values()}
+    others = [one for sample, one in rejected.items() if sample not in listed]
     base = SnapshotDraft(
         samples=table,
         fields=(),
@@ -317,12 +317,12 @@ def _outcome(
     causes = {(one.name, one.line): one for one in rejected if one.target == name}
     lacking = np.unique(work.plan.sample[work.place < 0]).tolist()
     where = {row: table.where(row) for row in lacking}
-    lost = [place for place in where.values() if place not in causes]
+    lost = [sample for sample in where.values() if sample not in causes]
     if lost:
         raise CacheDamagedError(
             f"{count_of(len(lost), 'samples have')} no {name} in any part, {lost[0][0]} for one",
             where=str(snapshots[0].paths.root),
             fix="run `latentcache verify PART --full` on every part",
         )
-    work.rejected.update({row: causes[place] for row, place in where.items()})
+    work.rejected.update({row: causes[sample] for row, sample in where.items()})
     return Outcome(work=work, place=work.place, noise=noise)

@@ -128,10 +128,10 @@ _OF_IMAGES = (
 _FLAGS = {"datasets": "dataset"}
 
 
-def check_source(asked: SourceOptions | None, kind: str, data: Path) -> None:
+def check_source(options: SourceOptions | None, kind: str, data: Path) -> None:
     """Refuse settings that DATA of this kind would ignore."""
     for name in _OF_RECORDS if kind == "images" else _OF_IMAGES:
-        value = getattr(asked, name, None)
+        value = getattr(options, name, None)
         if value not in (None, "", (), False):
             flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
             other = "records" if kind == "images" else "images"

@@ -88,12 +88,12 @@ def _without_prompt(samples: SampleTable, outcome: Outcome) -> Rejected:
 
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:
     """Why a field rejects a sample, with the content that it was rejected for: it holds until the bytes change."""
-    own, several = samples.inputs[work.kind.inputs[0]], len(work.kind.inputs) > 1
-    seen = tuple(np.asarray(samples.files.stat[int(own.file[row])]).tolist())
-    content, stat = failure.content or np.asarray(own.content[row]).tobytes(), failure.stat or seen
+    column, several = samples.inputs[work.kind.inputs[0]], len(work.kind.inputs) > 1
+    seen = tuple(np.asarray(samples.files.stat[int(column.file[row])]).tolist())
+    content, stat = failure.content or np.asarray(column.content[row]).tobytes(), failure.stat or seen
     if several:  # a memo of one file says nothing of the others
         content, stat = failure.content, ()
-    elif own.text is None and not any(content):
+    elif column.text is None and not any(content):
         content, stat = content_of(root, places(samples, [row], work.kind.inputs[0])[0]) or (b"", seen)
         if stat[:5] != seen[:5]:  # it changed since the scan
             content, stat = b"", seen
@@ -192,14 +192,14 @@ def _notes(samples: SampleTable, draft: FieldDraft, outcome: Outcome, items: NDA
     for reason, detail, rows in outcome.work.kind.remarks(draft.columns):
         found = np.unique(outcome.work.plan.sample[items[rows]])
         sample, count = int(found[0]), len(found)
-        own = samples.inputs[outcome.work.kind.inputs[0]]
+        column = samples.inputs[outcome.work.kind.inputs[0]]
         note = rejected(
-            str(samples.files.names[int(own.file[sample])]),
+            str(samples.files.names[int(column.file[sample])]),
             reason,
             f"{detail} (samples: {count})",
             count=count,
         )
-        yield replace(note, line=0 if own.line is None else int(own.line[sample]), target=draft.name)
+        yield replace(note, line=0 if column.line is None else int(column.line[sample]), target=draft.name)
 
 
 def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Group, ...], NDArray[np.int32]]:

@@ -92,11 +92,13 @@ class Reencode:
         kind = kind_of(field)
         chosen = np.sort(np.asarray(rows, dtype=np.intp))
         wanted = zip(np.asarray(held.sample[chosen]).tolist(), chosen.tolist(), strict=True)
-        own = [(sample, [row for _, row in pairs]) for sample, pairs in groupby(wanted, key=lambda pair: pair[0])]
+        by_sample = [
+            (sample, [row for _, row in pairs]) for sample, pairs in groupby(wanted, key=lambda pair: pair[0])
+        ]
         listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
-        inputs = _inputs(listing, [sample for sample, _ in own], kind.inputs)
+        inputs = _inputs(listing, [sample for sample, _ in by_sample], kind.inputs)
         content = kind.content(samples)
-        for (sample, items), given in zip(own, inputs, strict=True):
+        for (sample, items), given in zip(by_sample, inputs, strict=True):
             if isinstance(given, Failure):
                 unread += [(row, given) for row in items]
                 continue

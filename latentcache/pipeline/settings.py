@@ -114,20 +114,20 @@ def _short(value: Any) -> str:
     return repr(value)
 
 
-def _settings_of(name: str, said: Any) -> Any:
+def _settings_of(name: str, values: Any) -> Any:
     """Settings of a field as its kind's dataclass."""
-    if not isinstance(said, Mapping):
-        return said
+    if not isinstance(values, Mapping):
+        return values
     from latentcache.fields.registry import field_kind
 
     kind = field_kind(name)
-    known = {one.name for one in fields(kind.settings)} if kind else set(said)
-    unknown = sorted(set(said) - known)
+    known = {one.name for one in fields(kind.settings)} if kind else set(values)
+    unknown = sorted(set(values) - known)
     if unknown:
         raise UsageError(
             f"fields={{{name!r}: ...}}: unknown setting {unknown[0]!r}", fix=f"one of {', '.join(sorted(known))}"
         )
-    return kind.settings(**said) if kind else said
+    return kind.settings(**values) if kind else values
 
 
 def beside(data: Path) -> Path:

@@ -104,11 +104,11 @@ class Batches:
         """Jobs in parts that make one batch each, whose cost is limited; for any thread."""
         start = cost = 0
         most, most_cost = self._batch_size or self._work.batch_items, min(most_cost, self._work.batch_cost)
-        for number, own in enumerate(costs):
-            cost += own
+        for number, job_cost in enumerate(costs):
+            cost += job_cost
             if number > start and (cost > most_cost or number - start >= most):
                 yield slice(start, number)
-                start, cost = number, own
+                start, cost = number, job_cost
         yield slice(start, len(costs))
 
     def add(self, item: PendingItem) -> list[PendingItem]:
@@ -116,9 +116,10 @@ class Batches:
         group = self._groups[item.group]
         waiting = self.waiting.setdefault(item.group, [])
         waiting.append(item)
-        own = math.prod(group.dims) if -1 not in group.shape else item.owner.job.cost // len(item.owner.job.outputs)
-        self._costs[item.group] += own
-        large = self._batch_size is None and self._costs[item.group] + own > self._work.batch_cost
+        job = item.owner.job
+        cost = math.prod(group.dims) if -1 not in group.shape else job.cost // len(job.outputs)
+        self._costs[item.group] += cost
+        large = self._batch_size is None and self._costs[item.group] + cost > self._work.batch_cost
         return self.take(item.group) if large or len(waiting) >= self._most(item.group) else []
 
     def take(self, group: int | None = None) -> list[PendingItem]:

@@ -225,8 +225,8 @@ class WorkerPool:
     def _needed(self, job: Job) -> int:
         return job.cost * self.kind.work.cost_bytes
 
-    def _too_large(self, job: Job, words: str = "") -> Failure:
-        found = f"a worker {words}" if words else f"needs about {self._needed(job):,} bytes to be prepared"
+    def _too_large(self, job: Job, cause: str = "") -> Failure:
+        found = f"a worker {cause}" if cause else f"needs about {self._needed(job):,} bytes to be prepared"
         return Failure(
             reason=reason(self.kind, "memory"),
             detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
@@ -327,12 +327,12 @@ class WorkerPool:
         self.progress.done += len(job.outputs)
         self.progress.cost_done += job.cost
 
-    def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
-        """The failure of a job that ends its workers; ``words`` say how, with their last line on stderr."""
-        if NO_MEMORY.search(words):
-            return self._too_large(job, words)
+    def crash(self, job: Job, cause: str, *, encoding: bool) -> Failure:
+        """The failure of a job that ends its workers; ``cause`` say how, with their last line on stderr."""
+        if NO_MEMORY.search(cause):
+            return self._too_large(job, cause)
         stage = "encode" if encoding else "prepare"
-        detail = f"a worker process {words} whenever it {'encoded' if encoding else 'prepared'} this sample"
+        detail = f"a worker process {cause} whenever it {'encoded' if encoding else 'prepared'} this sample"
         return Failure(reason=reason(self.kind, stage), detail=detail, content=job.content)
 
     def ended(self, message: Message) -> None:

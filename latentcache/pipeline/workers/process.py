@@ -226,8 +226,8 @@ class WarmWorker:
 
     def take(self, device: Device) -> WorkerProcess | None:
         """A process for this device, if there is one; the caller's from now on."""
-        place = next((place for place, (own, _) in enumerate(self._waiting) if own == device), None)
-        return None if place is None else self._waiting.pop(place)[1]
+        index = next((index for index, (kept_for, _) in enumerate(self._waiting) if kept_for == device), None)
+        return None if index is None else self._waiting.pop(index)[1]
 
     def keep(self, device: Device, process: WorkerProcess) -> None:
         """Take a process whose work is done."""

@@ -76,10 +76,10 @@ class _Worker:
         """Its jobs of these numbers, which are taken out of their units."""
         settled: dict[int, Job] = {}
         for number, unit in list(self.leases.items()):
-            own = {one: unit.jobs[one] for one in numbers if one in unit.jobs}
-            settled |= own
+            found = {one: unit.jobs[one] for one in numbers if one in unit.jobs}
+            settled |= found
             if not unit.probe:
-                for one in own:
+                for one in found:
                     del unit.jobs[one]
                 if not unit.jobs:
                     del self.leases[number]
@@ -296,7 +296,7 @@ class Scheduler:
     def _worker_ended(self, slot: _DeviceSlot, worker: _Worker) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
         begun = worker.begun()
-        words = self._disconnect(slot, worker)
+        cause = self._disconnect(slot, worker)
         known = self._pool.recovered(worker.shard)
         if worker.said_end and not worker.leases:
             return
@@ -306,8 +306,8 @@ class Scheduler:
             self._failed(slot, worker, error, known)
             return
         if error is not None:
-            words = "ran out of memory (MemoryError)"
-        self._died(slot, worker, begun, known, words=worker.stuck or words)
+            cause = "ran out of memory (MemoryError)"
+        self._died(slot, worker, begun, known, cause=worker.stuck or cause)
 
     def _failed(self, slot: _DeviceSlot, worker: _Worker, error: BaseException, known: bytes) -> None:
         """An error of a worker is the build's, except of a device that has worked before."""
@@ -319,25 +319,25 @@ class Scheduler:
             self._requeue(unit, unit.jobs, known)
         self._warn(f"{_short(error)}; starting again on {slot.device.label}")
 
-    def _died(self, slot: _DeviceSlot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str) -> None:
+    def _died(self, slot: _DeviceSlot, worker: _Worker, begun: dict[int, int], known: bytes, *, cause: str) -> None:
         """A worker died without an error; the jobs that it was in the middle of are suspected."""
         self._streak += 1
         if self._streak >= _MOST_DEATHS:
             raise WorkerError(
                 "worker processes keep dying",
                 where=slot.device.label,
-                why=f"the last one {words}; {_MOST_DEATHS} died in a row, so no sample is to blame",
+                why=f"the last one {cause}; {_MOST_DEATHS} died in a row, so no sample is to blame",
             )
         for unit in worker.leases.values():
             suspects = {number: job for number, job in unit.jobs.items() if number in begun}
             self._requeue(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
             if suspects and not unit.probe:
-                self._suspect(replace(unit, known=known), suspects, begun, fresh=worker.fresh, words=words)
+                self._suspect(replace(unit, known=known), suspects, begun, fresh=worker.fresh, cause=cause)
         if worker.leases and not worker.alone:
-            self._warn(f"a worker process {words}{self._on(slot)}; its samples are given out again")
+            self._warn(f"a worker process {cause}{self._on(slot)}; its samples are given out again")
 
     def _suspect(
-        self, unit: WorkUnit, suspects: dict[int, Job], begun: dict[int, int], *, fresh: bool, words: str
+        self, unit: WorkUnit, suspects: dict[int, Job], begun: dict[int, int], *, fresh: bool, cause: str
     ) -> None:
         """Try suspects again, each alone; many of them in groups first. Reject one that has died alone twice."""
         numbers = list(suspects)
@@ -346,7 +346,7 @@ class Scheduler:
             if deaths < _DEATHS:
                 self._trials.appendleft(replace(unit, deaths=deaths))
             else:
-                failure = self._pool.crash(suspects[number], words, encoding=begun[number] == ENCODING)
+                failure = self._pool.crash(suspects[number], cause, encoding=begun[number] == ENCODING)
                 self._pool.failed(suspects[number], failure)
             return
         size = 1 if len(numbers) <= _GROUP else _GROUP

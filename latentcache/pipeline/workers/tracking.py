@@ -148,9 +148,9 @@ class Tracker:
                 return
             tracked.settled = True
             read = tracked.read or Read(content=tracked.job.content)
-            own = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
+            with_content = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
             if not tracked.unit.probe:
-                self._failed.append([tracked.index, own])
+                self._failed.append([tracked.index, with_content])
 
     def settle_if_done(self, tracked: TrackedJob) -> None:
         """Settle a job of which all items are committed."""
