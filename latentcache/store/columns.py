@@ -1,7 +1,7 @@
 """Columns of numbers and strings in one safetensors file, read by position. Normative text: docs/format/columns.md.
 
 A column is stored in the fewest bytes that numpy decodes at once: in a narrower type, as runs (of one value, or of
-values that rise by one), as differences, or as the name of an equal column. Each column has a checksum, which is
+values that rise by one), or as the name of an equal column. Each column has a checksum, which is
 checked when the column is first read whole. Files are read with positional reads and never mapped, so a file that is
 cut short is an error and not a signal.
 """
@@ -14,7 +14,7 @@ import operator
 import os
 import struct
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,6 @@ class _Form:
     """How values of one run rise: 0 or 1."""
     first: np.dtype[Any]
     """Type of the positions at which runs begin."""
-    sums: bool = False
-    """True if differences are stored."""
 
     width: int
     """Bytes of one stored row."""
@@ -79,13 +77,12 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
     Everything else that numpy does with it is right too, but reads the column whole.
     """
 
-    __slots__ = ("_checked", "_file", "_form", "_name", "_runs", "_sums")
+    __slots__ = ("_checked", "_file", "_form", "_name", "_runs")
 
     def __init__(self, file: ColumnFile, name: str, form: _Form) -> None:
         self._file, self._name, self._form = file, name, form
         self._checked = False
         self._runs: tuple[NDArray[np.int64], NDArray[Any]] | None = None
-        self._sums: NDArray[Any] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -159,8 +156,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _slice(self, first: int, count: int) -> NDArray[Any]:
         form = self._form
-        if form.sums:
-            return self._summed()[first : first + count]
         if form.runs >= 0:
             return self._from_runs(first, count)
         raw = self._file.read(form.start + first * form.width, form.stored, (count, *form.shape[1:]))
@@ -183,8 +178,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         positions = np.where(positions < 0, positions + len(self), positions)
         if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(self):
             raise IndexError(f"a position is not below {len(self)}")
-        if self._form.sums:
-            return np.asarray(self._summed()[positions])
         if self._form.runs >= 0:
             return self._at_runs(positions)
         if len(positions) * _DENSE >= len(self):
@@ -193,13 +186,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         width = self._form.width
         raw = self._file.read_pieces(self._form.start + positions * width, np.full(len(positions), width))
         return self._widened(raw.view(self._form.stored).reshape(-1, *self.shape[1:]))
-
-    def _summed(self) -> NDArray[Any]:
-        if self._sums is None:
-            raw = self._file.read(self._form.start, self._form.stored, self.shape)
-            self._compare(checksum(raw.view(np.uint8).data))
-            self._sums = np.cumsum(raw, dtype=self.dtype)
-        return self._sums
 
     def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Where runs begin, with the number of rows behind the last; the value of each at its beginning."""
@@ -334,22 +320,19 @@ class ColumnFile:
         return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
 
 
-def write_columns(
-    path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, sums: Collection[str] = ()
-) -> None:
+def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
     """Write columns atomically and durably. Arguments as :func:`encoded_columns`, errors as ``write_atomically``."""
-    write_atomically(path, encoded_columns(columns, metadata, sums=sums)[0])
+    write_atomically(path, encoded_columns(columns, metadata)[0])
 
 
 def encoded_columns(
-    columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None, *, sums: Collection[str] = ()
+    columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> tuple[list[bytes | memoryview], int]:
     """The file that holds columns, in parts, and the xxh3-64 of its header, which tells of every column.
 
     Args:
         columns: Name -> array or column of any integer or float type, or ``Strings``.
         metadata: More names of the file's ``__metadata__``.
-        sums: Names of rising columns that may be stored as differences.
     """
     forms: dict[str, Any] = {}
     header: dict[str, Any] = {}
@@ -357,7 +340,7 @@ def encoded_columns(
     place = 0
     written: dict[str, tuple[str, NDArray[Any]]] = {}
     for name, values in _flat(columns):
-        encoded, form = _encoded(values, name in sums)
+        encoded, form = _encoded(values)
         data = [np.ascontiguousarray(part) for part in encoded.values()]
         forms[name] = form | {"checksum": f"{checksum_of(_bytes(part) for part in data):016x}"}
         twin, its_values = written.setdefault(json.dumps(forms[name]), (name, values))
@@ -386,7 +369,7 @@ def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
             yield name, np.asarray(values)
 
 
-def _encoded(values: NDArray[Any], may_sum: bool) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def _encoded(values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The tensors of a column by the suffix of their names, and how to read them."""
     values = values.astype(values.dtype.newbyteorder("<"), copy=False)
     form: dict[str, Any] = {"dtype": values.dtype.str[1:], "shape": list(values.shape)}
@@ -397,10 +380,6 @@ def _encoded(values: NDArray[Any], may_sum: bool) -> tuple[dict[str, NDArray[Any
         narrow, _ = _narrowed(firsts.astype(np.uint64), based=False)
         return {".first": narrow, ".value": stored}, form | {"base": base, "step": step}
     stored, base = _narrowed(values)
-    if may_sum and len(values):
-        differences, _ = _narrowed(np.diff(values, prepend=values.dtype.type(0)), based=False)
-        if differences.itemsize < stored.itemsize:
-            return {"": differences}, form | {"sums": True}
     return {"": stored}, form | ({"base": base} if base else {})
 
 
@@ -467,7 +446,6 @@ def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: in
         runs=runs,
         step=int(one.get("step", 0)),
         first=positions,
-        sums=bool(one.get("sums", False)),
         width=width,
         num_bytes=rows * (width + (positions.itemsize if in_runs else 0)),
     )

@@ -439,7 +439,7 @@ def write_index(folder: Path) -> int:
     """Index a closed shard; return the number of entries."""
     meta = read_meta(folder / "data.mdb")
     columns = collect_index(folder / "data.mdb", meta)
-    write_columns(folder / INDEX, columns, meta.as_metadata(), sums=("offset",))
+    write_columns(folder / INDEX, columns, meta.as_metadata())
     return len(columns["offset"])
 
 

@@ -35,7 +35,6 @@ from latentcache.store.snapshot import (
     FieldDraft,
     FieldRows,
     Snapshot,
-    following,
     own_checksum,
 )
 
@@ -248,14 +247,12 @@ def _drawn_up(draft: SnapshotDraft, number: int) -> tuple[dict[str, Any], dict[s
     """The manifest, without its checksum, and the other files."""
     shards, drafts = _needed_shards(draft)
     columns = _sample_columns(draft.samples)
-    sums: set[str] = set()
     described = {}
     for one in drafts:
         own = _field_columns(one)
         columns |= {f"fields/{one.name}/{name}": values for name, values in own.items()}
-        sums |= {f"fields/{one.name}/{name}" for name in own if name.endswith(".ends") or name == "offset"}
         described[one.name] = _described(one)
-    parts, signature = encoded_columns(columns, sums=sums)
+    parts, signature = encoded_columns(columns)
     lines = [rejected_line("rejected", one) for one in draft.rejected]
     rejected = len(lines)
     lines += [rejected_line("note", one) for one in draft.notes]
@@ -350,8 +347,6 @@ def _field_columns(one: FieldDraft) -> dict[str, Any]:
     columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
     for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():
         columns[name] = np.asarray(getattr(one, name)).astype(dtype, copy=False)
-    if np.array_equal(following(columns["entry"], columns["length"]), columns["start"]):
-        del columns["start"]
     columns |= {f"columns/{name}": values for name, values in one.columns.items()}
     for name, (ends, values) in one.ragged_columns.items():
         columns |= {f"ragged/{name}.ends": np.asarray(ends, dtype=np.int64), f"ragged/{name}.values": values}

@@ -259,34 +259,6 @@ class Snapshot:
         return {name: tuple(values) for name, values in found.items()}
 
 
-class _Starts:
-    """(R,) starts of items that follow each other in their entries: sums of lengths since the entry's first row."""
-
-    dtype = np.dtype(np.uint32)
-
-    def __init__(self, entry: Any, length: Any) -> None:
-        self._entry, self._length = entry, length
-        self.shape = (len(length),)
-        self._values: NDArray[np.uint32] | None = None
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        if self._values is None:
-            self._values = following(np.asarray(self._entry), np.asarray(self._length))
-        return np.asarray(self._values, dtype=dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        return np.asarray(self)[index]
-
-    def __getstate__(self) -> Any:
-        return self._entry, self._length
-
-    def __setstate__(self, state: Any) -> None:
-        self.__init__(*state)  # type: ignore[misc]
-
-
 def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
     """A snapshot of a cache, the current one unless a number is given.
 
@@ -369,9 +341,7 @@ def _field_rows(
     file: ColumnFile, name: str, about: Mapping[str, Any], samples: SampleTable, shards: Sequence[str]
 ) -> FieldRows:
     at = f"fields/{name}"
-    columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in (*ENTRY_TYPES, *ROW_TYPES) if one != "start"}
-    in_file = f"{at}/start" in file
-    columns["start"] = file[f"{at}/start"] if in_file else _Starts(columns["entry"], columns["length"])
+    columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in (*ENTRY_TYPES, *ROW_TYPES)}
     columns["key"] = Keys(*(file[f"{at}/key.{part}"] for part in ("content", "frame", "frames")))
     counts = about["counts"]
     for one, values in columns.items():
@@ -426,18 +396,6 @@ def _samples(file: ColumnFile, manifest: Mapping[str, Any]) -> SampleTable:
 def _rejected(value: dict[str, Any]) -> Rejected:
     value["content"] = bytes.fromhex(value.get("content", ""))
     return Rejected(**{**value, "stat": tuple(value.get("stat", ()))})
-
-
-def following(entry: NDArray[np.integer], length: NDArray[np.integer]) -> NDArray[np.uint32]:
-    """(R,) starts if the items of neighbouring rows with one entry follow each other from its beginning."""
-    if not len(entry) or bool((entry[1:] != entry[:-1]).all()):
-        return np.zeros(len(entry), dtype=np.uint32)
-    ends = np.cumsum(length, dtype=np.int64)
-    begins = ends - length
-    first = np.flatnonzero(np.diff(entry, prepend=-1))
-    counts = np.diff(np.append(first, len(entry)))
-    starts: NDArray[np.int64] = begins - np.repeat(begins[first], counts)
-    return starts.astype(np.uint32)
 
 
 def _unfinished(paths: CachePaths) -> CacheNotFoundError:

@@ -20,7 +20,7 @@ TYPES = ["<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8"]
 
 
 def written(path, **columns):
-    write_columns(path, columns, {"of": "tests"}, sums=("rising",))
+    write_columns(path, columns, {"of": "tests"})
     return ColumnFile(path)
 
 
@@ -67,15 +67,6 @@ def test_what_can_be_derived_takes_no_room(tmp_path, values, most):
     column = written(tmp_path / "one", one=values)["one"]
     assert column.stored_bytes <= most
     np.testing.assert_array_equal(np.asarray(column), values)
-
-
-def test_rising_columns_are_stored_as_differences(tmp_path):
-    values = np.cumsum(np.random.default_rng(0).integers(0, 9, 5000)).astype("<i8")
-    file = written(tmp_path / "one", rising=values, other=values)
-    assert (file["rising"].stored_bytes, file["other"].stored_bytes) == (5000, 10_000)
-    for name in file:
-        np.testing.assert_array_equal(file[name][17:90], values[17:90])
-        np.testing.assert_array_equal(file[name][np.array([4999, 3])], values[[4999, 3]])
 
 
 def test_an_equal_column_is_stored_once(tmp_path):
