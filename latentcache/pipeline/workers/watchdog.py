@@ -65,16 +65,16 @@ class ActivityBoard:
     @contextmanager
     def activity(self, row: int, stage: int, items: Sequence[int] = ()) -> Iterator[None]:
         """Note the step of this thread while the block runs."""
-        place = self._rows[1 + row]
+        numbers = self._rows[1 + row]
         count = min(len(items), _ROOM)
-        place[_ITEMS : _ITEMS + count] = items[:count]
-        place[_COUNT] = count
-        place[_STEP] += 1
-        place[_STAGE] = stage
+        numbers[_ITEMS : _ITEMS + count] = items[:count]
+        numbers[_COUNT] = count
+        numbers[_STEP] += 1
+        numbers[_STAGE] = stage
         try:
             yield
         finally:
-            place[_STAGE] = IDLE
+            numbers[_STAGE] = IDLE
 
     def beat(self) -> None:
         """Show that the process is alive."""

@@ -30,55 +30,55 @@ json_values = st.recursive(
 )
 
 
-def heard(line, count):
+def received(build_end, count):
     found = []
-    while len(found) < count and not line.ended:
-        found += line.arrived()
+    while len(found) < count and not build_end.ended:
+        found += build_end.arrived()
     return found
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.sampled_from(["a", "b"]), json_values), st.binary()), max_size=6))
 def test_messages_arrive_complete_and_in_order_both_ways(messages):
-    line, theirs = channel_pair()
+    build_end, theirs = channel_pair()
     channel = Channel(theirs)
     for head, body in messages:
-        line.send("down", body, **head)
+        build_end.send("down", body, **head)
         channel.send("up", body, **head)
     assert [channel.receive() for _ in messages] == [Message("down", head, body) for head, body in messages]
-    assert heard(line, len(messages)) == [Message("up", head, body) for head, body in messages]
+    assert received(build_end, len(messages)) == [Message("up", head, body) for head, body in messages]
     channel.close()
-    line.close()
+    build_end.close()
 
 
 def test_the_build_never_waits_for_a_worker_that_does_not_read():
-    line, theirs = channel_pair()
+    build_end, theirs = channel_pair()
     for number in range(20):
-        line.send("big", b"x" * 1_000_000, number=number)
+        build_end.send("big", b"x" * 1_000_000, number=number)
     channel, found = Channel(theirs), []
     reader = threading.Thread(target=lambda: found.extend(channel.receive()["number"] for _ in range(20)))
     reader.start()
     while reader.is_alive():
-        line.flush()
+        build_end.flush()
     assert found == list(range(20))
     channel.close()
-    line.close()
+    build_end.close()
 
 
 def test_the_last_message_of_a_worker_arrives():
-    line, theirs = channel_pair()
+    build_end, theirs = channel_pair()
     channel = Channel(theirs)
     channel.send("last", word="goodbye")
     channel.close()
-    assert heard(line, 2) == [Message("last", {"word": "goodbye"})]
-    assert line.ended
-    line.send("too late")
-    line.close()
+    assert received(build_end, 2) == [Message("last", {"word": "goodbye"})]
+    assert build_end.ended
+    build_end.send("too late")
+    build_end.close()
 
 
 def test_a_worker_whose_build_is_gone_gets_none_and_no_error():
-    line, theirs = channel_pair()
+    build_end, theirs = channel_pair()
     channel = Channel(theirs)
-    line.close()
+    build_end.close()
     assert channel.receive() is None
     channel.send("hello")
     channel.close()
@@ -95,17 +95,17 @@ def test_half_a_message_is_none():
 
 def sent(**head):
     """A head as it arrives."""
-    line, theirs = channel_pair()
+    build_end, theirs = channel_pair()
     channel = Channel(theirs)
     try:
         channel.send("down", **head)
-        return heard(line, 1)[0].head
+        return received(build_end, 1)[0].head
     finally:
         channel.close()
-        line.close()
+        build_end.close()
 
 
-def test_jobs_and_openings_and_failures_come_back_as_they_went():
+def test_jobs_settings_and_failures_come_back_as_they_went():
     outputs = (Output(item=3, group=0, variant=1), Output(item=4, group=2))
     inputs = {"image": {"path": "a\udcff.png"}}
     job = Job(sample=1, name="a\udcff.png", inputs=inputs, content=bytes(16), outputs=outputs, cost=7)
