@@ -32,7 +32,7 @@ from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items, read_header
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "format" / "vectors"
@@ -193,10 +193,10 @@ def make_vectors(folder: Path) -> dict[str, Any]:
 
 def _publish(paths: CachePaths) -> None:
     catalog, count = load_catalog(paths), len(NAMES)
-    drafts = []
+    new_fields = []
     for kind, spec, groups in FIELDS:
         keys = b"".join(item_of(sample, kind, spec, groups).key for sample in range(count))
-        draft = field_draft(
+        new = new_field(
             catalog,
             kind=kind,
             recipe=recipe_of(kind, spec),
@@ -207,12 +207,12 @@ def _publish(paths: CachePaths) -> None:
             place=catalog.find(np.frombuffer(keys, dtype=np.uint8).reshape(count, 32)),
             provenance={"latentcache": "vectors"},
         )
-        drafts.append(draft)
+        new_fields.append(new)
     publish_snapshot(
         paths,
-        SnapshotDraft(
+        NewSnapshot(
             samples=samples(),
-            fields=tuple(drafts),
+            fields=tuple(new_fields),
             shards=catalog.shards,
             source={"root": "images", "data_kind": "images"},
             rejected=[Rejected(name="d/broken.png", reason="truncated", detail="ends after 9 of 12 288 bytes")],

@@ -30,9 +30,9 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
-from latentcache.store.snapshot import FieldDraft
+from latentcache.store.snapshot import FieldColumns
 
 KIND, PROMPTS = Latents(), PromptEmbeds()
 
@@ -119,8 +119,8 @@ def publish(
     """The snapshot of plans whose items are all committed."""
     paths, catalog = CachePaths(cache), load_catalog(CachePaths(cache))
 
-    def draft(kind: FieldKind, recipe: FieldRecipe, plan: FieldPlan) -> FieldDraft:
-        return field_draft(
+    def field_of(kind: FieldKind, recipe: FieldRecipe, plan: FieldPlan) -> FieldColumns:
+        return new_field(
             catalog,
             kind=kind,
             recipe=recipe,
@@ -132,8 +132,8 @@ def publish(
             provenance=found.provenance,
         )
 
-    field = draft(_Bare(), found.recipe, plan)
-    others = (draft(PROMPTS, *prompts),) if prompts else ()
+    field = field_of(_Bare(), found.recipe, plan)
+    others = (field_of(PROMPTS, *prompts),) if prompts else ()
     dims = np.array([group.dims[1:] for group in plan.groups], np.uint32)[plan.group]
     field = replace(field, columns={"crop": np.zeros_like(dims), "resize": dims})
     source: dict[str, Any] = {
@@ -149,7 +149,7 @@ def publish(
         "options": SourceOptions(kind="images").as_json(),
     }
     publish_snapshot(
-        paths, SnapshotDraft(samples=samples, fields=(field, *others), shards=catalog.shards, source=source)
+        paths, NewSnapshot(samples=samples, fields=(field, *others), shards=catalog.shards, source=source)
     )
 
 

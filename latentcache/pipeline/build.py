@@ -28,7 +28,7 @@ from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejecte
 from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.publish import Outcome, content_of, draft_snapshot, publish_if_changed
+from latentcache.pipeline.publish import Outcome, content_of, new_snapshot, publish_if_changed
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -51,7 +51,7 @@ from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending
-from latentcache.store.publish import SnapshotDraft
+from latentcache.store.publish import NewSnapshot
 from latentcache.store.salvage import mend_shards
 
 #: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
@@ -322,16 +322,16 @@ class _Build:
                 outcome.place = outcome.work.place = find_items(outcome.work, samples, before, catalog)
         else:
             outcomes = [Outcome(work=work, place=work.place) for work in works]
-        draft = draft_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)
+        new = new_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)
         catalog.forgotten()
-        pairs = zip(outcomes, draft.fields, strict=True)
+        pairs = zip(outcomes, new.fields, strict=True)
         fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
         snapshot = None if self.existing.damage else self.existing.snapshot
-        number = publish_if_changed(self.paths, draft, snapshot)
+        number = publish_if_changed(self.paths, new, snapshot)
         remove_durably(self.paths.building)
         end_pending(self.paths)
         kept = snapshot.number if snapshot is not None else 0
-        return self.report(plan, fields, draft.rejected, draft.notes, snapshot=number or kept, published=number > 0)
+        return self.report(plan, fields, new.rejected, new.notes, snapshot=number or kept, published=number > 0)
 
     def encode(
         self, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
@@ -400,7 +400,7 @@ class _Build:
             options={"max_pixels": settings.max_pixels, "fold": settings.fold},
         )
 
-    def base(self, listing: Listing, rejected: Iterable[Rejected]) -> SnapshotDraft:
+    def base(self, listing: Listing, rejected: Iterable[Rejected]) -> NewSnapshot:
         """A snapshot without samples and fields: where DATA is, also as seen from the cache, and how it was read."""
         root = self.settings.data.resolve()
         source: dict[str, Any] = {
@@ -415,7 +415,7 @@ class _Build:
             if listing.root.resolve() != (root if root.is_dir() else root.parent):
                 source["names"] = os.path.relpath(listing.root.resolve(), root)
             source |= {"layout": listing.layout.word, "sets": [one.as_json() for one in listing.layout.sets]}
-        return SnapshotDraft(
+        return NewSnapshot(
             samples=listing.samples,
             fields=(),
             shards=(),

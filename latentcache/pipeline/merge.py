@@ -32,7 +32,7 @@ from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
-from latentcache.pipeline.publish import Outcome, draft_snapshot, publish_if_changed
+from latentcache.pipeline.publish import Outcome, new_snapshot, publish_if_changed
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
@@ -48,7 +48,7 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft
+from latentcache.store.publish import NewSnapshot
 from latentcache.store.salvage import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
 
@@ -262,7 +262,7 @@ def _publish(
     options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
     listed = {(one.name, one.line, one.target) for outcome in outcomes for one in outcome.work.rejected.values()}
     others = [one for sample, one in rejected.items() if sample not in listed]
-    base = SnapshotDraft(
+    base = NewSnapshot(
         samples=table,
         fields=(),
         shards=(),
@@ -271,9 +271,7 @@ def _publish(
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
     )
-    draft = draft_snapshot(
-        base, table, outcomes, catalog, root=names_root(Path(str(first.source["root"])), first.source)
-    )
+    new = new_snapshot(base, table, outcomes, catalog, root=names_root(Path(str(first.source["root"])), first.source))
     before = current_or_none(paths.root)
     plan = BuildPlan(
         cache=paths.root,
@@ -281,16 +279,16 @@ def _publish(
         data_kind=str(first.source.get("data_kind", "")),
         samples=len(table) + quarantined(others),
         fields={outcome.work.name: outcome.work for outcome in outcomes},
-        rejected=tuple(draft.rejected),
-        notes=tuple(draft.notes),
+        rejected=tuple(new.rejected),
+        notes=tuple(new.notes),
         free_bytes=free_bytes(paths.root),
-        allow_failed=draft.allow_failed,
+        allow_failed=new.allow_failed,
     )
     observer.planned(plan)
-    number = publish_if_changed(paths, draft, before)
+    number = publish_if_changed(paths, new, before)
     return BuildReport(
         plan=plan,
-        fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, draft.fields, strict=True)},
+        fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, new.fields, strict=True)},
         rejected=plan.rejected,
         notes=plan.notes,
         snapshot=number or (before.number if before is not None else 0),

@@ -27,8 +27,8 @@ from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
-from latentcache.store.snapshot import FieldDraft, Snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
+from latentcache.store.snapshot import FieldColumns, Snapshot
 
 #: Manifest keys of a field's provenance that decide whether an input can be used.
 _DECODERS = "decoders"
@@ -120,9 +120,9 @@ def content_of(root: Path, place: Place) -> tuple[bytes, tuple[int, ...]] | None
     return content_hash(data), stat_numbers(memo)
 
 
-def draft_snapshot(
-    base: SnapshotDraft, samples: SampleTable, outcomes: Sequence[Outcome], catalog: Catalog, *, root: Path
-) -> SnapshotDraft:
+def new_snapshot(
+    base: NewSnapshot, samples: SampleTable, outcomes: Sequence[Outcome], catalog: Catalog, *, root: Path
+) -> NewSnapshot:
     """Draw up the next snapshot.
 
     Args:
@@ -155,7 +155,7 @@ def draft_snapshot(
     )
 
 
-def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32], catalog: Catalog) -> FieldDraft:
+def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32], catalog: Catalog) -> FieldColumns:
     """Rows of one field, in the order of samples, then groups, then variants."""
     work, every = outcome.work, slice(None) if len(items) == len(outcome.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.before
@@ -172,7 +172,7 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
             noise=noise,
         )
     groups, group = groups_in_use(plan, plan.group[every])
-    return field_draft(
+    return new_field(
         catalog,
         kind=work.kind,
         recipe=recipe,
@@ -187,9 +187,9 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
     )
 
 
-def _notes(samples: SampleTable, draft: FieldDraft, outcome: Outcome, items: NDArray[np.intp]) -> Iterator[Rejected]:
+def _notes(samples: SampleTable, new: FieldColumns, outcome: Outcome, items: NDArray[np.intp]) -> Iterator[Rejected]:
     """What the kind has to say of its items, each with the first sample that it holds for."""
-    for reason, detail, rows in outcome.work.kind.remarks(draft.columns):
+    for reason, detail, rows in outcome.work.kind.remarks(new.columns):
         found = np.unique(outcome.work.plan.sample[items[rows]])
         sample, count = int(found[0]), len(found)
         column = samples.inputs[outcome.work.kind.inputs[0]]
@@ -199,7 +199,7 @@ def _notes(samples: SampleTable, draft: FieldDraft, outcome: Outcome, items: NDA
             f"{detail} (samples: {count})",
             count=count,
         )
-        yield replace(note, line=0 if column.line is None else int(column.line[sample]), target=draft.name)
+        yield replace(note, line=0 if column.line is None else int(column.line[sample]), target=new.name)
 
 
 def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Group, ...], NDArray[np.int32]]:
@@ -227,13 +227,13 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
     return join_tables([samples], [np.cumsum(~gone, dtype=np.int64) - 1], chosen, rows)
 
 
-def publish_if_changed(paths: CachePaths, draft: SnapshotDraft, current: Snapshot | None) -> int:
+def publish_if_changed(paths: CachePaths, new: NewSnapshot, current: Snapshot | None) -> int:
     """Publish a snapshot, unless it tells what the current one does; its number, or 0. Errors as publishing has."""
 
     def is_unchanged(manifest: Mapping[str, Any]) -> bool:
         return current is not None and _comparable(manifest) == _comparable(current.manifest)
 
-    return publish_snapshot(paths, draft, is_unchanged)
+    return publish_snapshot(paths, new, is_unchanged)
 
 
 def _comparable(manifest: Mapping[str, Any]) -> Any:

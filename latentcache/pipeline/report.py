@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from latentcache.pipeline.workers.pool import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
-    from latentcache.store.snapshot import FieldDraft
+    from latentcache.store.snapshot import FieldColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +188,14 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
     return len({(one.name, one.line) for one in rejected})
 
 
-def field_done(outcome: Outcome, draft: FieldDraft) -> FieldDone:
+def field_done(outcome: Outcome, stored: FieldColumns) -> FieldDone:
     """Count what was done for one field."""
     work, result, needed = outcome.work, outcome.result, distinct(outcome.place)
-    columns = {**draft.columns, **draft.ragged_columns, "length": draft.length}
+    columns = {**stored.columns, **stored.ragged_columns, "length": stored.length}
     done = FieldDone(
         cached=needed,
         duplicates=int(np.count_nonzero(outcome.place >= 0)) - needed,
-        num_bytes=int(np.sum(draft.head, dtype=np.int64) + np.sum(draft.bytes, dtype=np.int64)),
+        num_bytes=int(np.sum(stored.head, dtype=np.int64) + np.sum(stored.bytes, dtype=np.int64)),
         numbers=work.kind.numbers(work.recipe, columns),
     )
     if result is None:

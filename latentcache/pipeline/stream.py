@@ -23,8 +23,8 @@ from latentcache.plan.batching import BatchPlan, Bucket, size_rank
 from latentcache.plan.samples import SampleIndex, plan_epoch
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import pending_field, publish_pending, reject_pending
-from latentcache.store.publish import SnapshotDraft
-from latentcache.store.snapshot import FieldDraft
+from latentcache.store.publish import NewSnapshot
+from latentcache.store.snapshot import FieldColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Streaming:
 
 
 def begin(
-    base: SnapshotDraft,
+    base: NewSnapshot,
     paths: CachePaths,
     root: Path,
     samples: SampleTable,
@@ -83,7 +83,7 @@ def begin(
 
 def _field(
     work: FieldWork, items: NDArray[np.intp], content: NDArray[np.uint8], numbers: NDArray[np.int64]
-) -> FieldDraft:
+) -> FieldColumns:
     """All items of a field, by key."""
     plan, recipe = work.plan, work.described.recipe
     sample, group, variant = plan.sample[items], plan.group[items], plan.variant[items]

@@ -23,7 +23,7 @@ from latentcache.store.catalog import Catalog, catalog_of
 from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, republish
-from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
+from latentcache.store.snapshot import FieldColumns, FieldRows, Snapshot
 
 #: Bits of an offset in a file; a shard's number is above them.
 _OFFSET_BITS = 44
@@ -109,12 +109,12 @@ def relocate(
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
     indexes = {old: load_index(paths.shard(new)) for old, new in moved.items()}
-    drafts: dict[str, FieldDraft] = {}
+    new_fields: dict[str, FieldColumns] = {}
     for name, rows in snapshot.fields.items():
         gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(name, False)
-        draft = _moved(rows, snapshot, moved, indexes, names, gone)
-        drafts[name] = kept_rows(draft, ~gone[np.asarray(rows.entry)]) if gone.any() else draft
-    return republish(paths, snapshot, fields=drafts, shards=names, complete=complete)
+        columns = _moved(rows, snapshot, moved, indexes, names, gone)
+        new_fields[name] = kept_rows(columns, ~gone[np.asarray(rows.entry)]) if gone.any() else columns
+    return republish(paths, snapshot, fields=new_fields, shards=names, complete=complete)
 
 
 def stored_catalog(cache: Path) -> Catalog:
@@ -171,7 +171,7 @@ def _moved(
     indexes: Mapping[str, ShardIndex],
     names: Sequence[str],
     gone: NDArray[np.bool_],
-) -> FieldDraft:
+) -> FieldColumns:
     """A field with its entries in their new places; marks those that the new shards lack in ``gone``."""
     shard, offset = np.array(rows.shard), np.array(rows.offset)
     for old, new in moved.items():

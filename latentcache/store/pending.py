@@ -35,28 +35,30 @@ from latentcache.store.index import load_index
 from latentcache.store.lease import Lease
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, draft_of, rejected_line, write_snapshot
-from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, open_snapshot, read_snapshot
+from latentcache.store.publish import NewSnapshot, field_columns, rejected_line, write_snapshot
+from latentcache.store.snapshot import MANIFEST, FieldColumns, Snapshot, open_snapshot, read_snapshot
 
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
 _WAIT_S = 0.2
 
 
-def pending_field(kind: FieldKind, recipe: FieldRecipe, *, sample: NDArray[np.integer], **columns: Any) -> FieldDraft:
+def pending_field(
+    kind: FieldKind, recipe: FieldRecipe, *, sample: NDArray[np.integer], **columns: Any
+) -> FieldColumns:
     """A field whose items are not there yet; columns of rows, ``groups`` and ``key`` (R, 32) of items."""
     nothing = np.zeros(len(sample), dtype=np.int64)
     columns |= dict.fromkeys(("shard", "offset", "head", "bytes", "checksum", "start", "length"), nothing)
-    return draft_of(kind, recipe, sample=sample, entry=np.arange(len(sample), dtype=np.int32), **columns)
+    return field_columns(kind, recipe, sample=sample, entry=np.arange(len(sample), dtype=np.int32), **columns)
 
 
-def publish_pending(paths: CachePaths, draft: SnapshotDraft) -> None:
+def publish_pending(paths: CachePaths, new: NewSnapshot) -> None:
     """Publish the snapshot of a build that begins; the caller holds the builder lock."""
     end_pending(paths)
     make_folder(paths.pending)
     with writing(paths.pending):
         (paths.pending / FAILED).touch()
-    write_snapshot(paths.pending, replace(draft, shards=("pending",)))
+    write_snapshot(paths.pending, replace(new, shards=("pending",)))
     with writing(paths.pending):
         sync_folder(paths.pending.parent)
 

@@ -32,13 +32,13 @@ from latentcache.store.snapshot import (
     MANIFEST,
     REJECTED,
     ROW_TYPES,
-    FieldDraft,
+    FieldColumns,
     FieldRows,
     Snapshot,
     own_checksum,
 )
 
-#: What the manifest says beside what a draft gives.
+#: What the manifest says beside what a build gives.
 _OWN_NAMES = frozenset(
     {"format", "snapshot", "complete", "created", "demo", "allow_failed", "fingerprint", "source", "shards", "counts"}
     | {"columns", "rejected", "inputs", "fields", "checksum"}
@@ -46,11 +46,11 @@ _OWN_NAMES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotDraft:
+class NewSnapshot:
     """A snapshot that is to be published."""
 
     samples: SampleTable
-    fields: tuple[FieldDraft, ...]
+    fields: tuple[FieldColumns, ...]
     shards: Sequence[str]
     source: Mapping[str, Any]
     """``root``, ``data_kind``, options and ``part``: any JSON."""
@@ -64,7 +64,7 @@ class SnapshotDraft:
     """More names of the manifest."""
 
 
-def kept_rows(one: FieldDraft, rows: NDArray[np.bool_]) -> FieldDraft:
+def kept_rows(one: FieldColumns, rows: NDArray[np.bool_]) -> FieldColumns:
     """A field with the rows that stay (R,), and with the entries that these need."""
     needed, entry = np.unique(np.asarray(one.entry)[rows], return_inverse=True)
     changed: dict[str, Any] = {name: np.asarray(getattr(one, name))[needed] for name in ("key", *ENTRY_TYPES)}
@@ -73,9 +73,9 @@ def kept_rows(one: FieldDraft, rows: NDArray[np.bool_]) -> FieldDraft:
     return replace(one, **changed, ragged_columns={k: _kept_values(*v, rows) for k, v in one.ragged_columns.items()})
 
 
-def draft_of(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldDraft:
+def field_columns(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldColumns:
     """A field with these columns; also ``groups``, ``provenance`` and ``noise``."""
-    return FieldDraft(
+    return FieldColumns(
         name=kind.name,
         kind_byte=kind.kind,
         packing=kind.packing,
@@ -86,7 +86,7 @@ def draft_of(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldDraft
     )
 
 
-def field_draft(
+def new_field(
     catalog: Catalog,
     *,
     kind: FieldKind,
@@ -99,7 +99,7 @@ def field_draft(
     provenance: Mapping[str, Any] | None = None,
     noise: Mapping[str, Any] | None = None,
     known: FieldRows | None = None,
-) -> FieldDraft:
+) -> FieldColumns:
     """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
 
     Args:
@@ -124,7 +124,7 @@ def field_draft(
     distinct = len(first) == len(entry)
     some = rows if distinct else CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
     columns, ragged = _OwnColumns(kind, len(place)).collect(catalog, place, rows, known)
-    return draft_of(
+    return field_columns(
         kind,
         recipe,
         groups=tuple(groups),
@@ -208,20 +208,20 @@ class _OwnColumns:
 
 
 def publish_snapshot(
-    paths: CachePaths, draft: SnapshotDraft, told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False
+    paths: CachePaths, new: NewSnapshot, told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False
 ) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
 
     Args:
         paths: The cache.
-        draft: The snapshot.
+        new: The snapshot.
         told: Is shown the manifest first; True if it tells nothing new.
 
     Returns:
         Its number; 0 if nothing was published.
     """
     number = max(paths.snapshots(), default=0) + 1
-    manifest, files = _drawn_up(draft, number)
+    manifest, files = _contents(new, number)
     if told(manifest):
         return 0
     _write(paths.snapshot(number), manifest, files)
@@ -231,9 +231,9 @@ def publish_snapshot(
     return number
 
 
-def write_snapshot(folder: Path, draft: SnapshotDraft) -> None:
+def write_snapshot(folder: Path, new: NewSnapshot) -> None:
     """Write all files of a snapshot without a number. Errors as :func:`publish_snapshot`."""
-    _write(folder, *_drawn_up(draft, 0))
+    _write(folder, *_contents(new, 0))
 
 
 def _write(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Sequence[Buffer]]) -> None:
@@ -243,53 +243,53 @@ def _write(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Sequen
     write_atomically(folder / MANIFEST, json_bytes({**manifest, "checksum": own_checksum(manifest)}))
 
 
-def _drawn_up(draft: SnapshotDraft, number: int) -> tuple[dict[str, Any], dict[str, Sequence[Buffer]]]:
+def _contents(new: NewSnapshot, number: int) -> tuple[dict[str, Any], dict[str, Sequence[Buffer]]]:
     """The manifest, without its checksum, and the other files."""
-    shards, drafts = _needed_shards(draft)
-    columns = _sample_columns(draft.samples)
+    shards, new_fields = _needed_shards(new)
+    columns = _sample_columns(new.samples)
     described = {}
-    for one in drafts:
+    for one in new_fields:
         own = _field_columns(one)
         columns |= {f"fields/{one.name}/{name}": values for name, values in own.items()}
         described[one.name] = _described(one)
     parts, signature = encoded_columns(columns)
-    lines = [rejected_line("rejected", one) for one in draft.rejected]
+    lines = [rejected_line("rejected", one) for one in new.rejected]
     rejected = len(lines)
-    lines += [rejected_line("note", one) for one in draft.notes]
+    lines += [rejected_line("note", one) for one in new.notes]
     listed = b"".join(lines)
     manifest = {
         "format": {"name": "latentcache", "version": FORMAT_VERSION},
         "snapshot": number,
-        "complete": draft.complete,
+        "complete": new.complete,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "demo": draft.demo,
-        "allow_failed": draft.allow_failed,
-        "fingerprint": fingerprint(draft.samples, drafts),
-        "source": dict(draft.source),
+        "demo": new.demo,
+        "allow_failed": new.allow_failed,
+        "fingerprint": fingerprint(new.samples, new_fields),
+        "source": dict(new.source),
         "shards": list(shards),
         "counts": {
-            "samples": len(draft.samples),
-            "entries": sum(len(one.offset) for one in drafts),
+            "samples": len(new.samples),
+            "entries": sum(len(one.offset) for one in new_fields),
             "quarantined": rejected,
         },
-        "inputs": {name: sorted(_input_columns(one)) for name, one in draft.samples.inputs.items()},
+        "inputs": {name: sorted(_input_columns(one)) for name, one in new.samples.inputs.items()},
         "columns": {"file": COLUMNS, "checksum": f"{signature:016x}"},
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
         "fields": described,
-        **draft.facts,
+        **new.facts,
     }
     return manifest, {COLUMNS: parts, REJECTED: [listed]}
 
 
 def republish(
-    paths: CachePaths, old: Snapshot, *, fields: Mapping[str, FieldDraft], shards: Sequence[str], complete: bool
+    paths: CachePaths, old: Snapshot, *, fields: Mapping[str, FieldColumns], shards: Sequence[str], complete: bool
 ) -> int:
     """Publish a snapshot with its entries in other places, or without some; it says which one it replaces.
 
     Errors as :func:`publish_snapshot`.
     """
     facts = {name: value for name, value in old.manifest.items() if name not in _OWN_NAMES}
-    draft = SnapshotDraft(
+    new = NewSnapshot(
         samples=old.samples,
         fields=tuple(fields.values()),
         shards=shards,
@@ -301,32 +301,32 @@ def republish(
         demo=old.demo,
         facts=facts | {"replaces": old.number},
     )
-    return publish_snapshot(paths, draft)
+    return publish_snapshot(paths, new)
 
 
-def fingerprint(samples: SampleTable, drafts: Iterable[FieldDraft]) -> str:
+def fingerprint(samples: SampleTable, fields: Iterable[FieldColumns]) -> str:
     """Hex hash of samples, rows and recipes."""
     found = xxhash.xxh3_128()
     for part in (samples.names.data, samples.names.ends, *(one.content for one in samples.inputs.values())):
         found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    for one in drafts:
+    for one in fields:
         found.update(one.name.encode() + one.recipe_id)
         for name in ("sample", "group", "variant", "length"):
             found.update(np.ascontiguousarray(getattr(one, name), dtype=ROW_TYPES[name]).view(np.uint8).data)
     return found.hexdigest()
 
 
-def _needed_shards(draft: SnapshotDraft) -> tuple[list[str], list[FieldDraft]]:
+def _needed_shards(new: NewSnapshot) -> tuple[list[str], list[FieldColumns]]:
     """Names of the shards that entries need, sorted, and the fields pointing into these."""
-    used = {number for one in draft.fields for number in np.unique(one.shard).tolist()}
-    order = sorted(used, key=lambda number: draft.shards[number])
-    position = np.zeros(len(draft.shards) + 1, dtype=np.int32)
+    used = {number for one in new.fields for number in np.unique(one.shard).tolist()}
+    order = sorted(used, key=lambda number: new.shards[number])
+    position = np.zeros(len(new.shards) + 1, dtype=np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
-    moved = [replace(one, shard=position[np.asarray(one.shard)]) for one in draft.fields]
-    return [draft.shards[number] for number in order], moved
+    moved = [replace(one, shard=position[np.asarray(one.shard)]) for one in new.fields]
+    return [new.shards[number] for number in order], moved
 
 
-def _described(one: FieldDraft) -> dict[str, Any]:
+def _described(one: FieldColumns) -> dict[str, Any]:
     return {
         "kind": one.kind_byte,
         "packing": one.packing,
@@ -342,7 +342,7 @@ def _described(one: FieldDraft) -> dict[str, Any]:
     }
 
 
-def _field_columns(one: FieldDraft) -> dict[str, Any]:
+def _field_columns(one: FieldColumns) -> dict[str, Any]:
     content, frames, frame = split_keys(one.key)
     columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
     for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():

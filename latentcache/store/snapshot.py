@@ -48,7 +48,7 @@ PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldDraft:
+class FieldColumns:
     """What a snapshot holds of one field. E entries, R rows in the order of sample, group, variant."""
 
     name: str
@@ -91,7 +91,7 @@ class FieldDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldRows(FieldDraft):
+class FieldRows(FieldColumns):
     """One field of a snapshot on disk; its columns are read when they are asked for."""
 
     kind: FieldKind | None

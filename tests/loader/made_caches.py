@@ -22,7 +22,7 @@ from latentcache.loader.cache import open_cache
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 from tests.fields.edge_map import EdgeMap, EdgeRecipe
 
@@ -73,17 +73,18 @@ def publish(root, samples, fields, *, seal_every=10_000, part=""):
                 writer.write(pack_items(of_group[:seal_every], field.recipe, field.kind))
             writer.seal()
     catalog = load_catalog(paths)
-    drafts = []
+    new_fields = []
     for field in fields:
         place = catalog.find(keys[field.kind.name])
         assert (place >= 0).all()
-        drafts.append(
-            field_draft(catalog, kind=field.kind, recipe=field.recipe, groups=field.groups, sample=field.sample,
+        new_fields.append(
+            new_field(catalog, kind=field.kind, recipe=field.recipe, groups=field.groups, sample=field.sample,
                         group=field.group, variant=field.variant, place=place)
         )  # fmt: skip
     source = {"root": str(Path(root).parent / "data"), "options": {}, "data_kind": "images", "part": part}
-    publish_snapshot(paths, SnapshotDraft(samples=samples, fields=tuple(drafts), shards=catalog.shards, source=source,
-                                          rejected=(), notes=()))  # fmt: skip
+    new = NewSnapshot(samples=samples, fields=tuple(new_fields), shards=catalog.shards, source=source,
+                      rejected=(), notes=())  # fmt: skip
+    publish_snapshot(paths, new)
     return Path(root)
 
 

@@ -16,7 +16,7 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
 
@@ -150,9 +150,9 @@ def samples_of(numbers):
     )
 
 
-def draft_of_field(catalog, name, numbers, **more):
+def new_field_of(catalog, name, numbers, **more):
     count = len(numbers)
-    return field_draft(
+    return new_field(
         catalog,
         kind=KINDS[name],
         recipe=RECIPES[name],
@@ -169,16 +169,16 @@ def publish(paths, numbers, fields=("plane", "words", "vector"), **more):
     """Publish a snapshot of samples whose items are committed."""
     catalog = load_catalog(paths)
     known = more.pop("known", None)
-    drafts = [draft_of_field(catalog, name, numbers, known=known and known.fields[name]) for name in fields]
-    draft = SnapshotDraft(
+    new_fields = [new_field_of(catalog, name, numbers, known=known and known.fields[name]) for name in fields]
+    new = NewSnapshot(
         samples=samples_of(numbers),
-        fields=tuple(drafts),
+        fields=tuple(new_fields),
         shards=catalog.shards,
         source={"root": "/data", "data_kind": "images"},
         rejected=[Rejected(name="bad.png", reason="truncated", content=b"c" * 16, stat=(1, 2, 3, 4, 5, 6))],
         notes=[Rejected(name="a.txt", reason="unlisted", line=3)],
     )
-    return publish_snapshot(paths, replace(draft, **more))
+    return publish_snapshot(paths, replace(new, **more))
 
 
 def make_cache(root, numbers=range(12), shards=2):

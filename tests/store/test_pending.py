@@ -27,7 +27,7 @@ from latentcache.store.lease import unleased
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending, open_pending, pending_field, publish_pending, reject_pending
-from latentcache.store.publish import SnapshotDraft
+from latentcache.store.publish import NewSnapshot
 from latentcache.store.reader import EntryReader
 
 NUMBERS = range(60)
@@ -51,8 +51,8 @@ def announce(paths):
         )
         for name in KINDS
     )  # fmt: skip
-    draft = SnapshotDraft(samples=samples_of(NUMBERS), fields=fields, shards=(), source={"root": "/x"})
-    publish_pending(paths, draft)
+    new = NewSnapshot(samples=samples_of(NUMBERS), fields=fields, shards=(), source={"root": "/x"})
+    publish_pending(paths, new)
 
 
 def seal(paths, name, numbers):

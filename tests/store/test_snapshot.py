@@ -32,7 +32,7 @@ from latentcache.store.atomic_io import make_folder, write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, kept_rows, publish_snapshot, republish
+from latentcache.store.publish import NewSnapshot, kept_rows, new_field, publish_snapshot, republish
 from latentcache.store.snapshot import current_or_none, load_manifest, open_snapshot, own_checksum
 
 
@@ -93,7 +93,7 @@ def test_own_columns_follow_their_items_through_builds(tmp_path_factory, first, 
 
 def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths):
     catalog, numbers = load_catalog(paths), np.array([5, 3, 8, 3])
-    draft = field_draft(
+    new = new_field(
         catalog,
         kind=KINDS["plane"],
         recipe=RECIPES["plane"],
@@ -103,9 +103,9 @@ def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths)
         variant=np.zeros(4, np.uint8),
         place=catalog.find(keys_of(items_of("plane", numbers.tolist()))),
     )
-    assert draft.sample.tolist() == [0, 1, 2, 3]
-    assert draft.entry.tolist() == [0, 1, 1, 2]
-    np.testing.assert_array_equal(np.asarray(draft.key), keys_of(items_of("plane", [8, 3, 5])))
+    assert new.sample.tolist() == [0, 1, 2, 3]
+    assert new.entry.tolist() == [0, 1, 1, 2]
+    np.testing.assert_array_equal(np.asarray(new.key), keys_of(items_of("plane", [8, 3, 5])))
 
 
 def test_what_follows_from_other_columns_is_not_stored(tmp_path):
@@ -121,8 +121,8 @@ def test_what_follows_from_other_columns_is_not_stored(tmp_path):
 def test_rows_can_be_dropped_with_their_entries(paths):
     snapshot = open_snapshot(paths.root)
     keep = np.arange(12) % 3 > 0
-    drafts = {name: kept_rows(rows, keep) for name, rows in snapshot.fields.items()}
-    assert republish(paths, snapshot, fields=drafts, shards=snapshot.shards, complete=False) == 2
+    new_fields = {name: kept_rows(rows, keep) for name, rows in snapshot.fields.items()}
+    assert republish(paths, snapshot, fields=new_fields, shards=snapshot.shards, complete=False) == 2
     new = open_snapshot(paths.root)
     assert (new.complete, new.manifest["replaces"], len(new.samples)) == (False, 1, 12)
     assert new.rejected == snapshot.rejected
@@ -229,8 +229,8 @@ def test_a_build_that_has_not_ended_has_no_snapshot(tmp_path):
 
 def test_a_cache_without_fields_or_samples_can_be_published(tmp_path):
     paths = CachePaths(tmp_path)
-    draft = SnapshotDraft(samples=samples_of([]), fields=(), shards=(), source={"root": "/x", "part": "1/3"})
-    publish_snapshot(paths, replace(draft, allow_failed="2%", facts={"mine": [1.5]}))
+    new = NewSnapshot(samples=samples_of([]), fields=(), shards=(), source={"root": "/x", "part": "1/3"})
+    publish_snapshot(paths, replace(new, allow_failed="2%", facts={"mine": [1.5]}))
     snapshot = open_snapshot(tmp_path)
     assert (len(snapshot.samples), snapshot.part, snapshot.allow_failed) == (0, "1/3", "2%")
     assert snapshot.manifest["mine"] == [1.5]

@@ -14,7 +14,7 @@ from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import current_or_none, open_snapshot
 
@@ -169,15 +169,15 @@ class Case:
                 writer.seal()
             plans.append((kind, recipe, plan))
         catalog = load_catalog(self.paths)
-        drafts = [
-            field_draft(catalog, kind=kind, recipe=recipe, groups=plan.groups, sample=plan.sample, group=plan.group,
+        new_fields = [
+            new_field(catalog, kind=kind, recipe=recipe, groups=plan.groups, sample=plan.sample, group=plan.group,
                         variant=plan.variant, place=catalog.find(plan.key))
             for kind, recipe, plan in plans
         ]  # fmt: skip
         source = {"root": str(self.data), "relative": "../data", "options": listing.options.as_json()}
-        draft = SnapshotDraft(samples=table, fields=tuple(drafts), shards=catalog.shards, source=source,
+        new = NewSnapshot(samples=table, fields=tuple(new_fields), shards=catalog.shards, source=source,
                               rejected=listing.rejected, notes=listing.notes)  # fmt: skip
-        publish_snapshot(self.paths, draft)
+        publish_snapshot(self.paths, new)
         return made, found
 
     def _item(self, kind, recipe, key: bytes) -> Item:
