@@ -303,16 +303,16 @@ def join(part: Part, fields: Sequence[str]) -> Joined:
     lead = max(items.values(), key=lambda found: found.largest, default=None)
     if lead is None:
         return Joined(part.chosen, {}, {}, 0)
-    if part.samples is None:
-        place: Ints = np.arange(len(lead.sample), dtype=np.int32)
-    else:
+    place: Any = slice(None)  # all of them, without a copy
+    if part.samples is not None:
         count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
         place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
     others = {name: other for name, other in items.items() if other is not lead}
     found = {name: other.places(lead, place) for name, other in others.items()}
     kept = np.logical_and.reduce([at >= 0 for at in found.values()]) if found else np.True_
     if not kept.all():
-        place, found = place[kept], {name: at[kept] for name, at in found.items()}
+        found = {name: at[kept] for name, at in found.items()}
+        place = np.flatnonzero(kept) if part.samples is None else place[kept]
     sample, found = lead.sample[place], {name: found.get(name, place) for name in items}
     chosen = part.chosen
     missing = len(chosen) - len(sample) if lead.largest < 2 else np.count_nonzero(~np.isin(chosen, sample))
@@ -355,7 +355,7 @@ class _Items:
         largest = int(np.bincount(sample).max()) if several else min(len(sample), 1)
         return cls(sample, group, np.array(sizes, dtype=np.int64), rows, largest, field.spec.ragged)
 
-    def places(self, lead: _Items, place: Ints) -> Ints:
+    def places(self, lead: _Items, place: Ints | slice) -> Ints:
         """(n,) the item of each sample (and size) of items of another field, -1 if there is none."""
         sample = lead.sample[place]
         if not len(self.sample):
