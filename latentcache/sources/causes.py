@@ -77,7 +77,8 @@ HINTS: Mapping[str, str] = {
     "unread-form": "save it as JSON lines or parquet, and name that file in dataset_info.json",
     "not-for-sft": "this form of data is not supported: leave it out, or write it as prompts with answers",
     # tokenization
-    "template": "correct the record, or give another template with --chat-template FILE",
+    "template": "correct the record, or give another template with --chat-template FILE, such as that of "
+    "trl.chat_template_utils.get_training_chat_template(tokenizer)",
     "template-rewrites": "give a template that marks loss tokens with {% generation %}: --chat-template FILE; "
     "trl.chat_template_utils.get_training_chat_template(tokenizer) has one for many models",
     "no-template": "give a template with --chat-template FILE",

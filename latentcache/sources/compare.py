@@ -69,6 +69,17 @@ CATEGORY: Mapping[State, tuple[str, str]] = {
 }
 
 
+#: State -> column of the samples, its words, and the hint.
+_COLUMNS: Mapping[State, tuple[Callable[[SampleTable], NDArray[Any]], str, str]] = {
+    State.REPEATS_CHANGED: (
+        repeats_of, "{} repeats per epoch", "no entry is affected: a build only records the new number"
+    ),
+    State.FOCUS_CHANGED: (
+        focus_of, "the point {0[0]:g}, {0[1]:g}", "with --crop focus a build encodes the image again"
+    ),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What there is to say of one sample, file or record."""
@@ -129,14 +140,10 @@ class Compared:
             words = words or _caption(self.now.samples, int(self.place[row]))
             expected = "a caption that can be read" if cause else _caption(self.samples, row)
             hint = hint or "no entry is affected: a build only records the new caption"
-        elif state == State.REPEATS_CHANGED:
+        elif state in _COLUMNS:
+            column, form, hint = _COLUMNS[state]
             both = (self.samples, row), (self.now.samples, int(self.place[row]))
-            expected, words = (f"{int(repeats_of(one)[at])} repeats per epoch" for one, at in both)
-            hint = "no entry is affected: a build only records the new number"
-        elif state == State.FOCUS_CHANGED:
-            both = (self.samples, row), (self.now.samples, int(self.place[row]))
-            expected, words = ("the point {:g}, {:g}".format(*focus_of(one)[at].tolist()) for one, at in both)
-            hint = "with --crop focus a build encodes the image again"
+            expected, words = (form.format(column(one)[at].tolist()) for one, at in both)
         elif state == State.INPUT_CHANGED:
             name, reason = cause, f"{cause}-changed"
             hint = f"a build makes the {name} of this sample again, and nothing else"
@@ -533,25 +540,14 @@ def _caption(samples: SampleTable, row: int) -> str:
 
 
 def _quarantined(item: Rejected, line: int = 0) -> Found:
-    return Found(
-        category="quarantined",
-        reason=item.reason,
-        path=item.name,
-        line=line or item.line,
-        field=item.field,
-        found=item.detail,
-        hint=item.hint,
-    )
+    said = {"reason": item.reason, "path": item.name, "field": item.field, "found": item.detail, "hint": item.hint}
+    return Found(category="quarantined", line=line or item.line, **said)
 
 
 def _recorded(item: Rejected, category: str, reason: str, words: str) -> Found:
     """What became of a file or record that the snapshot rejected."""
-    expected = item.content.hex() or f"rejected as {item.reason}"
-    return Found(
-        category=category,
-        reason=reason,
-        path=item.name,
-        line=item.line,
-        expected=expected,
-        found=words or "no such file or record",
-    )
+    said = {
+        "expected": item.content.hex() or f"rejected as {item.reason}",
+        "found": words or "no such file or record",
+    }
+    return Found(category=category, reason=reason, path=item.name, line=item.line, **said)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS
-from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, common_endings, extension_of
+from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, extension_of
 
 #: Levels below DATA that are looked at, and folders in all.
 MAX_DEPTH, MAX_FOLDERS = 3, 4096
@@ -48,8 +48,7 @@ class Tree:
     def folder(self, path: str) -> Folder:
         """One folder; empty if it cannot be listed."""
         if path not in self._known:
-            names = _names_in(os.fspath(self.root / path))
-            self._known[path] = _sorted_out(names, self.root / path, path)
+            self._known[path] = _listed(self.root / path, path)
         return self._known[path]
 
     def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
@@ -66,16 +65,11 @@ class Tree:
             level = found
 
 
-def _names_in(path: str) -> list[str]:
+def _listed(path: Path, below: str) -> Folder:
     try:
-        return os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
+        names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
     except OSError:
-        return []  # the walk says why
-
-
-def _sorted_out(names: list[str], path: Path, below: str) -> Folder:
-    if common_endings(names, _PLAIN):
-        return Folder(below, (), len(names), frozenset())
+        return Folder(below, (), 0, frozenset())  # the walk says why
     rest = [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
     images, folders, others = len(names) - len(rest), list[str](), list[str]()
     for name in rest:
