@@ -127,8 +127,8 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "clips" in payload:
         clips = payload["clips"]
         yield "videos", f"{clips['samples']}, of {clips['shortest']} to {counted(clips['longest'], 'frame')}"
-    aside = {"masks": "mask", "controls": "control image", "outside": "image outside all sets"}
-    told = [counted(counts[name], word) for name, word in aside.items() if counts.get(name)]
+    aside = {"masks": "masks", "controls": "control images", "outside": "images outside all sets"}
+    told = [count_of(counts[name], words) for name, words in aside.items() if counts.get(name)]
     if told:
         yield "aside", f"{', '.join(told)} (no samples)"
     if payload["duplicates"]["known"]:

@@ -146,7 +146,7 @@ def _set(split: str, files: Sequence[str], kind: str) -> ImageSet:
 
 def _layout(tree: Tree, word: str, sets: Sequence[ImageSet], names: Sequence[str]) -> Layout:
     images = sum(folder.images for folder in tree.below())
-    more = f" and {len(names) - 1} more files" if len(names) > 1 else ""
+    more = f" and {count_of(len(names) - 1, 'more files')}" if len(names) > 1 else ""
     return Layout(
         word=word,
         why=f"{names[0]}{more} hold images" if more else f"{names[0]} holds images",

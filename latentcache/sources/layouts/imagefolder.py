@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from latentcache.errors import TableError
+from latentcache.errors import TableError, count_of
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.walk import TABLE_NAMES
@@ -39,7 +39,7 @@ def recognize(tree: Tree) -> Layout | None:
     if not sets:
         return None
     tables = [one.captions.table for one in sets]
-    more = f" and {len(tables) - 1} more tables" if len(tables) > 1 else ""
+    more = f" and {count_of(len(tables) - 1, 'more tables')}" if len(tables) > 1 else ""
     return Layout(
         word=WORD,
         why=f"{tables[0]}{more} list the images" if more else f"{tables[0]} lists the images",
