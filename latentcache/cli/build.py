@@ -56,7 +56,6 @@ def build(
         min=1,
     ),
     max_pixels: int | None = option(None, "--max-pixels N", "Reject larger images. [default: 100000000]", min=1),
-    no_fold: bool = option(False, "--no-fold", "Keep Conv3d layers of video VAEs instead of Conv2d ones."),
     source: flags.Source,
     part: str | None = option(
         None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
@@ -93,7 +92,6 @@ def build(
         decode_threads=decode_threads,
         host_memory=host_memory,
         max_pixels=max_pixels or MAX_PIXELS,
-        fold=not no_fold,
         stream=stream,
         stream_seed=stream_seed,
         stream_batch=stream_batch,

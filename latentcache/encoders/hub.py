@@ -1,4 +1,4 @@
-"""From a hub id to a folder on this disk.
+"""From the name of a model or tokenizer to a file or folder on this disk.
 
 Guarantee: a word that was meant as a path is never looked up on the network. The network is asked first, once: a
 local hub cache may hold a part of a repository or an old revision, and a recipe must not depend on that. Without a
@@ -17,11 +17,15 @@ from latentcache.errors import ModelNotFoundError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_TIMEOUT_S = 10.0
+#: Ends of names of files, which no repository has.
+_FILES = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".gguf", ".msgpack", ".onnx", ".json")
 
 
 def is_hub_id(word: str) -> bool:
     """True if a word that is not a path here could be ``org/name``."""
-    return _HUB_ID.fullmatch(word) is not None and not word.startswith((".", "~"))
+    if _HUB_ID.fullmatch(word) is None or word.startswith((".", "~")):
+        return False
+    return Path(word).suffix not in _FILES and not Path(Path(word).parts[0]).is_dir()
 
 
 def expanded(word: str) -> Path:
@@ -30,6 +34,43 @@ def expanded(word: str) -> Path:
         return Path(word).expanduser()
     except RuntimeError:
         return Path(word)
+
+
+def find(
+    word: str,
+    files: Sequence[str],
+    is_complete: Callable[[Path], bool],
+    *,
+    what: str,
+    flag: str,
+    takes: str,
+    revision: str = "",
+) -> tuple[Path, str]:
+    """File or folder of a path or hub id, and the commit of a hub id.
+
+    Args:
+        word: A path, or ``org/name``.
+        files: As for :func:`hub_folder`.
+        is_complete: As for :func:`hub_folder`.
+        what: As for :func:`hub_folder`.
+        flag: Option that takes the word.
+        takes: What the option takes, for the error.
+        revision: As for :func:`hub_folder`.
+
+    Raises:
+        ModelNotFoundError: Nothing at this path, or no such repository on the hub.
+    """
+    path = expanded(word)
+    if path.exists():
+        return path, ""
+    if not is_hub_id(word):
+        raise ModelNotFoundError(
+            f"{flag} {word}: no such file or folder",
+            where=str(path.absolute()),
+            fix=f"check the path; {flag} takes {takes}",
+        )
+    folder = hub_folder(word, files, is_complete, what=what, flag=flag, revision=revision)
+    return folder, folder.name if folder.parent.name == "snapshots" else ""
 
 
 def hub_folder(
@@ -86,8 +127,3 @@ def hub_folder(
         why=f"this machine is offline, or the repository does not exist or is closed: {first_line(failure)}",
         fix=f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {flag} FOLDER",
     )
-
-
-def revision_of(folder: Path) -> str:
-    """Commit of a folder of the local hub cache; empty for any other folder."""
-    return folder.name if folder.parent.name == "snapshots" else ""

@@ -296,7 +296,7 @@ class ProducerContext:
     """``auto``, ``cpu`` or a torch device."""
     groups: tuple[Group, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the run that never reach an entry: ``max_pixels``, ``fold``, ..."""
+    """Settings of the run that never reach an entry: such as ``max_pixels``"""
     warn: Callable[[str], None] = lambda message: None
     cost: int = 0
     """Sum of the job costs that this worker expects; 0 if unknown."""
@@ -349,8 +349,6 @@ class DescribeContext:
     device: str = "auto"
     ask: Callable[..., Any] | None = None
     """``ask("module:function", **kwargs)`` runs a function in a worker; None if no worker may be started."""
-    fold: bool = True
-    """False: the Conv3d-to-Conv2d rewrite of encoders is off."""
     check: bool = False
     """True: only say which recipe the settings ask for; an encoder that was not named is not opened."""
     check_encoder: bool = False

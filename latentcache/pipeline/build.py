@@ -174,7 +174,6 @@ class _Build:
             samples=listing.samples,
             device=self.settings.device,
             ask=self.warm.ask,
-            fold=self.settings.fold,
             followed=followed,
         )
         settings = self.settings.fields.get(kind.name) or kind.settings()
@@ -397,7 +396,7 @@ class _Build:
             host_memory=settings.host_memory,
             commit_every=settings.commit_every,
             stream=settings.stream,
-            options={"max_pixels": settings.max_pixels, "fold": settings.fold},
+            options={"max_pixels": settings.max_pixels},
         )
 
     def base(self, listing: Listing, rejected: Iterable[Rejected]) -> NewSnapshot:

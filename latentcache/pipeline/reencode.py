@@ -77,7 +77,7 @@ class Reencode:
             root=str(root),
             device=self._asked,
             groups=held.groups,
-            options={"max_pixels": MAX_PIXELS, "fold": held.provenance.get("fold", True)},
+            options={"max_pixels": MAX_PIXELS},
         )
         producer: Producer = load(kind_of(field).producer)(described.producer, described.recipe, context)
         producer.open()

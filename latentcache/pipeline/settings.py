@@ -75,8 +75,6 @@ class BuildSettings:
     """Read inputs again that an earlier build rejected."""
     dry_run: bool = False
     max_pixels: int = MAX_PIXELS
-    fold: bool = True
-    """Rewrite causal Conv3d as Conv2d for single images; off only to compare."""
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
+from latentcache.encoders.hub import expanded, find, hub_folder, is_hub_id
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
 from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.vae.locate import read_json, without_weights
 from latentcache.encoders.vae.weights import shards_of
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings
 
 INDEX = "model_index.json"
@@ -87,16 +87,8 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
         ModelNotFoundError: Nothing at this path, or no such model on the hub.
         UnsupportedModelError: A folder without ``model_index.json``.
     """
-    path = expanded(model)
-    if not path.exists() and is_hub_id(model):
-        found = hub_folder(model, _PATTERNS, _is_complete, what="pipeline", flag="--text-encoder", revision=revision)
-        return found, revision_of(found)
-    if not path.exists():
-        raise ModelNotFoundError(
-            f"--text-encoder {model}: no such folder",
-            where=str(path.absolute()),
-            fix="check the path; --text-encoder takes a pipeline folder, a hub id, stub or none",
-        )
+    takes, flag = "a pipeline folder, a hub id, stub or none", "--text-encoder"
+    path, commit = find(model, _PATTERNS, _is_complete, what="pipeline", flag=flag, takes=takes, revision=revision)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
             f"--text-encoder {model}: not a pipeline",
@@ -104,7 +96,7 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
             why=f"it lacks {INDEX}, which names the text encoders and the class that uses them",
             fix="give the folder that DiffusionPipeline.save_pretrained wrote, or --text-encoder none",
         )
-    return path, ""
+    return path, commit
 
 
 def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:

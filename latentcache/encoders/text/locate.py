@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.encoders.hub import find
+from latentcache.errors import UnsupportedModelError
 from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, read_tokenizer
 
 _HUB_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
@@ -23,24 +23,14 @@ def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, s
         ModelNotFoundError: Nothing at this path, or no such repository on the hub.
         UnsupportedModelError: The files are not those of a usable tokenizer, with the reason.
     """
-    path = expanded(word)
-    if path.is_dir():
-        return _from_folder(path), ""
-    found = read_tokenizer(path) if path.is_file() else None
-    if found is not None:
-        return found, ""
-    if not is_hub_id(word):
-        raise ModelNotFoundError(
-            f"--tokenizer {word}: no such file or folder",
-            where=str(path.absolute()),
-            fix="check the path; --tokenizer takes a folder, a tokenizer.json, a hub id, or stub",
-        )
-    what = {"what": "tokenizer", "flag": "--tokenizer"}
-    folder = hub_folder(word, _HUB_FILES, _is_complete, revision=revision, **what)
-    return _from_folder(folder), revision_of(folder)
+    takes = "a folder, a tokenizer.json, a hub id, or stub"
+    path, commit = find(
+        word, _HUB_FILES, _is_complete, what="tokenizer", flag="--tokenizer", takes=takes, revision=revision
+    )
+    return _read(path), commit
 
 
-def _from_folder(folder: Path) -> LoadedTokenizer:
+def _read(folder: Path) -> LoadedTokenizer:
     found = read_tokenizer(folder)
     if found is None:
         save = f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"

@@ -110,8 +110,8 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     return Described(
         recipe=recipe,
         label=description.label,
-        producer={"model": description.as_json(), "fold": context.fold},
-        provenance=_provenance(description, context, clips=recipe.geometry.clips is not None),
+        producer={"model": description.as_json()},
+        provenance=_provenance(description, clips=recipe.geometry.clips is not None),
         notes=(f"--device={context.device} is not used: this encoder runs on the CPU",) if unused else (),
         needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.kind == "demo",
@@ -261,8 +261,8 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
     return "lanczos-u8" if context.ask(f"{_PROBE}:can_resample") else "lanczos-pil"
 
 
-def _provenance(description: ModelDescription, context: DescribeContext, *, clips: bool) -> dict[str, Any]:
-    """Model, fold and versions for the manifest; the model so that a later build finds it again."""
+def _provenance(description: ModelDescription, *, clips: bool) -> dict[str, Any]:
+    """Model and versions for the manifest; the model so that a later build finds it again."""
     path = Path(description.label)
     here = description.needs_torch and path.expanduser().exists()
     lone = here and path.expanduser().is_file()
@@ -270,7 +270,6 @@ def _provenance(description: ModelDescription, context: DescribeContext, *, clip
         "model": str(path.expanduser().resolve()) if here else description.label,
         "model_config": str(description.config_path.resolve()) if lone and description.config_path else None,
         "revision": description.revision,
-        "fold": context.fold,
         "weights": description.memo,
         "libraries": installed(_LIBRARIES),
         "decoders": installed((*_DECODERS, *("av",) * clips)),

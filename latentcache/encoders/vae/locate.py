@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.checkpoints import recognize
-from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
+from latentcache.encoders.hub import expanded, find
 from latentcache.encoders.vae.weights import read_header, shards_of, sniff
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
@@ -49,19 +49,11 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
         UnsupportedModelError: The files are not those of an image encoder.
         EncoderError: A lone file without a configuration.
     """
-    path = expanded(model)
-    if path.is_file():
-        return _from_file(path, config)
-    if path.is_dir():
-        return _from_folder(path, config)
-    if _looks_like_path(model):
-        raise ModelNotFoundError(
-            f"--model {model}: no such file or folder",
-            where=str(path.absolute()),
-            fix="check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
-        )
-    folder = hub_folder(model, _HUB_PATTERNS, _is_complete, what="model", flag="--model", revision=revision)
-    return replace(_from_folder(folder, config), revision=revision_of(folder))
+    takes = "a VAE or pipeline folder, a .safetensors file, a hub id, or demo"
+    path, commit = find(
+        model, _HUB_PATTERNS, _is_complete, what="model", flag="--model", takes=takes, revision=revision
+    )
+    return replace((_from_file if path.is_file() else _from_folder)(path, config), revision=commit)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -215,13 +207,6 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.name} is not a JSON object", where=str(path), fix="download the file again"
         )
     return value
-
-
-def _looks_like_path(model: str) -> bool:
-    """True if a word that is not a file here was meant as a path: all but ``org/name``."""
-    if not is_hub_id(model):
-        return True
-    return Path(model).suffix in (".safetensors", *_OTHER_WEIGHTS) or Path(Path(model).parts[0]).is_dir()
 
 
 def _is_complete(folder: Path) -> bool:

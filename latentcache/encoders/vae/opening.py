@@ -46,38 +46,10 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", fold: b
     return VaeEncoder(description, choose_device(device), fold=fold)
 
 
-def check_encoder(encoder: Encoder) -> None:
-    """Encode one fixed image and check the result.
+def checked_noise(encoder: Encoder) -> dict[str, Any]:
+    """Encode one fixed image alone and beside two others, and check the result.
 
-    Raises:
-        EncoderError: Latents are not finite in any precision, or are the same everywhere.
-        DeviceError: The device failed.
-        DeviceMemoryError: One small image does not fit into its memory.
-    """
-    image = sample_image(math.lcm(_STEP, encoder.spec.multiple))
-    batch = encode(encoder, image)
-    family, compute = encoder.spec.family, encoder.spec.compute_dtype
-    if not batch.finite.all():
-        helped = compute != "float32" and encode(encoder, image, precise=True).finite.all()
-        raise EncoderError(
-            f"{family} gives values that are not finite in {compute}",
-            where="one test image, before the build",
-            why="it overflows in this precision" if helped else "its weights are damaged, or its range is too wide",
-            fix="add --compute-dtype bfloat16 or float32" if helped else "download the weights again",
-        )
-    if (batch.latents == batch.latents[:, :, :1, :1]).all():
-        raise EncoderError(
-            f"{family} gives the same latent for every part of an image",
-            where="one test image, before the build",
-            why="the weights are all zero, or of another class",
-            fix="download the weights again",
-        )
-
-
-def measured_noise(encoder: Encoder) -> dict[str, Any]:
-    """Differences between the latents of the fixed image, encoded alone and beside two others.
-
-    Other sizes run other kernels, so this is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
+    Other sizes run other kernels, so the noise is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
 
     Returns:
         ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
@@ -85,16 +57,34 @@ def measured_noise(encoder: Encoder) -> dict[str, Any]:
         memory.
 
     Raises:
+        EncoderError: Latents are not finite in any precision, or are the same everywhere.
         DeviceError: The device failed.
+        DeviceMemoryError: One small image does not fit into its memory.
     """
     image = sample_image(math.lcm(_STEP, encoder.spec.multiple))
-    others = np.concatenate([image, image[:, ::-1], image[:, :, ::-1]])
+    alone = encode(encoder, image)
+    family, compute = encoder.spec.family, encoder.spec.compute_dtype
+    if not alone.finite.all():
+        helped = compute != "float32" and encode(encoder, image, precise=True).finite.all()
+        raise EncoderError(
+            f"{family} gives values that are not finite in {compute}",
+            where="one test image, before the build",
+            why="it overflows in this precision" if helped else "its weights are damaged, or its range is too wide",
+            fix="add --compute-dtype bfloat16 or float32" if helped else "download the weights again",
+        )
+    if (alone.latents == alone.latents[:, :, :1, :1]).all():
+        raise EncoderError(
+            f"{family} gives the same latent for every part of an image",
+            where="one test image, before the build",
+            why="the weights are all zero, or of another class",
+            fix="download the weights again",
+        )
     try:
-        pair = [as_floats(encode(encoder, pixels).latents[0]) for pixels in (image, others)]
+        beside = encode(encoder, np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
     except DeviceMemoryError:
         return {}
-    means = [latents[: encoder.spec.channels] for latents in pair]
-    noise = {"devices": [encoder.device], **measured(*means)}
+    pair = [as_floats(batch.latents[0]) for batch in (alone, beside)]
+    noise = {"devices": [encoder.device], **measured(*(latents[: encoder.spec.channels] for latents in pair))}
     logvar = pair[0][encoder.spec.channels :]
     return noise | ({"scale_logvar": float(logvar.std())} if len(logvar) else {})
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from latentcache.encoders.pixels import PixelProducer
 from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels, encode
 from latentcache.encoders.vae.describe import ModelDescription
-from latentcache.encoders.vae.opening import EXACT, check_encoder, measured_noise, open_encoder
+from latentcache.encoders.vae.opening import EXACT, checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, UsageError
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
@@ -27,7 +27,7 @@ class VaeProducer(PixelProducer):
     """Latents of images.
 
     Args:
-        producer: ``model``: ``ModelDescription.as_json()``; ``fold``.
+        producer: ``model``: ``ModelDescription.as_json()``.
         recipe: Of the cache.
         context: Of the worker; its options may have ``max_pixels``.
 
@@ -38,7 +38,7 @@ class VaeProducer(PixelProducer):
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)
         self._description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
-        self._fold = bool(producer["fold"]) and recipe.geometry.clips is None
+        self._fold = recipe.geometry.clips is None
         _check_resample(recipe)
         self._encoder: Encoder
         self._is_open = False
@@ -55,8 +55,7 @@ class VaeProducer(PixelProducer):
         self._encoder = open_encoder(self._description, device=self._context.device, fold=self._fold)
         self._is_open, self.device, self.noise = True, self._encoder.device, EXACT
         if self._description.needs_torch:
-            check_encoder(self._encoder)
-            self.noise = measured_noise(self._encoder)
+            self.noise = checked_noise(self._encoder)
 
     def encode(self, batch: Sequence[Prepared]) -> _Batch:
         """See :class:`Producer`. Items of one group."""

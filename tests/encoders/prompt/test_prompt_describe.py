@@ -90,7 +90,8 @@ def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
         asked.append(files)
         return {"org/flux": flux, "org/vae": tmp_path}[name]
 
-    monkeypatch.setattr("latentcache.encoders.prompt.locate.hub_folder", download)
+    for module in ("hub", "prompt.locate"):
+        monkeypatch.setattr(f"latentcache.encoders.{module}.hub_folder", download)
     found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
     assert found == PromptSettings(text_encoder="org/flux")
     assert text_settings("prompt_embeds", "org/vae", PromptSettings()) is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder, _basis, demo_spec
-from latentcache.encoders.vae.opening import check_encoder
+from latentcache.encoders.vae.opening import checked_noise
 from latentcache.identity.content import content_hash
 
 
@@ -54,7 +54,7 @@ def test_precise_changes_nothing_and_the_check_passes(images):
     encoder = DemoEncoder()
     again = encoder.submit(list(images), precise=True).result()
     np.testing.assert_array_equal(again.latents, encoder.encode(images).latents)
-    check_encoder(encoder)
+    checked_noise(encoder)
     encoder.close()
 
 
@@ -69,7 +69,7 @@ def test_any_batch_gives_the_same_bytes_of_the_stub(images, storage):
 
 def test_the_check_passes():
     encoder = StubEncoder()
-    check_encoder(encoder)
+    checked_noise(encoder)
     encoder.close()
 
 

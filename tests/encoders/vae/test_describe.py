@@ -144,8 +144,8 @@ def test_the_torch_free_modules_import_no_torch(tiny):
         "import sys\n"
         "from latentcache.encoders.vae import describe, opening, producer\n"
         f"described = describe.describe_model({str(tiny('AutoencoderKLFlux2'))!r})\n"
-        "opening.check_encoder(opening.open_encoder(describe.describe_model('demo')))\n"
-        "opening.check_encoder(opening.open_encoder(describe.describe_model('stub:delay_ms=1')))\n"
+        "opening.checked_noise(opening.open_encoder(describe.describe_model('demo')))\n"
+        "opening.checked_noise(opening.open_encoder(describe.describe_model('stub:delay_ms=1')))\n"
         "assert isinstance(describe.on_cuda('auto'), bool)\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'safetensors'} & set(sys.modules)))\n"
     )

@@ -11,7 +11,7 @@ from made_weights import rewrite
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
-from latentcache.encoders.vae.opening import check_encoder, open_encoder
+from latentcache.encoders.vae.opening import checked_noise, open_encoder
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 from latentcache.fields.dtypes import as_floats
 
@@ -35,7 +35,7 @@ def test_latents_are_those_of_the_class_itself(name, tiny, images, reference):
     assert batch.latents.dtype == np.float32
     assert batch.finite.all()
     np.testing.assert_allclose(batch.latents, reference(tiny(name), images), atol=1e-5, rtol=0)
-    check_encoder(encoder)
+    checked_noise(encoder)
 
 
 def test_the_table_covers_the_six_classes_and_their_tests():

@@ -12,7 +12,7 @@ from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate, read_config
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
-HUB = "latentcache.encoders.vae.locate.hub_folder"
+HUB = "latentcache.encoders.hub.hub_folder"
 CONFIG = {"_class_name": "AutoencoderKL", "latent_channels": 4}
 #: The smallest complete safetensors file.
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"

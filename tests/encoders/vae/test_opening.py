@@ -13,7 +13,7 @@ from latentcache.encoders.protocol import Computed, EncodedBatch
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder, stub_spec
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder
-from latentcache.encoders.vae.opening import check_encoder, measured_noise, open_encoder, sample_image
+from latentcache.encoders.vae.opening import checked_noise, open_encoder, sample_image
 from latentcache.errors import EncoderError
 
 MODELS = [("demo", DemoEncoder), ("stub:delay_ms=1", StubEncoder)]
@@ -25,6 +25,8 @@ def opened(model, **options):
 
 class Faulty:
     """Gives the same value for any image."""
+
+    device = "cpu"
 
     def __init__(self, value, compute_dtype, *, multiple=8, precise=None):
         self.spec = replace(stub_spec("float32"), compute_dtype=compute_dtype, multiple=multiple)
@@ -48,7 +50,7 @@ def test_what_is_described_is_opened(model, kind, storage):
     encoder = opened(model, storage_dtype=storage)
     assert isinstance(encoder, kind)
     assert encoder.spec == describe_model(model, storage_dtype=storage).spec
-    check_encoder(encoder)
+    checked_noise(encoder)
 
 
 def test_a_model_is_opened_with_its_description(tiny):
@@ -56,12 +58,12 @@ def test_a_model_is_opened_with_its_description(tiny):
     encoder = open_encoder(described, device="cpu")
     assert isinstance(encoder, VaeEncoder)
     assert encoder.spec == described.spec
-    check_encoder(encoder)
+    checked_noise(encoder)
 
 
 def test_values_that_no_precision_mends():
     with pytest.raises(EncoderError) as caught:
-        check_encoder(Faulty(np.nan, "float16"))
+        checked_noise(Faulty(np.nan, "float16"))
     assert caught.value.what == "stub gives values that are not finite in float16"
     assert caught.value.where == "one test image, before the build"
     assert caught.value.why == "its weights are damaged, or its range is too wide"
@@ -71,13 +73,13 @@ def test_values_that_no_precision_mends():
 def test_float32_is_not_tried_twice():
     encoder = Faulty(np.inf, "float32", precise=0.0)
     with pytest.raises(EncoderError, match="not finite in float32"):
-        check_encoder(encoder)
+        checked_noise(encoder)
     assert len(encoder.sizes) == 1
 
 
 def test_values_that_float32_mends():
     with pytest.raises(EncoderError) as caught:
-        check_encoder(Faulty(np.inf, "bfloat16", precise=0.0))
+        checked_noise(Faulty(np.inf, "bfloat16", precise=0.0))
     assert caught.value.why == "it overflows in this precision"
     assert caught.value.fix == "add --compute-dtype bfloat16 or float32"
 
@@ -85,8 +87,8 @@ def test_values_that_float32_mends():
 @pytest.mark.parametrize(("multiple", "side"), [(1, 64), (8, 64), (64, 64), (96, 192), (128, 128)])
 def test_the_image_has_sides_that_the_model_takes(multiple, side):
     encoder = Faulty(0.5, "float32", multiple=multiple)
-    check_encoder(encoder)
-    assert encoder.sizes == [(side, 2 * side)]
+    checked_noise(encoder)
+    assert encoder.sizes == [(side, 2 * side)] * 2
 
 
 @given(st.integers(1, 8))
@@ -111,7 +113,7 @@ def test_overflow_in_float16_is_mended_by_precise(copied, images):
     assert not encoder.encode(images).finite.any()
     assert encoder.encode(images, precise=True).finite.all()
     with pytest.raises(EncoderError) as caught:
-        check_encoder(encoder)
+        checked_noise(encoder)
     assert caught.value.what == "AutoencoderKL gives values that are not finite in float16"
     assert caught.value.fix == "add --compute-dtype bfloat16 or float32"
 
@@ -120,19 +122,19 @@ def test_weights_of_zeros_are_found_by_the_preflight(copied):
     model = copied()
     rewrite(model.weights, lambda tensors: {n: torch.zeros_like(t) for n, t in tensors.items()})
     with pytest.raises(EncoderError, match="gives the same latent for every part of an image"):
-        check_encoder(opened(model.folder))
+        checked_noise(opened(model.folder))
 
 
 @pytest.mark.parametrize(("model", "_"), MODELS)
 def test_exact_encoders_have_no_noise(model, _):
-    noise = measured_noise(opened(model))
+    noise = checked_noise(opened(model))
     assert (noise["largest"], noise["mean"]) == (0.0, 0.0)
     assert opened(model).device == "cpu"
 
 
 def test_the_noise_of_a_real_model_is_far_below_its_latents(tiny):
     encoder = opened(tiny("AutoencoderKL"), posterior="moments", storage_dtype="bfloat16")
-    noise = measured_noise(encoder)
+    noise = checked_noise(encoder)
     assert 0 <= noise["mean"] <= noise["largest"] < 0.05
     assert noise["devices"] == ["cpu"]
     assert noise["scale"] > 0
@@ -150,7 +152,7 @@ class Unsteady(StubEncoder):
 
 def test_noise_is_measured_in_std():
     alone = StubEncoder(storage_dtype="float32").encode(sample_image(64)).latents
-    noise = measured_noise(Unsteady(storage_dtype="float32"))
+    noise = checked_noise(Unsteady(storage_dtype="float32"))
     assert noise["largest"] == pytest.approx(1 / alone.std(), rel=1e-5)
     assert noise["mean"] == pytest.approx(noise["largest"] / alone.size, rel=1e-5)
     assert noise["scale"] == pytest.approx(alone.std(), rel=1e-5)

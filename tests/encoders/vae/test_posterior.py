@@ -7,7 +7,7 @@ from latentcache.encoders.vae.builtin import stub_spec
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
-from latentcache.encoders.vae.opening import check_encoder, open_encoder
+from latentcache.encoders.vae.opening import checked_noise, open_encoder
 from latentcache.errors import UnsupportedModelError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe, PixelProfile
 
@@ -28,7 +28,7 @@ def test_moments_are_mean_and_logvar_of_the_class_itself(name, tiny, images):
     plain = VaeEncoder(described(tiny(name)), choose_device("cpu")).encode(images).latents
     encoder = VaeEncoder(described(tiny(name), posterior="moments"), choose_device("cpu"))
     moments = encoder.encode(images)
-    check_encoder(encoder)
+    checked_noise(encoder)
     channels = encoder.spec.channels
     assert moments.latents.shape == (3, 2 * channels, *plain.shape[2:])
     assert moments.finite.all()
@@ -55,7 +55,7 @@ def test_the_demo_encoder_has_none():
 def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):
     encoder = VaeEncoder(described(tiny("AutoencoderKLCosmos"), posterior="moments"), choose_device("cpu"))
     with pytest.raises(UnsupportedModelError, match="AutoencoderKLCosmos has no posterior") as caught:
-        check_encoder(encoder)
+        checked_noise(encoder)
     assert "gives IdentityDistribution, without mean and logvar" in caught.value.why
 
 
@@ -64,7 +64,7 @@ def test_what_an_encoder_gives_is_what_is_stored(posterior, channels, images):
     encoder = open_encoder(describe_model("stub", posterior=posterior))
     assert encoder.spec.stored_channels == channels
     assert encoder.encode(images).latents.shape[1] == channels
-    check_encoder(encoder)
+    checked_noise(encoder)
 
 
 def test_the_recipe_of_a_mode_is_what_it_was():
