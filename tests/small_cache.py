@@ -35,11 +35,12 @@ class Done:
     @property
     def json(self) -> dict[str, Any]:
         """The one object on stdout."""
-        assert self.out.count("\n") == 1, self.out
+        assert self.out.count("\n") == 1, self.out + self.err
         value = json.loads(self.out)
         assert self.out.isascii()
         assert value["schema"] == 2
         assert value["exit_code"] == self.status
+        assert "Traceback" not in self.err
         return value
 
     @property
@@ -52,7 +53,6 @@ class Done:
         assert found["fix"]
         assert f"error[{found['slug']}]: {found['what']}\n" in self.err
         assert f"  fix: {found['fix']}\n" in self.err
-        assert "Traceback" not in self.err
         return found
 
 

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import typer
 from PIL import Image
+from small_cache import Done
 
 from latentcache import failpoint
 from latentcache.cli import app
@@ -25,24 +25,6 @@ from latentcache.store.paths import CachePaths
 ROOT = Path(__file__).resolve().parents[2]
 #: A build that is slow enough to be disturbed: a commit per image, its key in the event file.
 RECIPE = ("--resolution", "64", "--bucket-step", "32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """What a command gave back."""
-
-    code: int
-    out: str
-    talk: str
-
-    @property
-    def json(self):
-        """The one object on stdout."""
-        assert self.out.count("\n") == 1, self.out + self.talk
-        found = json.loads(self.out)
-        assert found["exit_code"] == self.code
-        assert "Traceback" not in self.talk
-        return found
 
 
 def noise(seed, height=48, width=48, form="PNG"):
@@ -78,12 +60,12 @@ def start(*words, armed="", **options):
 def finished(process, timeout=60):
     """Wait for it."""
     try:
-        out, talk = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise
-    return Done(code=process.returncode, out=out.decode("ascii"), talk=talk.decode("utf-8", "replace"))
+    return Done(process.returncode, out.decode("ascii"), err.decode("utf-8", "replace"))
 
 
 def run(*words, timeout=60, **options):
@@ -92,10 +74,10 @@ def run(*words, timeout=60, **options):
 
 def look(*words):
     """A command that is not disturbed, run in this process: half a second sooner."""
-    out, talk = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(talk):
-        code = main([*map(str, words)])
-    return Done(code=code, out=out.getvalue(), talk=talk.getvalue())
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main([*map(str, words)])
+    return Done(status, out.getvalue(), err.getvalue())
 
 
 def start_followed(cache, *words):
@@ -148,7 +130,7 @@ def undisturbed(count):
         done = look(
             "build", draw_folder(folder / "data", count), "--out", folder / "cache", "--model", "stub", *RECIPE
         )
-        assert done.code == 0, done.talk
+        assert done.status == 0, done.err
         return entries(folder / "cache")
 
 

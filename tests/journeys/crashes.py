@@ -136,7 +136,7 @@ def heal(place, reference):
     keys = set(acknowledged(place.events))
     before = len(entries(place.cache)) if (place.cache / "shards").exists() else 0
     done = look(*place.words())
-    assert done.code == 0, done.talk
+    assert done.status == 0, done.err
     counts = done.json["counts"]
     assert counts["encoded"] + counts["cached"] == NUM_IMAGES, counts
     assert counts["encoded"] <= NUM_IMAGES - len(keys), "acknowledged entries were encoded again"
@@ -214,7 +214,7 @@ class _Counter:
 
 
 def _redirect(talk):
-    for number, path in ((1, talk or os.devnull), (2, f"{talk}.talk" if talk else os.devnull)):
+    for number, path in ((1, talk or os.devnull), (2, f"{talk}.err" if talk else os.devnull)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -1,15 +1,12 @@
 """Damage to the files of a cache, chosen by a seed, and what a cache gave before it."""
 
-import io
-import json
 import os
 import random
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+
+from commands import look
 
 from latentcache import LatentcacheError, open_cache
-from latentcache.cli.app import main
 from latentcache.identity.content import checksum
 
 PAGE = 4096
@@ -17,26 +14,12 @@ PAGE = 4096
 ROW = 4096
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a command left behind."""
-
-    code: int
-    json: dict
-
-
 def say(*words):
     """A command in this process, with ``--json``."""
-    out, talk = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(talk):
-        code = main([*map(str, words), "--json"])
-    assert out.getvalue().count("\n") == 1, (words, out.getvalue())
-    found = json.loads(out.getvalue())
-    assert found["exit_code"] == code
-    assert "Traceback" not in talk.getvalue()
-    if code in (2, 3):
-        assert found["error"]["fix"]
-    return Said(code, found)
+    done = look(*words, "--json")
+    if done.json["exit_code"] in (2, 3):
+        assert done.json["error"]["fix"]
+    return done
 
 
 def files_of(cache):
@@ -195,29 +178,29 @@ def check(cache, whole, data, kind=IMAGES):
     """Look at a damaged cache with every command; ``whole`` is what reading gave before."""
     read, rejected, words = kind
     fast, full = say("verify", cache), say("verify", cache, "--full")
-    assert fast.code in _STATUSES, fast
-    assert full.code in _STATUSES, full
-    if fast.code:
-        assert full.code, "the full verify calls clean what the fast one does not"
+    assert fast.status in _STATUSES, fast
+    assert full.status in _STATUSES, full
+    if fast.status:
+        assert full.status, "the full verify calls clean what the fast one does not"
     info = say("info", cache, "--entries")
-    assert info.code in (0, 3), info
+    assert info.status in (0, 3), info
     try:
         now = read(cache)
     except LatentcacheError:
-        assert full.code, "clean, and the loader fails"
+        assert full.status, "clean, and the loader fails"
     else:
         # Rows have numbers; an older snapshot that took the place of the current one has other rows.
         assert all(whole.get(key) == value for key, value in now.items() if isinstance(key, str | tuple))
-        if full.code == 0:
+        if full.status == 0:
             assert now == whole, "clean, and the loader gives something else"
     built = say("build", data, "--out", cache, *words)
-    assert built.code in (0, 1, 2, 3), built
-    if built.code > 1:
+    assert built.status in (0, 1, 2, 3), built
+    if built.status > 1:
         return  # it says how: that is checked of every error
     quarantined = {item["path"] for item in built.json["items"]}
     assert quarantined == {rejected}, "what was allowed may be lost with the manifest, and nothing else"
     again = say("verify", cache, "--full", "--allow-failed", "1")
-    if again.code == 0:
+    if again.status == 0:
         assert read(cache) == whole
     else:  # a build does not read payloads
         assert {item["category"] for item in again.json["items"]} <= {"corrupt", "quarantined"}

@@ -66,14 +66,14 @@ def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) 
     assert counts(build_here(data, cache)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
     for mode in ((), ("--full",)):
         assert counts(look("verify", cache, *mode, "--json")) == {"ok": COUNT}
-    assert look("verify", cache, "--reencode", COUNT, "--json").code == 0
+    assert look("verify", cache, "--reencode", COUNT, "--json").status == 0
     assert state_of(data) == before
 
 
 def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> None:
     """The archives are written again; only what is in them counts."""
     cache = tmp_path / "cache"
-    assert build_here(data, cache).code == 0
+    assert build_here(data, cache).status == 0
     age(data)
     build_here(data, cache)
     images = some_images(COUNT)
@@ -82,7 +82,7 @@ def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> No
     shutil.rmtree(data)
     FORMS[form](data, images)
     found = look("verify", cache, "--json")
-    assert found.code == 1
+    assert found.status == 1
     left = COUNT - 2
     assert {name: n for name, n in counts(found).items() if name != "ok"} in (
         {"stale": 2},
@@ -110,7 +110,7 @@ def test_a_killed_build_is_continued(form: str, data: Path, tmp_path: Path) -> N
 
 
 def test_a_streaming_build_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
-    assert build_here(data, tmp_path / "cache", "--stream").code == 0
+    assert build_here(data, tmp_path / "cache", "--stream").status == 0
     build_here(data, tmp_path / "whole")
     assert served(tmp_path / "cache") == served(tmp_path / "whole")
 
@@ -145,7 +145,7 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     bad_tar(data)
     done = build_here(data, cache)
-    assert done.code == 1
+    assert done.status == 1
     found = {(item["category"], item["path"]): item["reason"] for item in done.json["items"]}
     assert found == {
         ("quarantined", "shard-001.tar/a.png"): "two-images",
@@ -161,7 +161,7 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     assert all(item["hint"] for item in done.json["items"])
     assert "from json" in {text for text, *_ in served(cache)}
     again = build_here(data, cache)
-    assert (again.code, again.json["counts"]["encoded"]) == (1, 0)
+    assert (again.status, again.json["counts"]["encoded"]) == (1, 0)
     assert {(item["category"], item["path"]): item["reason"] for item in again.json["items"]} == found
     checked = look("verify", cache, "--full", "--json")
     assert checked.json["counts"]["quarantined"] == 6
@@ -178,7 +178,7 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     pq.write_table(table.select(["text"]), data / "b.parquet")
     (data / "c.parquet").write_bytes((data / "a.parquet").read_bytes()[:100])
     done = build_here(data, cache)
-    assert done.code == 1
+    assert done.status == 1
     items = [item for item in done.json["items"] if item["category"] == "quarantined"]
     assert {(item["path"], item.get("line", 0)): item["reason"] for item in items} == {
         ("a.parquet", 2): "no-image",
@@ -188,7 +188,7 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     }
     assert sorted(text for text, *_ in served(cache)) == ["caption 0", "caption 3"]
     again = build_here(data, cache)
-    assert (again.code, again.json["counts"]["encoded"]) == (1, 0)
+    assert (again.status, again.json["counts"]["encoded"]) == (1, 0)
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": 2, "quarantined": 4}
 
 
@@ -199,7 +199,7 @@ def test_a_truncated_tar_is_said_by_verify(tmp_path: Path) -> None:
     tar = data / "shard-000.tar"
     tar.write_bytes(tar.read_bytes()[:2100])
     found = look("verify", cache, "--json")
-    assert found.code == 1
+    assert found.status == 1
     items = [item for item in found.json["items"] if item["category"] == "stale"]
     assert {item["reason"] for item in items} == {"source-removed"}
     assert "tar-truncated" in json.dumps(found.json["items"])
@@ -211,10 +211,10 @@ def test_columns_that_are_ambiguous_name_their_flag(tmp_path: Path) -> None:
     table = rows_of(some_images(3))
     pq.write_table(table.append_column("caption", table["text"]), data / "a.parquet")
     done = build_here(data, tmp_path / "cache")
-    assert done.code == 2
+    assert done.status == 2
     assert done.json["error"]["slug"] == "source-ambiguous"
     assert "--caption-column" in done.json["error"]["fix"]
-    assert build_here(data, tmp_path / "cache", "--caption-column", "caption").code == 0
+    assert build_here(data, tmp_path / "cache", "--caption-column", "caption").status == 0
     pq.write_table(table.append_column("control", table["image"]), data / "a.parquet")
     done = build_here(data, tmp_path / "other")
     assert "--image-column" in done.json["error"]["fix"]
@@ -239,7 +239,7 @@ def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
     as_tars(data, some_images(3))
     (data / "loose.png").write_bytes(png(3))
     done = build_here(data, tmp_path / "cache")
-    assert (done.code, done.json["error"]["slug"]) == (2, "source-ambiguous")
+    assert (done.status, done.json["error"]["slug"]) == (2, "source-ambiguous")
     assert counts(build_here(data, tmp_path / "tars", "--layout", "webdataset"))["encoded"] == 3
     assert counts(build_here(data, tmp_path / "loose", "--layout", "folder"))["encoded"] == 1
 
@@ -287,9 +287,9 @@ def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> N
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT + 1}
     for number in range(2):
         build_here(config, tmp_path / f"part{number}", "--part", f"{number}/2")
-    assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "both").code == 0
+    assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "both").status == 0
     assert payloads(tmp_path / "both") == payloads(cache)
     assert served(tmp_path / "both") == served(cache)
     next((tmp_path / "folder").glob("*.png")).write_bytes(png(201))
     found = look("verify", cache, "--json")
-    assert (found.code, counts(found)) == (1, {"stale": 1, "ok": COUNT})
+    assert (found.status, counts(found)) == (1, {"stale": 1, "ok": COUNT})

@@ -55,7 +55,7 @@ def shared():
 @pytest.mark.parametrize("torch_too", ["no", pytest.param("yes", marks=pytest.mark.slow)])
 def test_a_cache_that_may_not_be_written_can_be_read_and_a_build_says_so(shared, torch_too):
     data, cache = draw_folder(shared / "data", 4), shared / "cache"
-    assert build(data, cache).code == 0
+    assert build(data, cache).status == 0
     folders = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]
     for folder in folders:
         folder.chmod(0o555)
@@ -88,13 +88,13 @@ def test_a_full_disk_is_said_in_words_and_the_next_run_finishes(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
 
     full = finished(start_build(data, cache, events=events, preexec_fn=little_room))
-    assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")
-    assert "disk is full" in full.talk
+    assert (full.status, full.json["error"]["slug"]) == (3, "disk-full")
+    assert "disk is full" in full.err
     keys = acknowledged(events)
     assert keys
     assert set(keys) <= set(entries(cache))
     again = build(data, cache, events=events)
-    assert (again.code, again.json["counts"]["encoded"]) == (0, 60 - again.json["counts"]["cached"])
+    assert (again.status, again.json["counts"]["encoded"]) == (0, 60 - again.json["counts"]["cached"])
     assert again.json["counts"]["cached"] >= len(keys)
     assert len(set(acknowledged(events))) == len(acknowledged(events))
     assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
@@ -155,8 +155,8 @@ def test_a_disk_that_somebody_else_fills_during_a_build(tmp_path, small_disk):
         while file.write(bytes(64 << 10)):
             pass
     full = finished(process)
-    assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")
-    assert "disk is full" in full.talk
+    assert (full.status, full.json["error"]["slug"]) == (3, "disk-full")
+    assert "disk is full" in full.err
     keys = acknowledged(events)
     assert 5 <= len(keys) < 60
     assert set(keys) <= set(entries(cache))
@@ -175,5 +175,5 @@ def test_a_disk_that_is_full_from_the_start_is_said_too(tmp_path, room):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
     full = finished(start_build(data, cache, preexec_fn=little_room))
-    assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")
-    assert build(data, cache).code == 0
+    assert (full.status, full.json["error"]["slug"]) == (3, "disk-full")
+    assert build(data, cache).status == 0

@@ -94,12 +94,12 @@ def test_an_input_that_cannot_be_used_is_quarantined_with_its_reason(kind, few):
     data, cache = few
     name = kind.spoil(data, 7)
     done = kind.build(data, cache)
-    assert (done.code, done.json["counts"]["quarantined"], done.json["counts"]["cached"]) == (1, 1, 6)
+    assert (done.status, done.json["counts"]["quarantined"], done.json["counts"]["cached"]) == (1, 1, 6)
     (item,) = [one for one in done.json["items"] if one["category"] == "quarantined"]
     assert item["path"] == name.removesuffix(":1")
     assert item["reason"]
     assert item["hint"]
-    assert kind.build(data, cache, "--allow-failed", 1).code == 0
+    assert kind.build(data, cache, "--allow-failed", 1).status == 0
     (cause,) = look("info", cache, "--quarantine", *kind.words, "--json").json["causes"]
     assert (cause["reason"], cause["count"]) == (item["reason"], 1)
     assert ok(kind, cache, "--full") == {"ok": 6, "quarantined": 1}
@@ -116,11 +116,11 @@ def test_a_batch_that_does_not_fit_is_halved(kind, tmp_path, monkeypatch):
     change_encoder(kind, monkeypatch, two_at_most)
     data = kind.data(tmp_path / "data", 8)
     done = kind.build(data, tmp_path / "cache", "--batch-size", 8)
-    assert (done.code, done.json["counts"]["encoded"]) == (0, 8)
-    assert "the batch size is now 2" in done.talk
+    assert (done.status, done.json["counts"]["encoded"]) == (0, 8)
+    assert "the batch size is now 2" in done.err
     monkeypatch.undo()
     forget_kinds(monkeypatch)
-    assert kind.build(data, tmp_path / "plain").code == 0
+    assert kind.build(data, tmp_path / "plain").status == 0
     assert stored(tmp_path / "cache", kind.field) == stored(tmp_path / "plain", kind.field)
 
 
@@ -135,7 +135,7 @@ def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, mon
     change_encoder(kind, monkeypatch, never_three)
     done = kind.build(kind.data(tmp_path / "data", 6), tmp_path / "cache")
     counts = done.json["counts"]
-    assert (done.code, counts["encoded"], counts["quarantined"]) == (1, 5, 1)
+    assert (done.status, counts["encoded"], counts["quarantined"]) == (1, 5, 1)
     (item,) = [one for one in done.json["items"] if one["category"] == "quarantined"]
     assert item["reason"] == field_kind(kind.field).reasons.get("memory", "out-of-memory")
     assert "003" in item["path"]
@@ -154,11 +154,11 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     data, whole, merged = kind.data(tmp_path / "data", 9), tmp_path / "whole", tmp_path / "merged"
     parts = [tmp_path / f"part{number}" for number in range(3)]
     for number, part in enumerate(parts):
-        assert kind.build(data, part, "--part", f"{number}/3").code == 0
-    assert kind.build(data, whole).code == 0
+        assert kind.build(data, part, "--part", f"{number}/3").status == 0
+    assert kind.build(data, whole).status == 0
     assert sum(len(stored(part, kind.field)) for part in parts) == 9
     done = look("merge", *parts, "--out", merged, *kind.words, "--json")
-    assert (done.code, done.json["counts"]["encoded"]) == (0, 0)
+    assert (done.status, done.json["counts"]["encoded"]) == (0, 0)
     assert stored(merged, kind.field) == stored(whole, kind.field)
     assert list(open_snapshot(merged).samples.names) == list(open_snapshot(whole).samples.names)
     assert ok(kind, merged, "--full") == {"ok": 9}
@@ -170,7 +170,7 @@ def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path, monkeyp
     for name in ("ROLL_S", "ROLL_PART"):  # every commit is sealed
         monkeypatch.setattr(f"latentcache.pipeline.workers.writer.{name}", 0.0)
     data, plain, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "plain", tmp_path / "cache"
-    assert kind.build(data, plain).code == 0
+    assert kind.build(data, plain).status == 0
     finished_cache, last = kind.opened(plain), kind.many - 1
     seed = next(seed for seed in range(10_000) if order_of(finished_cache, seed)[-1] == last)
     names, going_on = remember_names(kind, monkeypatch), threading.Event()
@@ -239,7 +239,7 @@ def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
     first.kill()
     finished(first)
     error = second.json["error"]
-    assert (second.code, error["slug"], error["holder"]["pid"]) == (3, "locked", first.pid)
+    assert (second.status, error["slug"], error["holder"]["pid"]) == (3, "locked", first.pid)
     assert waited < 10, "it is told at once; a busy machine takes longer"
 
 
@@ -259,18 +259,18 @@ def test_checks_of_every_depth(kind, few):
 
 def test_seven_checks_of_a_seventh_read_everything_once(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
-    assert kind.build(data, cache).code == 0
+    assert kind.build(data, cache).status == 0
     parts = [kind.verify(cache, "--sample", f"{number}/7").json for number in range(1, 8)]
     assert sum(part["checked"]["payloads"] for part in parts) == num_entries(cache, kind.field) > 2
     assert sum(part["counts"]["ok"] for part in parts) >= kind.many
     damage_payload(cache, field=kind.field)
-    codes = [kind.verify(cache, "--sample", f"{number}/7").code for number in range(1, 8)]
+    codes = [kind.verify(cache, "--sample", f"{number}/7").status for number in range(1, 8)]
     assert sorted(codes) == [0] * 6 + [1]
 
 
 def test_a_part_in_percent_or_bytes_says_what_it_proves(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
-    assert kind.build(data, cache).code == 0
+    assert kind.build(data, cache).status == 0
     for words in ("1%", "0.001K"):
         part = kind.verify(cache, "--sample", words, "--seed", 3).json
         assert 0 < part["checked"]["payloads"] < num_entries(cache, kind.field)
@@ -293,7 +293,7 @@ def test_encoding_again_finds_no_drift_and_finds_drift(kind, few, monkeypatch):
 
     change_encoder(kind, monkeypatch, other)
     done = kind.verify(cache, "--reencode", 6)
-    assert (done.code, done.json["counts"]["drift"]) == (1, 6)
+    assert (done.status, done.json["counts"]["drift"]) == (1, 6)
 
 
 def test_damage_is_found_by_one_check_repaired_and_built_again(kind, few):
@@ -309,7 +309,7 @@ def test_damage_is_found_by_one_check_repaired_and_built_again(kind, few):
 
 def test_collection_copies_what_is_needed_of_a_shard(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
-    assert kind.build(data, cache).code == 0
+    assert kind.build(data, cache).status == 0
     kept = stored(cache, kind.field)
     changed = kind.many - 1
     for number in range(changed):
@@ -320,7 +320,7 @@ def test_collection_copies_what_is_needed_of_a_shard(kind, tmp_path):
     dry = look("gc", cache, "--keep", 1, "--grace", 0, *kind.words, "--json").json
     assert dry["counts"]["compactable"] == 1
     for _ in range(2):
-        assert look("gc", cache, "--apply", "--keep", 1, "--grace", 0, *kind.words, "--json").code == 0
+        assert look("gc", cache, "--apply", "--keep", 1, "--grace", 0, *kind.words, "--json").status == 0
     assert stored(cache, kind.field) == wanted
     assert sum(path.stat().st_size for path in cache.rglob("data.mdb")) < size
     assert kind.verify(cache, "--full").json["counts"]["ok"] == kind.many
@@ -344,7 +344,7 @@ def test_settings_of_a_run_are_never_in_an_entry(kind, few, tmp_path, monkeypatc
     monkeypatch.setenv("DELAY_MS", "1")
     other = tmp_path / "other"
     more = ("--batch-size", 3, "--decode-threads", 2, "--workers", 0, "--stream-seed", 5, "--commit-every", 2)
-    assert look(*kind.build_words(data, other, *more, delay_ms=1), "--stream", "--json").code == 0
+    assert look(*kind.build_words(data, other, *more, delay_ms=1), "--stream", "--json").status == 0
     assert stored(other, kind.field) == stored(cache, kind.field)
     recipes = [open_snapshot(one).fields[kind.field].recipe_json for one in (cache, other)]
     assert recipes[0] == recipes[1]
@@ -364,7 +364,7 @@ def begun(kind, tmp_path, *more, wanted=1, **options):
     data, cache, events = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache", tmp_path / "events"
     process = kind.start(data, cache, *kind.two, "--events", events, *more, **options)
     wait_for(lambda: len(acknowledged(events)) >= wanted, process)
-    assert process.poll() is None, finished(process).talk
+    assert process.poll() is None, finished(process).err
     return process, data, cache, events
 
 
@@ -372,13 +372,13 @@ def goes_on(kind, data, cache, events):
     """The same command goes on; what was acknowledged is not encoded again, and the end is that of one build."""
     done = set(acknowledged(events))
     last = kind.finish(data, cache, *kind.two, "--events", events, delay_ms=0)
-    assert last.code == 0, last.talk
+    assert last.status == 0, last.err
     keys, counts = acknowledged(events), last.json["counts"]
     assert len(keys) == len(set(keys))
     assert counts["encoded"] + counts["cached"] == kind.many
     assert counts["cached"] >= len(done)
     other = cache.with_name("other")
-    assert kind.build(data, other).code == 0
+    assert kind.build(data, other).status == 0
     assert stored(cache, kind.field) == stored(other, kind.field)
     assert set(keys) <= set(stored(cache, kind.field))
     assert ok(kind, cache, "--full") == {"ok": kind.many}
@@ -393,7 +393,7 @@ def test_a_worker_that_hangs_or_dies_is_replaced_and_accuses_nobody(kind, tmp_pa
     os.kill(victim, number)
     done = finished(process, 60)
     assert not is_running(victim)
-    assert (done.code, done.json["worker_restarts"], done.json["counts"]["quarantined"]) == (0, 1, 0), done.talk
+    assert (done.status, done.json["worker_restarts"], done.json["counts"]["quarantined"]) == (0, 1, 0), done.err
     assert done.json["counts"]["encoded"] == kind.many
     goes_on(kind, data, cache, events)
 
@@ -419,7 +419,7 @@ def test_a_signal_ends_a_build_in_order(kind, tmp_path, number, two):
     process.send_signal(number)
     done = finished(process, 15)
     assert time.monotonic() - started < 10
-    assert (done.code, done.json["error"]["slug"]) == (128 + number, "interrupted")
+    assert (done.status, done.json["error"]["slug"]) == (128 + number, "interrupted")
     assert 0 < len(acknowledged(events)) < kind.many
     assert not any(map(is_running, workers))
     assert not CachePaths(cache).open_shards()
@@ -434,7 +434,7 @@ def test_a_build_whose_only_worker_hangs_obeys_the_first_signal(kind, tmp_path):
     time.sleep(0.5)
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert finished(process, 15).code == 130
+    assert finished(process, 15).status == 130
     assert time.monotonic() - started < 10
     assert not CachePaths(cache).open_shards()  # the build seals them for workers that it has to kill
     goes_on(kind, data, cache, events)

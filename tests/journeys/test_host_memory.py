@@ -55,7 +55,7 @@ def test_resident_memory_stays_within_the_budget(large, tmp_path, device, budget
     words = ("--device", device, "--decode-threads", 4, "--host-memory", budget)
     small = start_build(draw_folder(tmp_path / "small", 32), tmp_path / "one", *words)
     base = peak_of_workers(small)
-    assert finished(small).code == 0
+    assert finished(small).status == 0
     process = start_build(large, tmp_path / "two", *words)
     peak = peak_of_workers(process)
     done = finished(process, 600)

@@ -67,7 +67,7 @@ def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch)
     before = state_of(folder)
     recipe = ["--model", "stub", "--resolution", 64, "--bucket-step", 8]
     done = run("build", folder, "--out", tmp_path / "cache", *recipe, "--json", "--quiet", timeout=300)
-    assert done.code == 1, done.talk
+    assert done.status == 1, done.err
     assert list((tmp_path / "box" / "tmp").iterdir()) == []
     rejected = {item["path"]: item["reason"] for item in done.json["items"] if item["category"] == "quarantined"}
     assert rejected == {name: cause for name, cause in expected.items() if cause}

@@ -64,7 +64,7 @@ def first_shards(cache):
 @pytest.mark.parametrize("prefetch", [2])
 def test_a_reader_beside_everything(tmp_path, prefetch):
     data, cache = draw_folder(tmp_path / "data", 8), tmp_path / "cache"
-    assert build(data, cache).code == 0
+    assert build(data, cache).status == 0
     reader = Reader(cache, prefetch)
     try:
         assert reader.is_right()
@@ -87,6 +87,6 @@ def test_a_reader_beside_everything(tmp_path, prefetch):
         reader.end()
     assert {item["category"] for item in collect(cache)["items"]} <= {"removed", "compacted"}
     assert len(CachePaths(cache).snapshots()) == 1
-    assert look("verify", cache, "--full", "--json").code == 0
+    assert look("verify", cache, "--full", "--json").status == 0
     assert len(CachePaths(cache).all_sealed()) == len(open_snapshot(cache).shards)
     assert state_of(data) == sources

@@ -52,7 +52,7 @@ def ends_like_an_undisturbed_build(data, cache, events, sources):
     keys = set(acknowledged(events))
     there = set(entries(cache)) if (cache / "shards").exists() else set()
     last = build(data, cache, events=events)
-    assert last.code == 0
+    assert last.status == 0
     assert last.json["counts"] == {
         "samples": NUM_IMAGES,
         "encoded": NUM_IMAGES - len(there),
@@ -90,5 +90,5 @@ def test_a_killed_build_leaves_no_lock_and_says_that_it_is_not_complete(tmp_path
     assert (told["complete"], told["snapshot"], told["counts"]["samples"]) == (False, 0, 30)
     assert told["counts"]["entries"] >= 2
     unfinished = look("verify", cache, "--json")
-    assert (unfinished.code, unfinished.json["error"]["slug"]) == (3, "cache-unfinished")
+    assert (unfinished.status, unfinished.json["error"]["slug"]) == (3, "cache-unfinished")
     assert build(data, cache, events=events).json["counts"]["encoded"] == 30 - told["counts"]["entries"]

@@ -64,7 +64,7 @@ def data(tmp_path):
 
 def build(data, *more, code=0):
     done = look("build", data, "--out", data.parent / "cache", *more, "--json")
-    assert done.code == code, done.talk
+    assert done.status == code, done.err
     return done.json
 
 
@@ -247,10 +247,10 @@ def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch)
     (data / "edges").rename(tmp_path / "gone")
     verify = ("verify", tmp_path / "cache", "--data", data, "--json")
     found = look(*verify)
-    assert (found.code, {one["reason"] for one in found.json["items"]}) == (1, {"control-changed"})
-    assert look("build", data, "--out", tmp_path / "other", *STUB, "--controls", "edges", "--json").code == 2
+    assert (found.status, {one["reason"] for one in found.json["items"]}) == (1, {"control-changed"})
+    assert look("build", data, "--out", tmp_path / "other", *STUB, "--controls", "edges", "--json").status == 2
     done = look("build", data, "--out", tmp_path / "cache", "--json")
-    assert (done.code, done.json["counts"]["encoded"], done.json["counts"]["quarantined"]) == (1, 0, 6)
+    assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["quarantined"]) == (1, 0, 6)
     assert {one["reason"] for one in look(*verify).json["items"]} == {"no-control"}
 
 
@@ -260,7 +260,7 @@ def test_masks_of_repeated_samples_may_be_missing(data):
     data.rename(twice)
     (twice / "0-masklabel.png").unlink()
     done = look("build", twice.parent, "--out", data.parent / "cache", "--layout", "kohya", *STUB, "--json")
-    assert done.code == 0, done.talk
+    assert done.status == 0, done.err
     assert encoded(done.json)["mask"] == 6
     assert len(open_cache(data.parent / "cache").loader(batch_size=1)) == 12
 
@@ -272,7 +272,7 @@ def test_data_that_lost_all_masks(data):
     found = look("verify", data.parent / "cache", "--full", "--json").json
     assert [one["reason"] for one in found["items"]] == ["mask-changed"] * 6
     done = look("build", data, "--out", data.parent / "cache", "--masks", "none", "--json")
-    assert (done.code, done.json["error"]["slug"]) == (3, "cache-kind")
+    assert (done.status, done.json["error"]["slug"]) == (3, "cache-kind")
     assert encoded(build(data)) == {"latents": 0, "mask": 1, "control": 0}
     assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
 
@@ -291,4 +291,4 @@ def test_more_folders_than_fields_are_refused(data):
     for name in ("img", "a", "b", "c", "d"):
         save(data / name / "0.png", picture(1))
     done = look("build", data / "latentcache.toml", "--out", data.parent / "cache", *STUB, "--json")
-    assert (done.code, "4 folders" in done.json["error"]["what"]) == (2, True), done.talk
+    assert (done.status, "4 folders" in done.json["error"]["what"]) == (2, True), done.err

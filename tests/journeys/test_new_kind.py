@@ -68,7 +68,7 @@ def test_no_line_of_the_package_knows_the_kind():
 def test_it_is_built_beside_another_field_and_shown(data, tmp_path):
     cache = tmp_path / "cache"
     alone = command("build", data, "--out", cache, *FIELD)
-    assert (alone.code, alone.json["counts"]["encoded"], list(alone.json["fields"])) == (0, 8, ["edge_map"])
+    assert (alone.status, alone.json["counts"]["encoded"], list(alone.json["fields"])) == (0, 8, ["edge_map"])
     both = command("build", data, "--out", cache, *FIELD, "--fields", "latents,edge_map", *STUB).json
     assert {name: (one["encoded"], one["cached"]) for name, one in both["fields"].items()} == {
         "latents": (8, 0),
@@ -92,7 +92,7 @@ def test_it_is_built_beside_another_field_and_shown(data, tmp_path):
     assert "8 items" in text
     assert look("plan", cache, *FIELD, "--batch-size", 4, "--json").json["exit_code"] == 0
     planned = look("plan", data, *FIELD, "--fields", "edge_map", "--batch-size", 4, "--json")
-    assert planned.code == 0, planned.talk
+    assert planned.status == 0, planned.err
     assert EDGES.verify(cache, "--full").json["counts"]["ok"] == 8
 
 
@@ -101,7 +101,7 @@ def test_its_options_are_those_of_its_settings(data, cache):
     dry = EDGES.build(data, cache, "--edge-threshold", 40, "--dry-run").json["plan"]["fields"]["edge_map"]
     assert dry["changed"] == [{"setting": "threshold", "cached": 16, "requested": 40}]
     stale = EDGES.verify(cache, "--edge-threshold", 40)
-    assert (stale.code, stale.json["counts"]["stale"]) == (1, 8)
+    assert (stale.status, stale.json["counts"]["stale"]) == (1, 8)
     assert EDGES.build(data, cache, "--edge-threshold", 40).json["counts"]["encoded"] == 8
     assert EDGES.build(data, cache).json["counts"]["encoded"] == 0, "settings that are not given follow the cache"
 
@@ -123,7 +123,7 @@ def test_it_is_found_by_its_entry_point(data, tmp_path):
 def test_it_loads_padded_with_a_mask(data, cache, tmp_path):
     from PIL import Image
 
-    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).code == 0
+    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).status == 0
     seen = 0
     for batch in open_cache(cache).loader(batch_size=4, prefetch=0):
         assert batch["edge_map"].shape == (4, 55, 8)
@@ -141,10 +141,10 @@ def test_it_loads_padded_with_a_mask(data, cache, tmp_path):
 
 
 def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cache):
-    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).code == 0
+    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).status == 0
     wanted = stored(cache, "edge_map")
     done = command("verify", cache, "--full")
-    assert (done.code, done.json["counts"]["ok"], done.json["checked"]["payloads"]) == (0, 8, 9)
+    assert (done.status, done.json["counts"]["ok"], done.json["checked"]["payloads"]) == (0, 8, 9)
     assert "plan and values of edge_map (its kind is not installed)" in done.json["not_compared"]
     told = command("info", cache, "--entries").json
     assert (told["fields"]["edge_map"]["installed"], told["counts"]["entries"], told["entries_lost"]) == (
@@ -153,22 +153,22 @@ def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cach
         0,
     )
     refused = command("build", data, "--out", cache)
-    assert (refused.code, "--field" in refused.json["error"]["fix"]) == (2, True)
-    assert command("gc", cache, "--apply", "--keep", 1, "--grace", 0).code == 0
-    assert command("plan", cache, "--batch-size", 2).code == 0
+    assert (refused.status, "--field" in refused.json["error"]["fix"]) == (2, True)
+    assert command("gc", cache, "--apply", "--keep", 1, "--grace", 0).status == 0
+    assert command("plan", cache, "--batch-size", 2).status == 0
     assert stored(cache, "edge_map") == wanted
     damage_payload(cache, field="edge_map")
     found = command("verify", cache, "--full")
-    assert (found.code, found.json["counts"]["corrupt"]) == (1, 8)
+    assert (found.status, found.json["counts"]["corrupt"]) == (1, 8)
     registry.field_kinds.cache_clear()
     registry.register([TOY])
     assert EDGES.verify(cache, "--repair", "--yes").json["repair"]
-    assert EDGES.build(data, cache).code == 0
+    assert EDGES.build(data, cache).status == 0
     assert stored(cache, "edge_map") == wanted
 
 
 def test_a_loader_without_the_kind_serves_the_other_fields(data, cache):
-    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).code == 0
+    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).status == 0
     read = f"next(iter(latentcache.open_cache({str(cache)!r}).loader(batch_size=2, fields=['latents'])))"
     code = f"import latentcache; print(sorted({read}))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), registry.VARIABLE: ""}
@@ -178,7 +178,7 @@ def test_a_loader_without_the_kind_serves_the_other_fields(data, cache):
 
 def test_a_name_that_cannot_be_imported_is_told(data, tmp_path):
     done = command("build", data, "--out", tmp_path / "cache", "--field", "no_such_module:Kind")
-    assert (done.code, done.json["error"]["slug"]) == (2, "usage")
+    assert (done.status, done.json["error"]["slug"]) == (2, "usage")
     assert not (tmp_path / "cache").exists()
     with pytest.raises(UsageError):
         registry.register(["tests.fields.edge_map:Nothing"])
@@ -191,7 +191,7 @@ def test_images_that_kill_or_hang_its_encoder_are_convicted_and_no_others(data, 
     deadline = {"LATENTCACHE_WORKER_DEADLINE": "1"}
     done = EDGES.finish(data, tmp_path / "cache", "--workers", 2, delay_ms=0, variables=deadline, timeout=120)
     counts = done.json["counts"]
-    assert (done.code, counts["encoded"], counts["quarantined"]) == (1, 8, 2), done.talk
+    assert (done.status, counts["encoded"], counts["quarantined"]) == (1, 8, 2), done.err
     reasons = {item["path"]: item["reason"] for item in done.json["items"]}
     assert reasons == {"poison.png": "encoder-crash", "endless.png": "encoder-crash"}
     assert [one.target for one in open_snapshot(tmp_path / "cache").rejected]

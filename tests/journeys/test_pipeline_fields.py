@@ -52,7 +52,7 @@ def stub(data, tmp_path):
 def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
     pipe, folder = pipeline
     done, made = build(data, tmp_path / "cache", "--model", folder, *SMALL, "--text-storage-dtype", "float32")
-    assert done.code == 0
+    assert done.status == 0
     assert made == {"latents": 6, "prompt_embeds": 5, "pooled_prompt_embeds": 5}
     batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=6)))
     with torch.inference_mode():
@@ -61,7 +61,7 @@ def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
     torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
     assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0)
     done = look("verify", tmp_path / "cache", "--reencode", "2", "--full", "--json")
-    assert done.code == 0, done.talk
+    assert done.status == 0, done.err
 
 
 def test_captions_that_are_empty_by_choice_are_prompts_and_none_are_not(pipeline, data, tmp_path):
@@ -172,7 +172,7 @@ def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
         words = ("--model", tmp_path / name, *SMALL, "--text-encoder", "none")
         assert build(part, caches[-1], *words)[1] == {"latents": 3}
     done = look("merge", *caches, "--out", tmp_path / "both", "--json")
-    assert (done.code, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.talk
+    assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.err
     assert "scaled as SDXL, PixArt-Sigma" in look("info", tmp_path / "both").out
 
 
@@ -212,7 +212,7 @@ def test_an_image_without_a_caption_has_no_embedding(stub, data):
         ("no-caption", "5.png", "pooled_prompt_embeds"),
     }
     assert "--default-caption" in items[0]["hint"]
-    assert (done.code, done.json["counts"]["quarantined"]) == (1, 1)
+    assert (done.status, done.json["counts"]["quarantined"]) == (1, 1)
     with pytest.warns(UserWarning, match="1 samples of cache lack a field"):
         assert open_cache(stub).loader(batch_size=5).excluded == 1
     assert open_cache(stub).loader(batch_size=3, fields=["latents"]).excluded == 0
@@ -235,7 +235,7 @@ def test_a_pipeline_without_a_text_encoder_is_refused_before_anything_is_written
     shutil.rmtree(broken / "text_encoder_2")
     words = ("--model", broken, *SMALL, "--resample", "lanczos-pil", "--json")
     done = look("build", data, "--out", tmp_path / "cache", *words)
-    assert done.code == 2
+    assert done.status == 2
     assert "text_encoder_2" in json.dumps(done.json["error"])
     assert not (tmp_path / "cache").exists()
 
@@ -249,7 +249,7 @@ def test_a_batch_holds_the_embeddings_of_the_texts_that_it_names(pipeline, data,
     words = ("--caption-lines", "all", "--shuffle-tags", "--keep-tags", "1", "--caption-variants", "4")
     done, made = build(data, tmp_path / "cache", "--model", folder, *SMALL, *words, "--empty-prompt",
                        "--negative-prompt", "blurry", "--text-storage-dtype", "float32")  # fmt: skip
-    assert (done.code, made["prompt_embeds"], made["pooled_prompt_embeds"]) == (0, 26, 26), "24 texts, 2 prompts"
+    assert (done.status, made["prompt_embeds"], made["pooled_prompt_embeds"]) == (0, 26, 26), "24 texts, 2 prompts"
     cache, seen = open_cache(tmp_path / "cache"), set()
 
     def check(batch, texts):
@@ -285,7 +285,7 @@ def test_an_edited_caption_of_several_is_changed_and_encoded_alone(data, tmp_pat
     assert build(data, tmp_path / "cache")[1] == {"latents": 0, "prompt_embeds": 2, "pooled_prompt_embeds": 2}
     (data / "1.txt").unlink()
     done, _ = build(data, tmp_path / "cache", "--default-caption", "")
-    assert done.code == 0
+    assert done.status == 0
     batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=6)))
     assert dict(zip(batch["names"], batch["captions"], strict=True))["1.png"] == ""
     assert "rejected" not in look("inspect", data, *words, "--default-caption", "").out
@@ -297,13 +297,13 @@ def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
         (data / f"{number}.txt").write_text(f"a, b, {number}")
     parts = [tmp_path / f"part{number}" for number in (1, 2)]
     for number, part in enumerate(parts):
-        assert build(data, part, *words, "--part", f"{number}/2")[0].code == 0
-    assert look("merge", *parts, "--out", tmp_path / "all", "--json").code == 0
-    assert look("gc", tmp_path / "all", "--apply", "--json").code == 0
+        assert build(data, part, *words, "--part", f"{number}/2")[0].status == 0
+    assert look("merge", *parts, "--out", tmp_path / "all", "--json").status == 0
+    assert look("gc", tmp_path / "all", "--apply", "--json").status == 0
     build(data, tmp_path / "one", *words)
     batches = []
     for name in ("all", "one"):
-        assert look("verify", tmp_path / name, "--full", "--json").code == 0
+        assert look("verify", tmp_path / name, "--full", "--json").status == 0
         cache = open_cache(tmp_path / name).read(caption_dropout=0.3)
         batches.append(next(iter(cache.loader(batch_size=6, seed=2))))
         assert len(cache) == 6
@@ -356,9 +356,9 @@ def test_float8_is_near_and_its_error_is_told(data, tmp_path):
     half = open_cache(tmp_path / "cache").read(dtype=torch.bfloat16)
     assert half.prompt()["prompt_embeds"].dtype == torch.bfloat16
     assert "float8 error rms 0.0" in look("info", tmp_path / "cache").out
-    assert look("verify", tmp_path / "cache", "--full", "--reencode", "6", "--json").code == 0
+    assert look("verify", tmp_path / "cache", "--full", "--reencode", "6", "--json").status == 0
     done = look("build", data, "--out", tmp_path / "no", *words, "--storage-dtype", "float8_e4m3fn", "--json")
-    assert (done.code, done.json["error"]["slug"]) == (2, "usage")
+    assert (done.status, done.json["error"]["slug"]) == (2, "usage")
 
 
 @pytest.mark.slow
@@ -374,14 +374,14 @@ def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
     words = ("--fields", "prompt_embeds", "--text-encoder", tmp_path / "pipe", "--empty-prompt")
     for _ in range(2):
         done, _ = build(data, tmp_path / "cache", *words)
-        assert (done.code, [one["reason"] for one in done.json["items"]]) == (1, ["non-finite"])
+        assert (done.status, [one["reason"] for one in done.json["items"]]) == (1, ["non-finite"])
         cache = open_cache(tmp_path / "cache").read(caption_dropout=1.0)
         batch = next(iter(cache.loader(batch_size=5)))
         assert torch.equal(batch["prompt_embeds"][3], cache.prompt()["prompt_embeds"][0])
     (data / "0.txt").write_text("a fox")
     assert build(data, tmp_path / "cache", *words)[1] == {"prompt_embeds": 1}
     done, _ = build(data, tmp_path / "cache", "--negative-prompt", "z")
-    assert (done.code, [one["reason"] for one in done.json["items"]]) == (0, ["prompt-not-stored"])
+    assert (done.status, [one["reason"] for one in done.json["items"]]) == (0, ["prompt-not-stored"])
     assert len(open_cache(tmp_path / "cache")) == 6
 
 
@@ -389,7 +389,7 @@ def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):
     done, made = build(
         data, tmp_path / "cache", "--fields", "pooled_prompt_embeds", "--text-encoder", "stub", "--empty-prompt"
     )
-    assert (done.code, made) == (0, {"pooled_prompt_embeds": 6})
+    assert (done.status, made) == (0, {"pooled_prompt_embeds": 6})
 
 
 def test_pooled_embeddings_that_are_added_have_the_texts_of_the_sequences(data, tmp_path):

@@ -32,10 +32,10 @@ def stopped(process, number, timeout=10, code=0):
     process.send_signal(number)
     done = finished(process, timeout)
     assert time.monotonic() - started < 10
-    assert done.code == (code or 128 + number)
+    assert done.status == (code or 128 + number)
     assert done.json["error"]["slug"] == "interrupted"
     assert done.json["error"]["fix"]
-    assert "error[interrupted]" in done.talk
+    assert "error[interrupted]" in done.err
     return done
 
 
@@ -57,7 +57,7 @@ def test_a_signal_ends_the_build_in_order_and_the_next_run_goes_on(tmp_path, num
 @pytest.mark.slow
 def test_a_batch_that_would_take_too_long_is_given_up(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", 20), tmp_path / "cache", tmp_path / "events"
-    assert build(data, cache, events=events, delay_ms=0).code == 0
+    assert build(data, cache, events=events, delay_ms=0).status == 0
     for number in range(10):  # a half of them new, a batch of which takes 24 seconds
         (data / f"{number:04}.png").write_bytes(noise(1000 + number))
     process = start_build(data, cache, delay_ms=3000, events=events)
@@ -79,11 +79,11 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number):
     process.send_signal(number)
     done = finished(process, 10)
     assert time.monotonic() - started < 8, "30 images of 400 ms were left"
-    assert done.code == 128 + number
+    assert done.status == 128 + number
     assert (done.json["command"], done.json["error"]["slug"]) == ("build", "interrupted")
-    assert "error[interrupted]" in done.talk
+    assert "error[interrupted]" in done.err
     assert set(acknowledged(events)) <= set(entries(cache)) if (cache / "shards").exists() else True
-    assert build(data, cache).code == 0
+    assert build(data, cache).status == 0
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,9 @@ def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
     process.send_signal(number)
     done = finished(process, 10)
     if done.out:
-        assert done.code == done.json["exit_code"] == 128 + number
+        assert done.status == done.json["exit_code"] == 128 + number
     else:
-        assert done.code in (-number, 1)
+        assert done.status in (-number, 1)
         assert not (tmp_path / "cache").exists()
 
 

@@ -22,8 +22,8 @@ def test_sources_are_as_they_were_after_everything(tmp_path):
     wait_for(lambda: acknowledged(events), process)
     process.terminate()
     finished(process)
-    assert build(data, cache, "--allow-failed", "1").code == 0
-    assert build(data, cache, "--retry-failed", "--resolution", "96", "--allow-failed", "0").code == 1
+    assert build(data, cache, "--allow-failed", "1").status == 0
+    assert build(data, cache, "--retry-failed", "--resolution", "96", "--allow-failed", "0").status == 1
     for words in (["info", cache, "--entries"], ["verify", cache, "--full"], ["plan", cache, "--batch-size", "4"]):
         look(*words, "--json")
     assert state_of(data) == before
@@ -35,14 +35,14 @@ def test_a_file_edited_during_the_build_is_what_was_read_of_it(tmp_path):
     wait_for(lambda: acknowledged(events), process)
     for number in range(30):
         (data / f"{number:04}.png").write_bytes(noise(500 + number))
-    assert finished(process).code in (0, 1)
+    assert finished(process).status in (0, 1)
     stale = look("verify", cache, "--full", "--json").json
     assert stale["counts"]["stale"] > 0  # the early ones
     again = build(data, cache)
     assert again.json["counts"]["encoded"] == 30 - again.json["counts"]["cached"]
     assert again.json["counts"]["cached"] > 0  # the late ones: read after the edit, and known by what was read
-    assert look("verify", cache, "--full", "--json").code == 0
-    assert build(data, tmp_path / "other").code == 0
+    assert look("verify", cache, "--full", "--json").status == 0
+    assert build(data, tmp_path / "other").status == 0
     current = {name: key for key, (_, names) in entries(cache).items() for name in names}
     assert current == {name: key for key, (_, names) in entries(tmp_path / "other").items() for name in names}
 
@@ -54,7 +54,7 @@ def test_a_file_deleted_during_the_build_is_named_and_the_others_are_there(tmp_p
     for number in range(30):
         (data / f"{number:04}.png").unlink()
     done = finished(process)
-    assert done.code == 1
+    assert done.status == 1
     assert {item["reason"] for item in done.json["items"] if item["category"] == "quarantined"} == {"vanished"}
     assert done.json["counts"]["samples"] == 30
     assert done.json["counts"]["quarantined"] + done.json["counts"]["encoded"] == 30
@@ -146,12 +146,12 @@ def test_among_hostile_files_the_good_ones_are_built_and_each_bad_one_is_named(h
     items = {item["path"]: item for item in done.json["items"] if item["category"] == "quarantined"}
     assert {name: item["reason"] for name, item in items.items()} == expected
     assert all(item["hint"] for item in items.values())
-    assert done.code == 1
+    assert done.status == 1
     assert done.json["counts"] == counts(
         6 + len(expected), 6, 0, len(expected), no_caption=done.json["counts"]["no_caption"]
     )
-    assert "Traceback" not in done.talk
+    assert "Traceback" not in done.err
     assert state_of(data) == before
     again = build(data, tmp_path / "cache", "--allow-failed", "100%")
-    assert (again.code, again.json["counts"]["encoded"], again.json["counts"]["cached"]) == (0, 0, 6)
+    assert (again.status, again.json["counts"]["encoded"], again.json["counts"]["cached"]) == (0, 0, 6)
     assert len(entries(tmp_path / "cache")) == 6

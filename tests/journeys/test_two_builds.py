@@ -12,7 +12,7 @@ def test_a_second_build_is_told_also_while_the_first_is_planning(tmp_path):
     second = build(data, cache)
     first.kill()
     finished(first)
-    assert (second.code, second.json["error"]["slug"]) == (3, "locked")
+    assert (second.status, second.json["error"]["slug"]) == (3, "locked")
 
 
 def test_of_two_builds_at_the_same_instant_one_wins_and_one_is_told(tmp_path):
@@ -22,7 +22,7 @@ def test_of_two_builds_at_the_same_instant_one_wins_and_one_is_told(tmp_path):
     first = next(process for process in both if process.poll() is None)
     wait_until_stopped(first)  # at its first commit
     first.send_signal(signal.SIGCONT)
-    loser, winner = sorted((finished(process) for process in both), key=lambda done: -done.code)
-    assert (winner.code, loser.code) == (0, 3)
+    loser, winner = sorted((finished(process) for process in both), key=lambda done: -done.status)
+    assert (winner.status, loser.status) == (0, 3)
     assert loser.json["error"]["slug"] == "locked"
     assert winner.json["counts"]["encoded"] == len(entries(cache)) == 8

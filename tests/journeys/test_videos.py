@@ -87,7 +87,7 @@ def test_a_second_build_opens_no_video(data, monkeypatch):
     monkeypatch.setattr(clips_module, "_av", None)
     report = build(data)
     assert (report["counts"]["encoded"], reasons(report)) == (0, {})
-    assert look("inspect", data, *SMALL, "--frames", "5", "--json").code == 70, "without the cache"
+    assert look("inspect", data, *SMALL, "--frames", "5", "--json").status == 70, "without the cache"
 
 
 def test_what_is_bad_is_rejected_and_the_rest_is_built(data):

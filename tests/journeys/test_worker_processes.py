@@ -40,7 +40,7 @@ def check(cache, events):
 def ends_whole(data, cache, events):
     """The next build, right away: it waits for workers that still end, and goes on with what is there."""
     last = build(data, cache, *TWO, events=events)
-    assert last.code == 0, last.talk
+    assert last.status == 0, last.err
     keys = acknowledged(events)
     assert len(set(keys)) == len(keys)
     assert last.json["counts"]["encoded"] + last.json["counts"]["cached"] == NUM_IMAGES
@@ -75,7 +75,7 @@ def test_while_workers_of_a_dead_build_still_end_the_cache_is_held(tmp_path):
     finished(process)
     again = build(data, cache)
     os.kill(stopped, signal.SIGKILL)
-    assert (again.code, again.json["error"]["slug"]) == (3, "locked")
+    assert (again.status, again.json["error"]["slug"]) == (3, "locked")
     assert again.json["error"]["holder"]["pid"] == process.pid
     assert "worker processes of it still run" in again.json["error"]["why"]
     ends_whole(data, cache, events)
@@ -90,7 +90,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
     time.sleep(0.2)
     started = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    assert finished(process, 10).code == 130
+    assert finished(process, 10).status == 130
     assert time.monotonic() - started < 3
     ends_whole(data, cache, events)
 
@@ -111,6 +111,6 @@ def test_kills_of_builds_and_workers_at_random(tmp_path, seed):
         if chance.random() < 0.7:
             chance.choice([os.kill, os.killpg])(process.pid, signal.SIGKILL)
         done = finished(process)
-        assert done.code in (0, -signal.SIGKILL), done.talk
+        assert done.status in (0, -signal.SIGKILL), done.err
         check(cache, events)
     ends_whole(data, cache, events)

@@ -85,7 +85,7 @@ CASES = {
 }
 
 
-class Talk:
+class Recorder:
     """An observer that remembers."""
 
     def __init__(self):
@@ -112,8 +112,8 @@ def settings(case, data, *, recipe=None, **changes):
     )
 
 
-def built(case, data, *, talk=None, **changes):
-    return within(60, lambda: build_cache(settings(case, data, **changes), observer=talk))
+def built(case, data, *, observer=None, **changes):
+    return within(60, lambda: build_cache(settings(case, data, **changes), observer=observer))
 
 
 def rows_of(cache, field):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_builds import CASES, Talk, arrays_of, built, draw, reasons, rows_of, settings, tree
+from small_builds import CASES, Recorder, arrays_of, built, draw, reasons, rows_of, settings, tree
 
 from latentcache.errors import InterruptedBuildError
 from latentcache.fields.registry import field_kind
@@ -21,8 +21,8 @@ def data(case, tmp_path):
 
 
 def test_a_first_build_makes_every_item_once(case, data):
-    talk = Talk()
-    report = built(case, data, talk=talk)
+    observer = Recorder()
+    report = built(case, data, observer=observer)
     assert report.counts() == {
         "samples": 4, "encoded": 4, "cached": 0, "duplicates": 0, "quarantined": 0, "no_caption": report.no_caption,
     }  # fmt: skip
@@ -32,7 +32,7 @@ def test_a_first_build_makes_every_item_once(case, data):
     assert set(report.fields) == {case.field}
     assert report.fields[case.field].num_bytes > 0
     assert report.written_bytes > 0
-    (plan,) = talk.plans
+    (plan,) = observer.plans
     planned = plan.fields[case.field]
     assert (planned.items, planned.to_make, planned.cached, planned.inputs) == (4, 4, 0, 4)
     assert plan.bytes_to_write > 0
@@ -147,7 +147,7 @@ def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_pa
     assert len(set(reasons(report).values())) == 1
 
 
-class Stopping(Talk):
+class Stopping(Recorder):
     """Ask the build to end at its first sign of progress."""
 
     def __init__(self, send):
@@ -168,21 +168,21 @@ def test_an_interrupted_build_is_continued_and_acknowledged_keys_are_not_encoded
     monkeypatch.setattr(
         "latentcache.pipeline.build.StopSignal", lambda *given: stops.append(made(*given)) or stops[-1]
     )
-    talk = Stopping(lambda: stops[0].request())
+    observer = Stopping(lambda: stops[0].request())
     monkeypatch.setenv("DELAY_MS", "20")
     kind = field_kind(case.field)
     monkeypatch.setattr(type(kind), "work", replace(kind.work, unit_jobs=4, batch_items=4))
     slow = {name: f"{value}:delay_ms=20" for name, value in case.settings.items() if value == "stub"}
     with pytest.raises(InterruptedBuildError):
-        built(case, data, talk=talk, events=events, commit_every=1, recipe=slow, workers=0, batch_size=4)
+        built(case, data, observer=observer, events=events, commit_every=1, recipe=slow, workers=0, batch_size=4)
     acknowledged = {key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]}
     assert 0 < len(acknowledged) < 40
     planned = plan_build(settings(case, data, recipe=slow))
     assert planned.cached == len(acknowledged)
-    talk = Talk()
-    report = built(case, data, talk=talk, recipe=slow, events=events)
+    observer = Recorder()
+    report = built(case, data, observer=observer, recipe=slow, events=events)
     assert (report.encoded, report.cached) == (40 - len(acknowledged), len(acknowledged))
-    assert talk.plans[0].cached == len(acknowledged)
+    assert observer.plans[0].cached == len(acknowledged)
     keys = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
     assert len(keys) == len(set(keys)) == 40
 
@@ -204,10 +204,10 @@ def test_a_damaged_shard_is_reported_and_its_intact_entries_are_kept(case, data)
     cache = built(case, data).cache
     (shard,) = CachePaths(cache).sealed_shards()
     (shard / "index.safetensors").write_bytes(b"junk")
-    talk = Talk()
-    report = built(case, data, talk=talk)
+    observer = Recorder()
+    report = built(case, data, observer=observer)
     assert (report.encoded, report.cached) == (0, 4)
-    assert any(shard.name in message for message in talk.warnings)
+    assert any(shard.name in message for message in observer.warnings)
     assert (len(rows_of(cache, case.field)), open_snapshot(cache).number) == (4, 2)
 
 
@@ -234,11 +234,11 @@ def test_a_cache_without_current_continues_with_its_newest_snapshot(case, data):
 
 
 def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):
-    case, talk = CASES["latents"], Talk()
+    case, observer = CASES["latents"], Recorder()
     data = case.data(tmp_path / "data", 3)
     built(case, data)
-    report = built(case, data, talk=talk, recipe={"storage_dtype": "float32"})
-    changed = {name: (was, now) for name, was, now in talk.plans[0].fields["latents"].changed}
+    report = built(case, data, observer=observer, recipe={"storage_dtype": "float32"})
+    changed = {name: (was, now) for name, was, now in observer.plans[0].fields["latents"].changed}
     assert changed == {"encoder.storage_dtype": ("float16", "float32")}
     assert report.encoded == 3
     back = built(case, data, recipe={"storage_dtype": "float16"})

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from small_builds import CASES, Talk, built, settings, tree
+from small_builds import CASES, Recorder, built, settings, tree
 
 from latentcache.errors import (
     CacheDamagedError,
@@ -145,16 +145,16 @@ def test_something_else_in_the_place_of_the_build_state_is_not_waited_for_and_re
 
 
 def test_a_damaged_manifest_is_replaced_if_the_fields_are_named(case, tmp_path):
-    data, talk = case.data(tmp_path / "data", 2), Talk()
+    data, observer = case.data(tmp_path / "data", 2), Recorder()
     cache = built(case, data).cache
     manifest = CachePaths(cache).snapshot(1) / "manifest.json"
     manifest.chmod(0o644)
     manifest.write_bytes(manifest.read_bytes().replace(b'"complete"', b'"complate"'))
     with pytest.raises(CacheDamagedError, match="unknown"):
         built(case, data, fields={})
-    report = built(case, data, talk=talk)
+    report = built(case, data, observer=observer)
     assert (report.encoded, report.published) == (0, True)
-    assert any("damaged" in message for message in talk.warnings)
+    assert any("damaged" in message for message in observer.warnings)
 
 
 def test_a_read_only_place_is_refused(case, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_builds import CASES, Talk, built, draw, rows_of, settings
+from small_builds import CASES, Recorder, built, draw, rows_of, settings
 
 from latentcache.errors import UsageError
 from latentcache.fields.registry import field_kind, field_kinds
@@ -79,11 +79,9 @@ def test_a_field_without_its_kind_or_input_is_refused(data, tmp_path, monkeypatc
 
 
 def test_the_first_field_that_the_data_allow_is_the_default(tmp_path):
-    talk = Talk()
-    built(
-        CASES["input_ids"], CASES["input_ids"].data(tmp_path / "docs", 2), talk=talk, fields=CASES["input_ids"].said()
-    )
-    assert set(talk.plans[0].fields) == {"input_ids"}
+    records, observer = CASES["input_ids"], Recorder()
+    built(records, records.data(tmp_path / "docs", 2), observer=observer, fields=records.said())
+    assert set(observer.plans[0].fields) == {"input_ids"}
     plan = plan_build(settings(LATENTS, LATENTS.data(tmp_path / "images", 2), out=tmp_path / "new", fields={}))
     assert list(plan.fields) == ["latents"]
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from small_builds import CASES, Talk, arrays_of, built, rows_of
+from small_builds import CASES, Recorder, arrays_of, built, rows_of
 
 from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.fields.table import Rejected
@@ -17,7 +17,7 @@ from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 
-class Following(Talk):
+class Following(Recorder):
     """Opens the pending snapshot at the first sign of progress."""
 
     def __init__(self, cache, field):
@@ -37,13 +37,13 @@ def slow(case):
 def test_a_pending_snapshot_names_everything_that_the_build_makes(case, tmp_path, monkeypatch):
     monkeypatch.setenv("DELAY_MS", "10")
     data, cache = case.data(tmp_path / "data", 20), tmp_path / "cache"
-    talk = Following(cache, case.field)
-    report = built(case, data, talk=talk, stream=True, recipe=slow(case))
+    observer = Following(cache, case.field)
+    report = built(case, data, observer=observer, stream=True, recipe=slow(case))
     assert (report.encoded, report.published) == (20, True)
-    pending, finished = talk.snapshot.fields[case.field], open_snapshot(cache).fields[case.field]
+    pending, finished = observer.snapshot.fields[case.field], open_snapshot(cache).fields[case.field]
     assert np.array_equal(pending.row_keys(), finished.row_keys())
     assert pending.groups == finished.groups
-    assert list(talk.snapshot.samples.names) == list(open_snapshot(cache).samples.names)
+    assert list(observer.snapshot.samples.names) == list(open_snapshot(cache).samples.names)
     assert not CachePaths(cache).pending.exists()
     assert open_pending(cache) is None
     plain = built(case, data, out=tmp_path / "plain")
