@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import typer
 from PIL import Image
-from small_cache import Done
 
 from latentcache import failpoint
 from latentcache.cli import app
@@ -25,6 +25,24 @@ from latentcache.store.paths import CachePaths
 ROOT = Path(__file__).resolve().parents[2]
 #: A build that is slow enough to be disturbed: a commit per image, its key in the event file.
 RECIPE = ("--resolution", "64", "--bucket-step", "32")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command gave back. Not that of ``small_cache``: programs that fork import this, without pytest."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        """The one object on stdout."""
+        assert self.out.count("\n") == 1, self.out + self.err
+        found = json.loads(self.out)
+        assert found["exit_code"] == self.status
+        assert "Traceback" not in self.err
+        return found
 
 
 def noise(seed, height=48, width=48, form="PNG"):
