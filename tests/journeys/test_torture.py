@@ -27,9 +27,8 @@ def folder():
 
 def tortured(folder, *words):
     command = [sys.executable, str(Path(__file__).with_name("torture.py")), words[0], str(folder), *words[1:]]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    around = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=around)
     if done.returncode == CANNOT:
         pytest.skip(done.stdout)
     print(done.stdout)  # noqa: T201 - a figure of docs/explanation/reliability.md
