@@ -60,7 +60,7 @@ def read_tokenizer(path: Path) -> LoadedTokenizer | None:
     return from_json(_read_json(path), path.parent)
 
 
-def from_json(tokenizer: dict[str, Any], folder: Path, notes: tuple[str, ...] = ()) -> LoadedTokenizer:
+def from_json(tokenizer: dict[str, Any], folder: Path) -> LoadedTokenizer:
     """The JSON with what the files beside it add.
 
     Raises:
@@ -84,7 +84,7 @@ def from_json(tokenizer: dict[str, Any], folder: Path, notes: tuple[str, ...] = 
     lost = [f"{role} {token!r} is not in the vocabulary and not used" for role, token in named.items()
             if token and token not in known]  # fmt: skip
     return LoadedTokenizer(
-        json=tokenizer, config=config, special=special, chat_template=_template(folder, config), notes=(*notes, *lost)
+        json=tokenizer, config=config, special=special, chat_template=_template(folder, config), notes=tuple(lost)
     )
 
 

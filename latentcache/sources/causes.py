@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from latentcache.errors import UnusableSampleError, count_of
 from latentcache.fields.table import Rejected
-from latentcache.identity.stat import StatMemo
 
 #: Reason word -> what the user can do, one line.
 HINTS: Mapping[str, str] = {
@@ -197,10 +196,9 @@ def rejection(reason: str, detail: str) -> UnusableSampleError:
     return UnusableSampleError(detail, fix=hint_for(reason), slug=reason)
 
 
-def rejected(name: str, cause: str, detail: str = "", *, stat: StatMemo | None = None, count: int = 1) -> Rejected:
+def rejected(name: str, cause: str, detail: str = "", *, count: int = 1) -> Rejected:
     """A rejected file, or a note, with the hint of its reason."""
-    memo = () if stat is None else (*stat.identity, stat.seen_ns)
-    return Rejected(name=name, reason=cause, detail=detail, hint=hint_for(cause), stat=memo, count=count)
+    return Rejected(name=name, reason=cause, detail=detail, hint=hint_for(cause), count=count)
 
 
 def counted(name: str, cause: str, count: int, what: str, *, first: str = "") -> Rejected:

@@ -73,9 +73,7 @@ class RecordFiles:
         return len(self.names)
 
 
-def find_records(
-    data: Path, *, datasets: tuple[str, ...], text_lines: bool, form: RecordFormat | None
-) -> RecordFiles:
+def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool) -> RecordFiles:
     """The files of records in a file or folder, not opened yet.
 
     Raises:
@@ -89,18 +87,18 @@ def find_records(
     if data.name == INFO_NAME:
         data = data.parent
     if data.is_file():
-        way = Way(kind=_kind_of_single(data), form=form, text_lines=text_lines)
+        way = Way(kind=_kind_of_single(data), text_lines=text_lines)
         files = replace(_named(data.parent, [(data.name, way)]), alone=True)
     elif datasets and not is_dataset_info(data):
         fix = f"leave --dataset out, or put {INFO_NAME} there"
         raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
     elif is_saved(data):
-        arrow = Way(kind="arrow", form=form)
+        arrow = Way(kind="arrow")
         files = _with_unused(_named(data, [(name, arrow) for name in saved_files(data)]))
     elif is_dataset_info(data):
         files = _with_unused(_by_info(data, datasets))
     else:
-        files = _by_walk(data, Way(kind="", form=form, text_lines=text_lines))
+        files = _by_walk(data, Way(kind="", text_lines=text_lines))
     if not len(files) and not files.rejected:
         raise _nothing(data)
     if any(way.kind in ("parquet", "arrow") for way in files.ways) and find_spec("pyarrow") is None:
@@ -114,10 +112,10 @@ def find_records(
     return files
 
 
-def possible_ways(root: Path, *, text_lines: bool, form: RecordFormat | None) -> list[Way]:
+def possible_ways(root: Path, *, text_lines: bool) -> list[Way]:
     """Every way in which files below a folder are read with these options."""
     kinds = sorted({*KINDS.values(), "arrow"})
-    ways = [Way(kind=kind, form=form, text_lines=text_lines and kind != "arrow") for kind in kinds]
+    ways = [Way(kind=kind, text_lines=text_lines and kind != "arrow") for kind in kinds]
     try:
         forms = [dataset.form for dataset in read_dataset_info(root)[0]] if is_dataset_info(root) else []
     except SourceError:

@@ -52,8 +52,6 @@ MAX_REPEATS = 65535
 #: What an image without a caption is counted as.
 NO_CAPTION = "none"
 _SET_COLUMNS = ("repeats", "image_set", FOCUS, SPAN)
-#: Captions are not read.
-CLOSED_RULE = CaptionRule(extensions=())
 _PLAIN_RULE = CaptionRule()
 #: In the names of masks and control images that are beside their images.
 _ASIDE = "label."
@@ -322,7 +320,7 @@ class ImageScan(Scan):
                 walk.notes.add(item)
         tables_at = len(names) - len(read)
         names, memos, further = self._with_partners(layout, files, names, memos, chosen)
-        rules = [one.captions if self.captions or one.captions.table else CLOSED_RULE for one in layout.sets]
+        rules = [one.captions for one in layout.sets]
         reading = _readings(layout.sets, chosen, len(names))
         archives = Archives.of(layout, len(names), bad)
         if archives.names:
@@ -332,9 +330,6 @@ class ImageScan(Scan):
         held = self.held(names, memos, reading, self.rejected)
         for number, (content, memo) in enumerate(read, start=tables_at):
             held.remember(number, content, memo)
-        if not self.captions:
-            closed = np.where(chosen.which >= 0, -1, chosen.caption)
-            chosen = replace(chosen, caption=closed, which=np.full_like(chosen.which, -1))
         if archives.names:
             inside = archives.samples(self, held, rules, bad, walk.notes)
             chosen = Chosen.joined([chosen, inside])
@@ -345,7 +340,7 @@ class ImageScan(Scan):
         good = captions.read(chosen, bad)
         if not good.all():
             chosen, further = chosen.take(good), {name: file[good] for name, file in further.items()}
-        for item in captions.conflicts(chosen, files.more if self.captions and not tables else {}):
+        for item in captions.conflicts(chosen, {} if tables else files.more):
             walk.notes.add(item)
         caption = captions.column(chosen)
         found, called = files.found, _names(names, chosen, held)

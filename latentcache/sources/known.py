@@ -35,7 +35,6 @@ _HASH_THREADS, _HASHED = 4, 1 << 12
 class Scan:
     """What a scan is asked for; see ``scan.scan``."""
 
-    captions: bool = True
     image_column: str = ""
     caption_column: str = ""
     videos: bool = False

@@ -36,7 +36,7 @@ class Way:
     kind: str
     """json, text, parquet or arrow."""
     form: RecordFormat | None = None
-    """Known from a dataset_info.json or asked for; None: the first record tells."""
+    """Known from a dataset_info.json; None: the first record tells."""
     text_lines: bool = False
     """True if each line of a text is a document, rather than the whole file."""
 

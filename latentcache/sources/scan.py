@@ -30,7 +30,7 @@ from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
-from latentcache.sources.records import RecordFormat, record_json
+from latentcache.sources.records import record_json
 
 IMAGES, RECORDS = "images", "records"
 _BLOCK = 1 << 12
@@ -42,14 +42,10 @@ class SourceOptions:
 
     kind: str = ""
     """``images`` or ``records``; empty: decided by DATA."""
-    captions: bool = True
-    """False: caption files stay closed, and captions are empty. A table is read in any case."""
     datasets: tuple[str, ...] = ()
     """Names in a dataset_info.json; all that are on this disk by default."""
     text_lines: bool = False
     """True: each line of a text file is a document."""
-    form: RecordFormat | None = None
-    """Of every record; by default each file's first record decides. A dataset_info.json has precedence."""
     part: Part | None = None
     layout: str = ""
     """One of ``layouts.find.WORDS``; empty: DATA decides."""
@@ -83,10 +79,9 @@ class SourceOptions:
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
         said: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        said |= {"captions": None if self.captions else False, "part": str(self.part or "")}
-        said |= {"form": self.form and self.form.as_json()}
+        said["part"] = str(self.part or "")
         said |= {name: list(said[name]) for name in ("datasets", "controls")}
-        empty = {"captions": None, "default_caption": None, "repeats": None}
+        empty = ("default_caption", "repeats")
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
 
     @property
@@ -124,8 +119,6 @@ class SourceOptions:
         """Inverse of :meth:`as_json`. Raises TypeError for a name that this version does not know."""
         values = dict(data)
         values |= {name: tuple(values[name]) for name in ("datasets", "controls") if name in values}
-        if "form" in values:
-            values["form"] = RecordFormat(**values["form"])
         if "part" in values:
             values["part"] = Part.parse(values["part"])
         return cls(**values)
@@ -241,14 +234,14 @@ def scan(
         "stopping": stopping,
     }
     if options.kind == RECORDS:
-        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
+        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines)
         return _listing(files.root, RecordScan(**shared)(files), options, files)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout = find_layout(data, options.layout, options.split)
     options = options.below(layout, recorded)
     layout = options.applied(layout)
-    shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
+    shared |= {"hash_all": hash_all, "hash_known": hash_known, "notes": notes}
     shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
     return _listing(layout.root, ImageScan(**shared)(layout), options, layout=layout)
 
@@ -285,7 +278,7 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
     """A snapshot's own samples as a listing, for :meth:`Listing.job_inputs`; DATA is not listed."""
     files = None
     if "record" in samples.inputs:
-        ways = possible_ways(root, text_lines=options.text_lines, form=options.form)
+        ways = possible_ways(root, text_lines=options.text_lines)
         files = files_of(root, samples, ways, options.part)
     return Listing(
         root=root,
@@ -335,7 +328,7 @@ def _kind(data: Path) -> str:
     if holds_images(data):
         return IMAGES
     try:
-        files = find_records(data, datasets=(), text_lines=False, form=None)
+        files = find_records(data, datasets=(), text_lines=False)
     except EmptySourceError:
         return IMAGES  # its error says what is there
     return RECORDS if len(files) else IMAGES

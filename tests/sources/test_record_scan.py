@@ -11,7 +11,6 @@ from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.part import Part
 from latentcache.sources.record_files import RecordReader
-from latentcache.sources.records import SHAREGPT
 from latentcache.sources.scan import SourceOptions, listing_of, scan
 
 RECORDS = SourceOptions(kind="records")
@@ -188,8 +187,6 @@ def test_conversations_of_parquet(tmp_path):
 
 
 def test_options_travel_as_json():
-    options = SourceOptions(
-        kind="records", captions=False, datasets=("a",), text_lines=True, form=SHAREGPT, part=Part.parse("1/3")
-    )
+    options = SourceOptions(kind="records", datasets=("a",), text_lines=True, part=Part.parse("1/3"))
     assert SourceOptions.from_json(json.loads(json.dumps(options.as_json()))) == options
     assert (SourceOptions().as_json(), SourceOptions.from_json({})) == ({}, SourceOptions())

@@ -43,7 +43,6 @@ class Wanted:
     """Column of the images, or the end of their names in a tar; empty: the only one that can be meant."""
     caption_column: str = ""
     """Column of the captions, or their key in the JSON members of a tar; empty: likewise."""
-    captions: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,7 +138,7 @@ class _Tar:
             image, texts = images[0], self._texts.pop(key, {})
             try:
                 self._check(key, images)
-                text = self._caption(descriptor, texts, image) if texts and self._wanted.captions else ""
+                text = self._caption(descriptor, texts, image) if texts else ""
             except UnusableSampleError as error:
                 self._rejected.append(as_rejected(f"{self._name}/{image.name}", error))
                 continue
@@ -198,7 +197,7 @@ def _table(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
     columns = columns_of(path, kind)
     image = _image_column(path, columns, wanted.image_column)
     notes, bad = list[Rejected](), list[Rejected]()
-    caption = _caption_column(path, name, columns, wanted, notes) if wanted.captions else ""
+    caption = _caption_column(path, name, columns, wanted, notes)
     count = count_rows(path, kind)
     if kind == ARROW:
         span = spans_of(path, image)

@@ -161,7 +161,7 @@ class Archives:
 
 
 def _wanted(asked: Scan) -> Wanted:
-    return Wanted(image_column=asked.image_column, caption_column=asked.caption_column, captions=asked.captions)
+    return Wanted(image_column=asked.image_column, caption_column=asked.caption_column)
 
 
 def _above(name: str) -> list[str]:
