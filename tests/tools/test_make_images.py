@@ -1,10 +1,6 @@
-from pathlib import Path
-
 import pytest
 from make_images import ASPECTS, make_images
 from PIL import Image, ImageOps
-
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "make_images.py"
 
 
 @pytest.fixture(scope="module")
