@@ -43,7 +43,8 @@ from latentcache.identity.stat import StatMemo
 DEFAULT_MODEL = "demo"
 _LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg")
 _DECODERS = ("pillow", "simplejpeg")
-_PROBE = "latentcache.encoders.vae.probe"
+_HAS_BFLOAT16 = "latentcache.encoders.vae.encoder:has_bfloat16"
+_CAN_RESAMPLE = "latentcache.images.resize:resample_self_test"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +234,7 @@ def _described(
     compute = description.spec.compute_dtype
     if old is not None and (context.check or _same_weights(description.spec, old)):
         compute = old.compute_dtype
-    elif compute == "bfloat16" and context.ask is not None and not context.ask(f"{_PROBE}:has_bfloat16"):
+    elif compute == "bfloat16" and context.ask is not None and not context.ask(_HAS_BFLOAT16):
         compute = "float32"
     return replace(description, spec=replace(description.spec, compute_dtype=compute))
 
@@ -258,7 +259,7 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
     """Torch's resize is 4 times cheaper than Pillow's, but importing torch for a numpy encoder is not."""
     if settings.resample not in (None, "auto") or not description.needs_torch or context.ask is None:
         return PixelProfile().resample
-    return "lanczos-u8" if context.ask(f"{_PROBE}:can_resample") else "lanczos-pil"
+    return "lanczos-u8" if context.ask(_CAN_RESAMPLE) else "lanczos-pil"
 
 
 def _provenance(description: ModelDescription, *, clips: bool) -> dict[str, Any]:

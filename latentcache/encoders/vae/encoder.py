@@ -52,6 +52,18 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
+def has_bfloat16(device: str = "auto") -> bool:
+    """True if a device computes bfloat16; devices that only emulate it are slower than in float32.
+
+    A worker answers this for the process that builds, which imports no torch.
+
+    Raises:
+        DeviceError: The device does not exist.
+    """
+    chosen = choose_device(device)
+    return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 class VaeEncoder:
     """Encoder half of one autoencoder on one device. For one thread.
 

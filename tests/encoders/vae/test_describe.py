@@ -164,7 +164,7 @@ def described(settings=None, cached=None, **context):
     def ask(target, **kwargs):
         asked.append(target.partition(":")[2])
         json.dumps(kwargs)
-        return target.endswith("can_resample")
+        return target.endswith("resample_self_test")
 
     context = DescribeContext(**{"device": "cpu", "ask": ask} | context)
     found = describe(LatentsSettings(**settings or {}), cached or Cached(), context)
@@ -187,7 +187,7 @@ def test_a_new_cache_gets_the_demo_and_its_defaults():
 def test_a_model_asks_a_worker_once_and_the_cache_keeps_the_answers(tiny, monkeypatch):
     model = str(tiny("AutoencoderKL", force_upcast=True))
     first, asked = described({"model": model}, device="cuda:0")
-    assert asked == ["has_bfloat16", "can_resample"]
+    assert asked == ["has_bfloat16", "resample_self_test"]
     assert (first.recipe.encoder.compute_dtype, first.recipe.pixels.resample) == ("float32", "lanczos-u8")
     assert first.needs_torch
     second, asked = described(cached=again(first), device="cpu")
