@@ -81,7 +81,7 @@ def _repeats(config: Config, one: Mapping[str, Any]) -> int:
     said, strategy = _balancing(one), one.get("balancing_strategy", "REPEATS")
     name = one.get("name") or one["path"]
     if strategy != "REPEATS":
-        config.note(f"concept {name} asks for {said:g} samples per epoch; each image is seen once")
+        config.note(f"concept {name} asks for {count_of(int(said), 'samples')} per epoch; each image is seen once")
         return 1
     if said != math.floor(said) or said < 1:
         config.note(f"concept {name} asks for {said:g} repeats; whole numbers from 1 are used")
