@@ -14,7 +14,7 @@ SIDE = 10_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Six images of 100 megapixels in five formats; no two are alike, since a build makes equal pixels once."""
+    """Six images of 100 megapixels in five formats; no two are alike, since equal files are encoded once."""
     folder = tmp_path_factory.mktemp("large")
     ramp = (np.add.outer(np.arange(SIDE), np.arange(SIDE)) // 16 % 256).astype(np.uint8)
 
