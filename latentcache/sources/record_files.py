@@ -181,7 +181,12 @@ class RecordReader:
 
         try:
             rows = _parquet_rows(self.path) if self.way.kind == "parquet" else _arrow_rows(self.path)
-            for number, row in enumerate(rows, start=1):
+            for number, (row, kinds) in enumerate(rows, start=1):
+                try:
+                    row.update({name: _parsed(row[name], kind) for name, kind in kinds.items()})
+                except UnusableSampleError as error:
+                    self._reject(number, error)
+                    continue
                 yield from self._record(number, row)
         except (pyarrow.ArrowException, OSError) as error:
             raise SourceError(
@@ -192,22 +197,42 @@ class RecordReader:
             ) from error
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows, each with the types of the columns that hold JSON."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as table:
+        kinds = _json_columns(table.schema_arrow)
         for batch in table.iter_batches(batch_size=_ROWS):
-            yield from batch.to_pylist()
+            yield from ((row, kinds) for row in batch.to_pylist())
 
 
-def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _arrow_rows(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """As :func:`_parquet_rows`."""
     import pyarrow
     import pyarrow.ipc
 
     with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        kinds = _json_columns(stream.schema)
         for batch in stream:
             for start in range(0, batch.num_rows, _ROWS):
-                yield from batch.slice(start, _ROWS).to_pylist()
+                yield from ((row, kinds) for row in batch.slice(start, _ROWS).to_pylist())
+
+
+def _json_columns(schema: Any) -> dict[str, Any]:
+    """Name -> type of columns with JSON: ``datasets`` (its feature ``Json``) writes values of several forms so."""
+    return {column.name: column.type for column in schema if "arrow.json" in str(column.type)}
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    """A value with its JSON parsed."""
+    if value is None or "arrow.json" not in str(kind):
+        return value
+    if isinstance(value, list):
+        return [_parsed(one, kind.value_type) for one in value]
+    if isinstance(value, dict):
+        return {name: _parsed(one, kind.field(name).type) for name, one in value.items()}
+    return parse_json(value)
 
 
 def _skip(text: str, place: int) -> int:

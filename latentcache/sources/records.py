@@ -24,7 +24,7 @@ from latentcache.identity.content import content_hash
 from latentcache.sources.lines import fault, listed, parse_json, shown
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
-RECORD_RULE = 3
+RECORD_RULE = 4
 #: Fields of a turn that are given to the template beside its role and content.
 PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning")
 _FIRST_ROLES = ("system", "developer")

@@ -1,5 +1,6 @@
 import json
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -130,6 +131,28 @@ def test_rows_of_parquet_stream_in_order(tmp_path):
     assert [(r.line, r.text) for r in reader] == [(n, f"text {n - 1}") for n in range(1, 2501)]
     assert [(item.line, item.field) for item in reader.rejected] == [(2501, "text")]
     assert reader.content == xxhash.xxh3_128_digest(path.read_bytes())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
+    """Turns of which some have calls have several forms: ``datasets`` makes its feature ``Json`` of them."""
+    call = {"type": "function", "function": {"name": "a", "arguments": {"b": 1}}}
+    turns = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "{}"},
+    ]
+    feature = datasets.Features({"messages": datasets.List(datasets.Json())})
+    made = datasets.Dataset.from_list([{"messages": turns}, {"messages": turns[::3]}], features=feature)
+    made.to_parquet(tmp_path / "a.parquet")
+    made.save_to_disk(tmp_path / "saved")
+    path = tmp_path / ("a.parquet" if kind == "parquet" else "saved/data-00000-of-00001.arrow")
+    lines, _ = read(tmp_path, "".join(json.dumps(row) + "\n" for row in made))
+    reader = RecordReader(path, "a", Way(kind=kind))
+    assert [(r.messages, r.content) for r in reader] == [(r.messages, r.content) for r in lines]
+    assert not reader.rejected
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(("kind", "data"), [("parquet", b"PAR1 no"), ("arrow", b"nothing")])

@@ -89,6 +89,8 @@ class ChatRenderer:
         self.has_generation = bool(_GENERATION.search(template))
         self._as_parts = False
         self._as_parts = self._needs_parts()
+        self._calls_as_text = False
+        self._calls_as_text = self._needs_text()
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:
@@ -145,7 +147,7 @@ class ChatRenderer:
         begin, end = len(prompt) if text.startswith(prompt) else -1, len(with_turn)
         if begin < 0 or not (text.startswith(with_turn) and with_turn.startswith(prompt)):
             before, after = self._around(messages, tools, options, text, number)
-            begin, end = (before if begin < 0 else begin), (end if last else after)
+            begin, end = (before if begin < 0 else begin), (end if text.startswith(with_turn) else after)
         if self._style.header and text.startswith(self._style.header, begin):
             begin += len(self._style.header)
         if not 0 <= begin <= end:
@@ -228,6 +230,23 @@ class ChatRenderer:
         self._as_parts = True
         return writes()
 
+    def _needs_text(self) -> bool:
+        """True if the template writes the arguments of calls only as JSON text, as DeepSeek V3's original one."""
+        call = {"name": "a", "arguments": {"a": 1}}
+        fields = (("tool_calls", json.dumps([{"type": "function", "function": call}])),)
+        answer = Message(role="assistant", content="", fields=fields)
+
+        def writes() -> bool:
+            try:
+                return bool(self._run([self._said("user", "a"), self._message(answer)], None)[0])
+            except UnusableSampleError:
+                return False
+
+        if writes():
+            return False
+        self._calls_as_text = True
+        return writes()
+
     def _said(self, role: str, content: str) -> dict[str, Any]:
         """One turn as the template takes it."""
         return {"role": role, "content": [{"type": "text", "text": content}] if self._as_parts else content}
@@ -264,8 +283,11 @@ class ChatRenderer:
         return texts[0], spans[0] if tags else []
 
     def _message(self, message: Message) -> dict[str, Any]:
-        fields = {name: self._marked(json.loads(value)) for name, value in message.fields}
-        return {**self._said(message.role, self._marked(message.content)), **fields}
+        fields = {name: json.loads(value) for name, value in message.fields}
+        if self._calls_as_text:
+            for call in fields.get("tool_calls", ()):
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**self._said(message.role, self._marked(message.content)), **self._marked(fields)}
 
     def _marked(self, value: Any) -> Any:
         """A value with the special-token text in its texts between marks; names are unchanged."""

@@ -316,7 +316,7 @@ def _is_text(kind: Any) -> bool:
 
 def _holds_images(table: _Open, field: Any, told: str | None) -> bool:
     """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
-    if told is not None and told != "Value":
+    if told and told != "Value":
         return told == "Image"
     child = _bytes_of(field)
     column = field.name if table.stream is not None or not child else f"{field.name}.{child}"

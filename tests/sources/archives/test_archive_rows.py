@@ -78,6 +78,14 @@ def test_what_datasets_says_of_a_column_decides(tmp_path: Path, feature: str, fo
     assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == found
 
 
+def test_a_struct_that_datasets_knows_as_plain_values_is_known_by_its_first_value(tmp_path: Path) -> None:
+    """As in a data set whose features were not cast to ``Image``."""
+    said = b'{"info": {"features": {"image": {"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}}}}'
+    column = pa.array([{"bytes": data, "path": None} for data in images(3)])
+    data = pa.table({"image": column}).replace_schema_metadata({b"huggingface": said})
+    assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == ("image",)
+
+
 def test_a_plain_binary_column_is_known_by_its_first_value(tmp_path: Path) -> None:
     data = pa.table({"jpg": pa.array([None, None, *images(3)], pa.large_binary()), "n": range(5)})
     assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == ("jpg",)
