@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UnusableSampleError, UsageError
+from latentcache.errors import (
+    EmptySourceError,
+    SourceAmbiguousError,
+    SourceError,
+    SourceNotFoundError,
+    UnusableSampleError,
+    UsageError,
+)
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
@@ -45,7 +53,15 @@ _TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_ta
 _SERVERS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 _MEDIA = ("images", "videos", "audios")
 _PREFERENCE = ("chosen", "rejected", "kto_tag")
-_SPLIT = "train"
+TRAIN = "train"
+#: Names of folders and files -> split (huggingface/datasets ``data_files.py``, ``SPLIT_KEYWORDS``).
+SPLITS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_SHARD = re.compile(r"(?:.*[-_./])?([A-Za-z0-9]+)-[0-9]{5}-of-[0-9]{5}\.[a-z]+")
+_KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])", re.IGNORECASE)
 #: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
@@ -73,19 +89,22 @@ class RecordFiles:
         return len(self.names)
 
 
-def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool) -> RecordFiles:
+def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, split: str = "") -> RecordFiles:
     """The files of records in a file or folder, not opened yet.
 
     Raises:
         SourceNotFoundError: There is nothing at this path.
         EmptySourceError: There is no file of records in it.
         SourceError: Its dataset_info.json cannot be read, or pyarrow is needed and not installed.
-        UsageError: A kind of file that is not read, or a data set that does not exist.
+        UsageError: A kind of file that is not read, or a data set or split that does not exist.
+        SourceAmbiguousError: There are several splits, and none is ``train``.
     """
     if not data.exists():
         raise SourceNotFoundError(f"there is no data at {data}", where=str(data.absolute()), fix="check the path")
     if data.name == INFO_NAME:
         data = data.parent
+    if data.is_file() or is_dataset_info(data):
+        which_split(data, [""], split)
     if data.is_file():
         way = Way(kind=_kind_of_single(data), text_lines=text_lines)
         files = replace(_named(data.parent, [(data.name, way)]), alone=True)
@@ -94,11 +113,11 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool) -> 
         raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
     elif is_saved(data):
         arrow = Way(kind="arrow")
-        files = _with_unused(_named(data, [(name, arrow) for name in saved_files(data)]))
+        files = _with_unused(_named(data, [(name, arrow) for name in saved_files(data, split)]))
     elif is_dataset_info(data):
         files = _with_unused(_by_info(data, datasets))
     else:
-        files = _by_walk(data, Way(kind="", text_lines=text_lines))
+        files = _by_walk(data, Way(kind="", text_lines=text_lines), split)
     if not len(files) and not files.rejected:
         raise _nothing(data)
     if any(way.kind in ("parquet", "arrow") for way in files.ways) and find_spec("pyarrow") is None:
@@ -222,8 +241,8 @@ def _take(
     unread.append(rejected(name, "unread-form" if unread is bad else "table-unused", f"{name}: {why}"))
 
 
-def _by_walk(folder: Path, common: Way) -> RecordFiles:
-    """All files of records; text files only if there are none."""
+def _by_walk(folder: Path, common: Way, split: str) -> RecordFiles:
+    """All files of records of one split; text files only if there are none."""
     walk = Walk(folder, _WANTED)
     names: list[Sequence[str]] = []
     stats = [np.empty((0, 5), dtype=np.uint64)]
@@ -240,6 +259,10 @@ def _by_walk(folder: Path, common: Way) -> RecordFiles:
     is_text = not len(chosen)
     chosen = np.flatnonzero(kind == "text") if is_text else chosen
     _note_others(walk.notes, every, kind, is_text)
+    if is_text:
+        which_split(folder, [""], split)
+    elif len(chosen):
+        chosen = chosen[_of_split(folder, every.take(chosen), split, walk.notes)]
     packed = [
         rejected(name, "compressed", f"{name} is packed")
         for name in every.take(np.flatnonzero(np.isin(kind, PACKED)))
@@ -255,6 +278,18 @@ def _by_walk(folder: Path, common: Way) -> RecordFiles:
         rejected=(*walk.rejected, *packed),
         notes=walk.notes.all(),
     )
+
+
+def _of_split(folder: Path, names: Sequence[str], asked: str, notes: Notes) -> NDArray[np.bool_]:
+    """(n,) True for files of the split that is read; the others are noted."""
+    splits = splits_of(names)
+    if len({*splits}) > 1:  # files that name none are for training
+        splits = [one or TRAIN for one in splits]
+    read = which_split(folder, splits, asked)
+    for name, split in zip(names, splits, strict=True):
+        if split != read:
+            notes.add(rejected(name, "split-unused", f"{name} is of the split {split}; {read} is read"))
+    return np.array([split == read for split in splits], dtype=np.bool_)
 
 
 def _note_others(notes: Notes, names: Strings, kind: NDArray[np.str_], is_text: bool) -> None:
@@ -322,6 +357,46 @@ def read_dataset_info(
     return datasets, bad, notes
 
 
+def splits_of(names: Sequence[str]) -> list[str]:
+    """Split of each file as ``datasets`` tells it; empty: none.
+
+    If all are named ``train-00000-of-00001.parquet``, by that; else by words in the folders; else in the file names.
+    """
+    shards = [_SHARD.fullmatch(name) for name in names]
+    if all(shards):
+        return [match[1] for match in shards if match]
+    for part in (0, 2):
+        found = [_KEYWORD.findall(name.rpartition("/")[part]) for name in names]
+        if any(found):
+            return [SPLITS[words[-1].lower()] if words else "" for words in found]
+    return [""] * len(names)
+
+
+def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
+    """The split that is read: the one that is asked for, else ``train``, or the only one.
+
+    Raises:
+        UsageError: There is no such split.
+        SourceAmbiguousError: There are several, and none of them is ``train``.
+    """
+    if asked and asked not in splits:
+        raise UsageError(
+            f"--split {asked}: DATA has no such split",
+            where=str(root),
+            why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
+            fix=f"--split {max(splits, key=lambda one: one == TRAIN)}" if any(splits) else "leave --split out",
+        )
+    chosen = asked or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
+    if chosen not in splits:
+        raise SourceAmbiguousError(
+            f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
+            where=str(root),
+            why="one split is read",
+            fix=f"name it: --split {splits[0]}",
+        )
+    return chosen
+
+
 def is_dataset_info(folder: Path) -> bool:
     """True if a folder has such a file; one that ``datasets`` left beside saved data does not count."""
     return _is_file(folder / INFO_NAME) and not _is_file(folder / STATE_NAME)
@@ -348,22 +423,15 @@ def saved_splits(folder: Path) -> list[str]:
     return [str(name) for name in _object(folder / DICT_NAME).get("splits", [])]
 
 
-def saved_files(folder: Path, split: str | None = None) -> Iterator[str]:
+def saved_files(folder: Path, split: str = "") -> Iterator[str]:
     """Names below the folder of the Arrow files that ``state.json`` lists, in its order.
 
     Raises:
         SourceError: The list cannot be read.
-        UsageError: It is a dict of data sets without ``train``.
+        UsageError, SourceAmbiguousError: See :func:`which_split`.
     """
     splits = saved_splits(folder)
-    split = split if split is not None else _SPLIT if splits != [""] else ""
-    if split not in splits:
-        raise UsageError(
-            f"{folder} has no split called {split}",
-            where=str(folder / DICT_NAME),
-            why=f"it has {listed(splits) or 'none'}",
-            fix=f"give the folder of one split, e.g. {shlex.quote(str(folder / (splits or ['train'])[0]))}",
-        )
+    split = which_split(folder, splits or [""], split)
     prefix = split and f"{split}/"
     for entry in _object(folder / f"{prefix}{STATE_NAME}").get("_data_files", []):
         yield prefix + Path(entry["filename"]).name

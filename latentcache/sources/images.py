@@ -195,7 +195,9 @@ class _Files:
             images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
             is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
         owners, is_sample = self._owners(prefix), is_image
-        role = self._layout.role(prefix) or ("" if owners else "outside")
+        role = self._layout.role(prefix)
+        if not role and not owners:
+            role = "split" if self._layout.is_unread(prefix) else "outside"
         if role or _ASIDE in "/".join(names):
             is_sample = is_image & ~self._set_aside(level, is_image, role)
         caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
@@ -255,12 +257,15 @@ class _Files:
         self.found.outside += len(names) * (word == "outside")
         if word == "outside":
             self._first_outside = self._first_outside or next(iter(names), "")
+        if word in ("outside", "split"):  # the layout has a note on the split
             return
         for name, number in zip(names, numbers, strict=True):
             self.partners.add(word, name, level.stats[number], ending)
 
     def _orphan(self, name: str, role: str, rule: CaptionRule) -> None:
         """A caption file that belongs to no sample."""
+        if role == "split":
+            return
         if extension_of(name) == ".json" or name in self._layout.used:
             if name not in self._layout.used:
                 self.walk.pass_over(name)

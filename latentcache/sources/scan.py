@@ -234,7 +234,7 @@ def scan(
         "stopping": stopping,
     }
     if options.kind == RECORDS:
-        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines)
+        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
         return _listing(files.root, RecordScan(**shared)(files), options, files)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)

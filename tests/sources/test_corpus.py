@@ -5,9 +5,16 @@ import sys
 
 import pytest
 
-from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.errors import EmptySourceError, SourceAmbiguousError, SourceError, SourceNotFoundError, UsageError
 from latentcache.sources import corpus
-from latentcache.sources.corpus import is_dataset_info, is_records_file, is_saved, read_dataset_info, saved_files
+from latentcache.sources.corpus import (
+    is_dataset_info,
+    is_records_file,
+    is_saved,
+    read_dataset_info,
+    saved_files,
+    splits_of,
+)
 from latentcache.sources.scan import SourceOptions, scan
 
 ONE = '{"text": "one"}\n'
@@ -345,7 +352,36 @@ def test_of_a_saved_dict_the_files_of_train(tmp_path):
     (tmp_path / "train/state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
     assert is_saved(tmp_path)
     assert list(saved_files(tmp_path)) == ["train/a.arrow"]
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test"]}')
-    with pytest.raises(UsageError) as caught:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "b"]}')
+    with pytest.raises(SourceAmbiguousError) as caught:
         list(saved_files(tmp_path))
-    assert "test" in caught.value.fix
+    assert caught.value.fix == "name it: --split test"
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        ("data/train-00000-of-00002.parquet data/a-00001-of-00002.parquet", "train a"),
+        ("default/train/0.parquet default/test/0.parquet b.parquet", "train test "),
+        ("train.jsonl val.jsonl my_eval-2.jsonl", "train validation test"),
+        ("Test.jsonl latest.jsonl trained.jsonl", "test  "),
+        ("train/test.jsonl train/b.jsonl", "train train"),
+        ("a.jsonl b.jsonl", " "),
+    ],
+)
+def test_splits_by_the_names_of_files(names, splits):
+    assert splits_of(names.split()) == splits.split(" ")
+
+
+def test_of_records_in_several_splits_one_is_read(tmp_path):
+    """A trainer that opens this folder with ``datasets`` trains on ``train`` alone."""
+    for name in ("train", "test", "more"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    found, listing = texts(tmp_path)
+    assert found == ["more", "train"]
+    assert [(note.name, note.reason) for note in listing.notes] == [("test.jsonl", "split-unused")]
+    listing = scan(tmp_path, SourceOptions(split="test"))
+    assert list(listing.samples.files.names) == ["test.jsonl"]
+    for data in (tmp_path, tmp_path / "train.jsonl"):
+        with pytest.raises(UsageError, match="no such split"):
+            scan(data, SourceOptions(split="dev"))

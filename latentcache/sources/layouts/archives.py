@@ -7,7 +7,6 @@ asked for, else ``train``. Whether a file holds images is seen in the head of th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,13 +16,20 @@ from pathlib import Path
 from latentcache.errors import SourceError, UnusableSampleError, count_of
 from latentcache.sources.archives.entries import shows_images
 from latentcache.sources.archives.tars import ARROW, PARQUET, TAR, is_packed, kind_of_archive
-from latentcache.sources.corpus import DICT_NAME, INFO_NAME, STATE_NAME, is_saved, saved_files, saved_splits
+from latentcache.sources.corpus import (
+    DICT_NAME,
+    INFO_NAME,
+    STATE_NAME,
+    is_saved,
+    saved_files,
+    saved_splits,
+    splits_of,
+)
 from latentcache.sources.layouts.sets import ImageSet, Layout, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.walk import TABLE_NAMES
 
 TARS_WORD, ROWS_WORD, SAVED_WORD = "webdataset", "parquet", "saved"
-_SPLIT = re.compile(r"(?:.*[-_./])?([A-Za-z0-9]+)-[0-9]{5}-of-[0-9]{5}\.parquet")
 #: Archives of one kind whose heads are read before they are taken for something else.
 _LOOKED_AT = 3
 
@@ -131,12 +137,8 @@ def _hold_images(root: Path, names: Sequence[str], kind: str) -> bool:
 
 
 def _by_split(names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """(split, files), if all names have one."""
-    matches = [_SPLIT.fullmatch(name) for name in names]
-    splits = [match[1] if match else "" for match in matches]
-    if not all(splits):
-        return [("", list(names))]
-    pairs = sorted(zip(splits, names, strict=True))
+    """(split, files)."""
+    pairs = sorted(zip(splits_of(names), names, strict=True))
     return [(split, [name for _, name in some]) for split, some in groupby(pairs, key=lambda pair: pair[0])]
 
 

@@ -224,6 +224,7 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
         sets=tuple(one for part in moved for one in part.sets),
         folders=tuple(one for one in folders if not any(_is_below(one, other) for other in folders)),
         aside={folder: role for part in moved for folder, role in part.aside.items()},
+        unread=frozenset(folder for part in moved for folder in part.unread),
         used=frozenset(used),
         notes=(*(note for part in moved for note in part.notes), *config.all_notes()),
     )
@@ -299,6 +300,7 @@ def _below(layout: Layout, root: Path) -> Layout:
         sets=tuple(sets),
         folders=tuple(map(moved, layout.folders)),
         aside={moved(folder): role for folder, role in layout.aside.items()},
+        unread=frozenset(map(moved, layout.unread)),
         used=frozenset(map(moved, layout.used)),
         notes=tuple(replace(note, name=moved(note.name)) for note in layout.notes),
     )

@@ -11,17 +11,12 @@ import shlex
 from pathlib import Path
 
 from latentcache.errors import TableError, count_of
+from latentcache.sources.corpus import SPLITS
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.walk import TABLE_NAMES
 
 WORD = "imagefolder"
-#: Names of folders -> split (huggingface/datasets ``data_files.py``, ``SPLIT_KEYWORDS``).
-SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
 
 
 def recognize(tree: Tree) -> Layout | None:

@@ -14,12 +14,13 @@ from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.causes import rejected
+from latentcache.sources.corpus import TRAIN, which_split
 
 #: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
 CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
 #: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
 MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
-FOLDER, TRAIN = "folder", "train"
+FOLDER = "folder"
 #: Folder of control images that ai-toolkit made of the images beside it (``ControlCachingMixin``).
 _MADE_CONTROLS = "_controls"
 #: Options of :meth:`CaptionRule.with_options`.
@@ -185,6 +186,8 @@ class Layout:
     """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Folder -> ``mask`` or ``control``: images in it are no samples."""
+    unread: frozenset[str] = frozenset()
+    """Folders of splits that are not read."""
     unpaired: frozenset[str] = frozenset()
     """Inputs that are not wanted."""
     used: frozenset[str] = frozenset()
@@ -201,6 +204,10 @@ class Layout:
             if not one.archives and (prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix)))
         ]
         return tuple(number for _, number in sorted(there))
+
+    def is_unread(self, prefix: str) -> bool:
+        """True if a folder is of a split that is not read."""
+        return any(not folder or prefix.startswith(folder + "/") for folder in self.unread)
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
@@ -225,21 +232,7 @@ def choose_split(layout: Layout, split: str) -> Layout:
         splits = [one or TRAIN for one in splits]
     if not split and len({*splits}) < 2:
         return layout
-    if split and split not in splits:
-        raise UsageError(
-            f"--split {split}: DATA has no such split",
-            where=str(layout.root),
-            why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
-            fix=f"--split {max(splits, key=lambda one: one == TRAIN)}" if any(splits) else "leave --split out",
-        )
-    chosen = split or TRAIN
-    if chosen not in splits:
-        raise SourceAmbiguousError(
-            f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
-            where=str(layout.root),
-            why="one split is read",
-            fix=f"name it: --split {splits[0]}",
-        )
+    chosen = which_split(layout.root, splits, split)
     pairs = list(zip(layout.sets, splits, strict=True))
     others = [(one, its) for one, its in pairs if its != chosen]
     tables = {one.captions.table for one, _ in others} - {""}
@@ -256,6 +249,7 @@ def choose_split(layout: Layout, split: str) -> Layout:
         layout,
         sets=tuple(one for one, its in pairs if its == chosen),
         used=layout.used.union(tables, *(one.files for one, _ in others)),
+        unread=frozenset(one.folder for one, _ in others if not one.archives),
         notes=(*layout.notes, *notes),
     )
 

@@ -15,7 +15,7 @@ def test_a_table_per_split_folder(tmp_path):
     table = '{"file_name": "a.jpg", "text": "%s"}\n{"file_name": "./deep/b.jpg", "text": "b"}\n'
     files = {f"data/{split}/{name}": "x" for split in ("train", "test") for name in ("a.jpg", "deep/b.jpg", "c.jpg")}
     put(tmp_path, files | {f"data/{split}/metadata.jsonl": table % split for split in ("train", "test")})
-    put(tmp_path, {"data/train/a.txt": "beside", "data/other/d.jpg": "x"})
+    put(tmp_path, {"data/train/a.txt": "beside", "data/other/d.jpg": "x", "data/test/a.txt": "beside"})
     found = scan(tmp_path)
     assert rows(found) == [("data/train/a.jpg", "train"), ("data/train/deep/b.jpg", "b")]
     assert (found.layout.word, [one.split for one in found.layout.sets]) == ("imagefolder", ["train"])
@@ -26,6 +26,7 @@ def test_a_table_per_split_folder(tmp_path):
         ("data/train/c.jpg", "unlisted"),
         ("data/train/metadata.jsonl", "sidecar-unused"),
     ]
+    assert [note.count for note in found.notes if note.reason == "outside-sets"] == [1]
     assert found.images.captions == {"data/train/metadata.jsonl": 2}
     other = scan(tmp_path, SourceOptions(split="test"))
     assert rows(other) == [("data/test/a.jpg", "test"), ("data/test/deep/b.jpg", "b")]
