@@ -8,9 +8,11 @@ together, padded to the longest of them.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +34,8 @@ from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, 
 _TOKENS, _CPU_TOKENS = 8192, 2048
 #: Padded lengths are multiples of this number of tokens.
 _STEP = 8
+#: Of malloc.h.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 #: Pooled vectors that a run of the sequence gave as well, for the field that this process makes next; see ``_memo``.
 _POOLED: dict[tuple[str, ...], Any] = {}
 #: Number of them at most: 170 MB of Stable Diffusion XL's in half precision.
@@ -179,6 +183,7 @@ class _PipelineEncoder:
         self._seen: list[_Length] = []
         self._folder: str = about["folder"]
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
+        _keep_memory(self._device.type == "cpu")
         self._pipe = self._guard.run(lambda: self._opened(about), "its text encoders")
 
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
@@ -212,6 +217,7 @@ class _PipelineEncoder:
         """Free the memory of the device."""
         self._pipe = None
         gc.collect()
+        _keep_memory(False)
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
@@ -309,6 +315,18 @@ class _PipelineEncoder:
 
         tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
         return tokenizer
+
+
+def _keep_memory(keep: bool) -> None:
+    """Have a worker's malloc keep the memory of activations, or give back what is large, as for images.
+
+    Workers give back from 1 MiB on (``MALLOC_MMAP_THRESHOLD_``). Mapped anew for each layer, the text encoders of
+    Stable Diffusion XL were 0.7 times as fast on a CPU.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        mallopt(_MMAP_THRESHOLD, 128 << 20 if keep else int(os.environ["MALLOC_MMAP_THRESHOLD_"]))
+        mallopt(_TRIM_THRESHOLD, 256 << 20 if keep else 128 << 10)
 
 
 @dataclass(frozen=True, slots=True)
