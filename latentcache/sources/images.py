@@ -501,7 +501,8 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
 
 def _by_name(names: Strings, chosen: Chosen) -> NDArray[np.intp]:
     """Order of samples by the names of their files, then by their members."""
-    assert chosen.member is not None
+    if chosen.member is None:  # no sample of an archive: files are in this order already
+        return np.arange(len(chosen.image))
     files = np.unique(chosen.image)
     ordered = sorted(range(len(files)), key=list(map(os.fsencode, names.take(files))).__getitem__)
     rank = np.empty(len(files), dtype=np.int64)

@@ -217,3 +217,13 @@ def test_lists_of_texts_are_several_captions(tmp_path: Path) -> None:
     assert held.content.any(axis=1).tolist() == [True, False, True]
     by_choice = scan(tmp_path, SourceOptions(default_caption="")).samples.inputs["caption"]
     assert by_choice.content.any(axis=1).all()
+
+
+def test_a_saved_data_set_without_any_image_has_no_samples(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+    one = datasets.Dataset.from_dict({"image": [None], "text": ["a"]}, features=features)
+    datasets.DatasetDict({"train": one}).save_to_disk(tmp_path / "saved")
+    found = scan(tmp_path / "saved", SourceOptions())
+    assert len(found.samples) == 0
+    assert len(found.rejected) == 1
