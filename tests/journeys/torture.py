@@ -63,6 +63,7 @@ def assert_declared(status, talk):
     error = told(talk)["error"]
     assert status == 3, (status, error)
     slugs = {"store", "disk-full", "read-only"} | ({"system"} if "result-received" in error["why"] else set())
+    slugs |= {"cache-damaged"} if "Input/output error" in error["why"] else set()  # a read that failed
     assert error["slug"] in slugs, error
     assert error["what"], error
     assert error["fix"], error
