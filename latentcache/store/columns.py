@@ -244,7 +244,6 @@ class ColumnFile:
             raise _unreadable(path, error) from error
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self.num_bytes = os.fstat(self._descriptor).st_size
-        self._file = File(self._descriptor)
         (length,) = _LENGTH.unpack(self.read(0, np.dtype("u1"), (8,)).tobytes())
         if length > min(_MOST_HEADER_BYTES, self.num_bytes):
             raise self._damaged(f"a header of {length} bytes")
@@ -311,7 +310,7 @@ class ColumnFile:
         """The bytes of n pieces of the file, one after the other. Errors as :meth:`read`."""
         ends = np.cumsum(size)
         out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-        if reading(self._file, place, size, out, ends - size).finish():
+        if reading(File(self._descriptor, mapped=False), place, size, out, ends - size).finish():
             return out
         parts = zip(place.tolist(), size.tolist(), strict=True)
         return np.concatenate([self.read(start, np.dtype("u1"), (count,)) for start, count in parts])

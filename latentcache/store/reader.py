@@ -2,7 +2,7 @@
 
 With ``checksum="first"`` each entry is proven when this process first reads it: its payload is held against the
 checksum in the snapshot's columns, which have checksums themselves. With ``"always"`` each read proves it again.
-Nothing is mapped and LMDB is not opened, so a file that is cut short is an error and not a signal; a reader is safe
+LMDB is not opened, and only the compiled library maps shards, so a file that is cut short is an error; a reader is safe
 across ``fork``, ``spawn``, threads and pickling. All items of a batch are read by one system call where Linux has it:
 the interpreter's lock changes hands once for a batch and not once for each item.
 """

@@ -42,7 +42,7 @@ def reason(kind: FieldKind, stage: str) -> str:
 
 
 def prepare(producer: Producer, kind: FieldKind, job: Job, *, bounded: bool = False) -> Read | Failure:
-    """Prepare a job. A sample that cannot be used, or that memory does not hold, gives a failure.
+    """Prepare a job. A sample that cannot be used, or that is too large for memory, gives a failure.
 
     In a process of limited memory (``bounded``) a lack of memory is raised: the job is then tried with all there is.
     """

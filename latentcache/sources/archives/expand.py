@@ -73,7 +73,7 @@ class Archives:
         bad: list[Rejected],
         notes: Notes,
     ) -> Chosen:
-        """All samples of the archives; ``bad`` gets those that cannot be read."""
+        """All samples of the archives. Those that cannot be read are added to ``bad``."""
         lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
         if lacking:  # the snapshot has no samples for these
             held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))

@@ -2,7 +2,7 @@
 
 The compiled library (``gather.c``, built by ``make native``) copies a piece from the mapped file, and hashes and
 scales it while the processor's cache holds it, also ahead, by a thread of its own that never wants the interpreter's
-lock. A page that cannot be read fails its piece there and ends nothing. Without the library Linux AIO reads
+lock. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library Linux AIO reads
 all pieces with one system call, and the caller hashes and scales. Both give the same bytes. ``LATENTCACHE_NATIVE=0``
 in the environment turns the library off.
 """
@@ -97,15 +97,16 @@ def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) 
 
 
 class File:
-    """A file that is open for reading; mapped if the compiled library is there.
+    """A file that is open for reading.
 
     Args:
         descriptor: Of the file, whose owner closes it; pieces that are being read keep the map.
+        mapped: False to read it by position also if the compiled library is there.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, mapped: bool = True) -> None:
         self.descriptor, self._map = descriptor, np.zeros(0, dtype=np.uint8)
-        if LIBRARY is not None:
+        if mapped and LIBRARY is not None:
             with contextlib.suppress(OSError, ValueError):  # no room, no maps here, or an empty file
                 self._map = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), dtype=np.uint8)
         self.about = descriptor, _address(self._map), len(self._map)

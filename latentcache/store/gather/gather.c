@@ -1,7 +1,8 @@
 /* Copy the items of a batch into memory, hash them and scale them, each while it is in the processor's cache.
  *
  * Items come straight from a mapped file, or are read where there is no map. A page that a file has lost (it was cut
- * short, or its disk failed) is a signal, SIGBUS: here it fails the item, and Python reads it again to say why. A thread of this library reads ahead without Python's lock, and the thread that wants a batch helps. Built by
+ * short, or its disk failed) is a signal, SIGBUS: here it fails the item, and Python reads it again to say why.
+ * A thread of this library reads ahead without Python's lock, and the thread that wants a batch helps. Built by
  * `make native`; without it Python does the same.
  * Values are computed in float32 with one fused multiply-add and rounded once, to the nearest, ties to even.
  */
