@@ -3,8 +3,8 @@
 The compiled library (``gather.c``, built by ``make native``) copies a piece from the mapped file, and hashes and
 scales it while the processor's cache holds it, also ahead, by a thread of its own that never wants the interpreter's
 lock. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library Linux
-AIO reads all pieces with one system call, and the caller hashes and scales. Both give the same bytes. ``LATENTCACHE_NATIVE=0``
-in the environment turns the library off.
+AIO reads all pieces with one system call, and the caller hashes and scales. Both give the same bytes.
+``LATENTCACHE_NATIVE=0`` in the environment turns the library off.
 """
 
 from __future__ import annotations
