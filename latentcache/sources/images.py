@@ -23,11 +23,11 @@ from latentcache.errors import EmptySourceError, count_of
 from latentcache.fields.captions import samples_with_several
 from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.expand import Archives
-from latentcache.sources.archives.members import SPAN, places
+from latentcache.sources.archives.members import SPAN, hashed_images, places
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import counted, rejected
@@ -57,7 +57,6 @@ _PLAIN_RULE = CaptionRule()
 _ASIDE = "label."
 _WILDCARD = re.compile(r"\{[^{}]*\|[^{}]*\}")
 _BLOCK = 1 << 14
-_HASH_THREADS = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -378,9 +377,11 @@ class ImageScan(Scan):
             before[new] = match_names(samples.names.select(new), held.table.names)
         unknown = inside & ~content.any(axis=1)
         asked = unknown if self.hash_all else unknown & (before >= 0) & self.hash_known
-        for done, hashed, memos in self.contents(root, np.flatnonzero(asked), partial(places, samples)):
-            content[done] = hashed
-            fold_reads(held.stat, np.asarray(image.file)[done], memos)
+        read = hashed_images(root, np.flatnonzero(asked), partial(places, samples), self.stopping)
+        if done := {row: found for row, found in read if isinstance(found, tuple)}:
+            rows, memos = np.array(list(done)), np.array([stat_numbers(memo) for _, memo in done.values()], np.uint64)
+            content[rows] = np.array([np.frombuffer(one, np.uint8) for one, _ in done.values()])
+            fold_reads(held.stat, np.asarray(image.file)[rows], memos)
         if held.table is not None:
             same = (content == take_rows(held.table.inputs["image"].content, before)).all(axis=1)
             rows = np.flatnonzero((before >= 0) & same & content.any(axis=1))
@@ -421,9 +422,10 @@ class ImageScan(Scan):
         if held.table is not None:  # the images of a cache of captions were never read
             touched = touched[np.asarray(held.table.files.content)[held.touched[touched]].any(axis=1)]
         unknown = images[~held.content[images].any(axis=1)] if self.hash_all else touched
-        at = self.contents(root, unknown, lambda some: [{"path": name} for name in names.take(some)])
-        for files, content, memos in at:
-            held.content[files], held.stat[files] = content, memos
+        read = hashed_images(root, unknown, lambda some: [{"path": name} for name in names.take(some)], self.stopping)
+        for file, found in read:
+            if isinstance(found, tuple):  # else whoever encodes it says why
+                held.remember(file, *found)
         if len(touched):
             held.believe_equal(touched)
 

@@ -7,28 +7,22 @@ was not written within two seconds of being hashed (``identity.stat``).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
-from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import Place, close_tables, read_image
 from latentcache.sources.part import Part
 
 _SLICE = 1 << 14
-#: Threads that hash images, and images that they are given at a time.
-_HASH_THREADS, _HASHED = 4, 1 << 12
 
 
 @dataclass(kw_only=True)
@@ -60,30 +54,6 @@ class Scan:
             held.distrust((held.place >= 0) & self.reread[held.place])
         held.distrust(_read_otherwise(held, reading))
         return held
-
-    def contents(
-        self, root: Path, rows: NDArray[np.integer], places_of: Callable[[NDArray[np.integer]], Sequence[Place]]
-    ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint8], NDArray[np.uint64]]]:
-        """Hash the images of some rows: (rows, contents, memos of their files) of those that can be read."""
-
-        def read(place: Place) -> tuple[bytes, tuple[int, ...]] | None:
-            try:
-                data, memo = read_image(root, place)
-            except UnusableSampleError:
-                return None  # whoever encodes it says why
-            return content_hash(data), stat_numbers(memo)
-
-        with ThreadPoolExecutor(_HASH_THREADS) as pool:
-            for start in range(0, len(rows), _HASHED):
-                some = rows[start : start + _HASHED]
-                found = list(pool.map(lambda at: None if self.stopping() else read(at), places_of(some)))
-                done = [one for one in found if one is not None]
-                if done:
-                    content = np.frombuffer(b"".join(one for one, _ in done), dtype=np.uint8)
-                    there = np.array([one is not None for one in found], dtype=np.bool_)
-                    memos = np.array([memo for _, memo in done], dtype=np.uint64)
-                    yield some[there], content.reshape(-1, HASH_BYTES), memos
-        close_tables()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ def test_what_becomes_of_images(data, full):
     assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
     assert (b.category, b.reason) == ("touched", "stat-changed")
     assert (c.reason, c.expected, c.found) == ("caption-changed", "caption c", "another")
-    assert (d.reason, d.expected, d.found) == ("source-removed", "the file", "no such file")
+    assert (d.reason, d.expected, d.found) == ("source-removed", "the file", "it is not there any more")
 
 
 def test_a_change_is_found_also_if_size_and_time_were_put_back(data):
@@ -138,7 +138,7 @@ def test_a_folder_that_is_passed_over_now_says_so(tmp_path):
     (tmp_path / "sub").rename(tmp_path / ".sub")
     found = images(tmp_path, before)
     assert states(found) == {"b.jpg": OK, "sub/a.jpg": REMOVED}
-    assert found.found(1).found == "no such file"
+    assert found.found(1).found == "it is not there any more"
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/shards").mkdir()
     (tmp_path / "sub/CURRENT").touch()
@@ -161,7 +161,7 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
 
         raise unusable("io-error", root, "the disk is on fire")
 
-    monkeypatch.setattr("latentcache.sources.compare.read_image", fail)
+    monkeypatch.setattr("latentcache.sources.archives.members.read_image", fail)
     item = images(data, before).found(0)
     assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
 
@@ -270,7 +270,7 @@ def test_what_becomes_of_records(tmp_path):
     changed, removed, moved = (found.found(row) for row in (1, 2, 3))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
-    assert (removed.expected, removed.found) == ("the record", "no such record")
+    assert (removed.expected, removed.found) == ("the record", "it is not there any more")
     assert (moved.category, moved.reason, moved.expected, moved.found) == (
         "touched",
         "line-changed",

@@ -7,7 +7,8 @@ A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,17 +16,24 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
+from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.rows import close_tables, read_row
 from latentcache.sources.reading import open_source, read_source
 
-__all__ = ["SPAN", "close_tables", "is_read_by_workers", "open_image", "places", "read_image"]
+__all__ = ["SPAN", "close_tables", "hashed_images", "is_read_by_workers", "open_image", "places", "read_image"]
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"
 
+#: Threads that hash images, and images that they are given at a time.
+_THREADS, _WINDOW = 4, 1 << 12
+
 Place = Mapping[str, Any]
+#: Content and memo of the file of an image, or why it cannot be read.
+Hashed = tuple[bytes, StatMemo] | UnusableSampleError
 
 
 def is_read_by_workers(samples: SampleTable, name: str) -> bool:
@@ -78,3 +86,32 @@ def _path(root: Path | str, place: Place) -> str:
 
 def _span(place: Place) -> tuple[int, int] | None:
     return (place["offset"], place["bytes"]) if "offset" in place else None
+
+
+def hashed_images(
+    root: Path,
+    rows: NDArray[np.integer],
+    places_of: Callable[[NDArray[np.integer]], Sequence[Place]],
+    stopping: Callable[[], bool] = bool,
+) -> Iterator[tuple[int, Hashed]]:
+    """Hash the images of some rows in threads: (row, what was read), in order, until ``stopping`` gives True."""
+
+    def read(place: Place) -> Hashed | None:
+        try:
+            if not stopping():
+                data, memo = read_image(root, place)
+                return content_hash(data), memo
+        except UnusableSampleError as error:
+            return error
+        return None
+
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        for start in range(0, len(rows), _WINDOW):
+            some = rows[start : start + _WINDOW]
+            for row, found in zip(some.tolist(), pool.map(read, places_of(some)), strict=True):
+                if found is not None:
+                    yield row, found
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
+        close_tables()
