@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from latentcache.value import Value
 
 
 class LatentcacheError(Exception):
@@ -384,8 +385,7 @@ def count_of(number: int, words: str) -> str:
 _SINGULAR = {"have": "has", "are": "is", "belong": "belongs"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slug:
+class Slug(Value):
     """One row of the catalog of errors."""
 
     name: str

@@ -8,7 +8,7 @@ import resource
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from latentcache.cli.console import counted, human_bytes, out
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import clock, shared_entries
 from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
@@ -40,8 +41,7 @@ _LEAST_FILES, _LEAST_SHM = 1024, 1 << 30
 _ENVIRONMENT = (DeviceError, StoreError, DiskFullError, WorkerError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Value):
     """The result of one check."""
 
     name: str
@@ -62,8 +62,7 @@ class Check:
         return {key: value for key, value in told.items() if value} | dict(self.facts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Asked(Value):
     """The arguments of the command."""
 
     data: Path | None

@@ -14,13 +14,13 @@ import inspect
 import shlex
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from latentcache.errors import UsageError
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldKind
@@ -134,8 +134,7 @@ _SOURCE: Mapping[str, Any] = {
 Source = Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
+class Requested(Value):
     """The fields and settings that a command line asks for."""
 
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -199,8 +198,7 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     return with_options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Option:
+class _Option(Value):
     """One option, and the settings it sets: field name -> attribute."""
 
     parameter: inspect.Parameter

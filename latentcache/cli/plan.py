@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from latentcache.cli.console import SHOWN, counted, out, show_table
 from latentcache.cli.contents import show_repeats
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, StrictError, UsageError
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldSpec
@@ -88,8 +89,7 @@ def plan(
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
+class _Planned(Value):
     report: PlanReport
     rejected: int
     """Rejected samples."""

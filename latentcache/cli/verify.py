@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldRecipe
@@ -30,8 +31,7 @@ With recipe flags: check if a build with these flags would reuse the entries. Re
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arguments:
+class _Arguments(Value):
     """The command line."""
 
     cache: Path

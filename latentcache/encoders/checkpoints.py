@@ -10,17 +10,16 @@ No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from latentcache.encoders.vae.weights import PREFIXES, TensorInfo
+from latentcache.value import Value
 
 #: Prefixes under which checkpoints keep the network that denoises.
 _DENOISERS = ("model.diffusion_model.", "diffusion_model.", "transformer.", "")
 _CROSS_ATTENTION = "input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Value):
     """What a file holds, as far as the names of its tensors tell."""
 
     name: str

@@ -8,10 +8,10 @@ the unused blocks of the allocator are freed, here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, LatentcacheError
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,7 @@ _OUT_OF_MEMORY = ("outofmemoryerror", "out of memory", "not enough memory", "can
 _DEVICE_FAILED = ("cuda error", "cudnn", "cublas", "nccl", "device-side assert", "hip error", "acceleratorerror")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class Guard(Value):
     """Runs the work of one encoder on one device and translates its errors."""
 
     device: torch.device

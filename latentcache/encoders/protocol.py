@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.latents import EncoderSpec
+from latentcache.value import Value
 
 Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedBatch:
+class EncodedBatch(Value):
     """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
 
     latents: NDArray[Any]

@@ -8,7 +8,6 @@ the cache, 16 MB at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from latentcache.errors import ExportError, PlanError, UsageError
 from latentcache.export.atomic_folder import atomic_folder, put, seal
 from latentcache.loader.documents import Documents
 from latentcache.store.atomic_io import make_folder
+from latentcache.value import Value
 
 #: Tokens in memory at once, if no document is longer.
 BATCH_TOKENS = 1 << 22
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Value):
     """The ids of one split in its file. D documents."""
 
     dtype: str
@@ -41,8 +40,7 @@ class Written:
         return int(self.ends[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentsFormat:
+class DocumentsFormat(Value):
     """A format of documents: a file of ids per split, and files beside it."""
 
     name: str

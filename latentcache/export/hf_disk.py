@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from latentcache.errors import ExportError, UsageError
 from latentcache.export.atomic_folder import atomic_folder, seal
 from latentcache.export.fixed_rows import FixedRows, checked, in_batches
 from latentcache.store.atomic_io import make_folder, write_atomically
+from latentcache.value import Value
 
 #: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
 MULTIPLE = 8
@@ -53,8 +53,7 @@ COLUMNS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HfDiskSettings:
+class HfDiskSettings(Value):
     """One export."""
 
     out: Path

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from latentcache.errors import ExportError
 from latentcache.export.atomic_folder import atomic_folder, put, seal
 from latentcache.export.fixed_rows import FixedRows, checked, in_batches
 from latentcache.store.atomic_io import make_folder
+from latentcache.value import Value
 
 #: Bytes of a shard: the default of the library's own writer.
 SHARD_BYTES = 1 << 26
@@ -34,8 +34,7 @@ COLUMN = "tokens"
 DTYPES = {"uint16": "uint16", "uint32": "int32"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MdsSettings:
+class MdsSettings(Value):
     """One export."""
 
     out: Path

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import UsageError
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.loader.cache import Cache
@@ -30,8 +30,7 @@ LAYOUTS = ("pad", "pack", "chunk")
 Advanced = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSettings:
+class ExportSettings(Value):
     """One export; None: not given."""
 
     cache: Path

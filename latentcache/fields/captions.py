@@ -8,7 +8,7 @@ or those up to ``keep_tokens_separator`` in place (a second one begins kept tags
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.fields.strings import Strings
 from latentcache.identity.content import checksum
+from latentcache.value import Value
 
 #: Between the captions of one sample. No caption contains it.
 BETWEEN = "\0"
@@ -27,8 +28,7 @@ DEFAULT_VARIANTS = 4
 _ATTEMPTS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptionVariants:
+class CaptionVariants(Value):
     """Which texts a caption stands for. Variant v is caption ``v % captions`` in tag order ``v // captions``."""
 
     number: int = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.key import MAX_DIM
+from latentcache.value import Value
 
 #: Column of samples, (S, 3) uint32: frames of a video, and its frames per second as numerator and denominator; zeros
 #: for an image. Data sets without videos lack it.
@@ -20,8 +20,7 @@ CLIP = "clip"
 STARTS = ("first", "middle")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClipSettings:
+class ClipSettings(Value):
     """Which frames of a video are encoded."""
 
     frames: tuple[int, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.table import SampleTable
 from latentcache.fields.tokenizer_match import tokenizer_differences
 from latentcache.identity.tokenizer import differing_parts
+from latentcache.value import Value
 
 #: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 2
@@ -47,8 +48,7 @@ NOT_RENDERED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputIdsRecipe:
+class InputIdsRecipe(Value):
     """The settings that decide ids and loss spans. Two equal recipes give equal ids for equal records."""
 
     tokenizer: str
@@ -123,16 +123,13 @@ def parse_option(word: str) -> tuple[str, str]:
         return name, json.dumps(text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputIdsSettings:
+class InputIdsSettings(Value):
     """Options of the recipe of token ids; None means "not given"."""
 
     tokenizer: str | None = setting(
         "Tokenizer: a tokenizer.json, a folder with one, a hub id, or stub (bytes).", metavar="PATH"
     )
-    chat_template: Path | None = setting(  # noqa: RUF009 - a dataclass field
-        "Jinja template [default: of the tokenizer]", metavar="FILE"
-    )
+    chat_template: Path | None = setting("Jinja template [default: of the tokenizer]", metavar="FILE")
     template_options: tuple[tuple[str, str], ...] | None = setting(
         "Give the template a value, such as enable_thinking=false; repeat for several.",
         flag="--template-option",

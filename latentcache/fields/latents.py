@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,7 @@ from latentcache.geometry.placement import CROPS, enlarged, unusable
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import checksum
 from latentcache.identity.key import MAX_DIM
+from latentcache.value import Value
 
 POSTERIORS = ("mode", "moments")
 STORAGE_DTYPES = ("float16", "bfloat16", "float32")
@@ -64,8 +65,7 @@ _SPACES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PixelProfile:
+class PixelProfile(Value):
     """How the bytes of a file become the pixels that an encoder gets. Every field is part of the identity."""
 
     resample: str = "lanczos-pil"
@@ -84,8 +84,7 @@ class PixelProfile:
     """Increased if the same file gives other pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Normalization:
+class Normalization(Value):
     """How raw latents become the latents that a model trains on; applied at read.
 
     ``scale-shift``: ``(z - shift) * scale``. ``mean-std``: per channel ``(z - mean) / std * scale``.
@@ -100,8 +99,7 @@ class Normalization:
     patch: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderSpec:
+class EncoderSpec(Value):
     """Description of an encoder, known without loading it (and without torch)."""
 
     family: str
@@ -145,8 +143,7 @@ class EncoderSpec:
         return {name: value for name, value in asdict(self).items() if name not in read_time}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeometrySettings:
+class GeometrySettings(Value):
     """Which sizes exist: resolutions in pixels (the side of a square of equal area), or explicit buckets."""
 
     resolutions: tuple[int, ...] = (512,)
@@ -187,8 +184,7 @@ class GeometrySettings:
         return tuple(bucket_table(resolution=r, multiple=self.multiple, **limits) for r in self.resolutions)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentsRecipe:
+class LatentsRecipe(Value):
     """The settings that decide which latents a cache holds. Two equal recipes give equal caches."""
 
     geometry: GeometrySettings
@@ -266,8 +262,7 @@ def parse_size(text: str) -> Size:
     return Size(int(match[1]), int(match[2]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentsSettings:
+class LatentsSettings(Value):
     """Options of the recipe of latents; None means "not given"."""
 
     model: str | None = setting(

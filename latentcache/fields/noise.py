@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.protocol import Difference
+from latentcache.value import Value
 
 #: Allowed parts of a build's own noise: of the largest difference, and of the mean one.
 _OF_FLOOR = (8.0, 4.0)
@@ -23,8 +24,7 @@ _OF_FLOOR = (8.0, 4.0)
 _STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
+class Tolerance(Value):
     """Differences that count as noise, in standard deviations of the values."""
 
     largest: float

@@ -9,7 +9,7 @@ that belong to no sample, the empty and the negative one, are variants of the fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import canonical_json, content_hash
+from latentcache.value import Value
 
 _FLOATS = ("float16", "bfloat16", "float32")
 STORAGE_DTYPES = (*_FLOATS, float8.NAME)
@@ -54,8 +55,7 @@ EMPTY_VARIANT, NEGATIVE_VARIANT = 255, 254
 _BLOCK = 1 << 14
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptRecipe:
+class PromptRecipe(Value):
     """The settings that decide the embeddings of a caption. Two equal recipes give equal embeddings."""
 
     output: str
@@ -157,8 +157,7 @@ class PromptRecipe:
         return cls(**{**data, "arguments": arguments, "captions": captions})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSettings:
+class PromptSettings(Value):
     """Options of the recipe of embeddings; None means "not given"."""
 
     text_encoder: str | None = setting(

@@ -20,13 +20,13 @@ from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
+from latentcache.value import Value
 
 #: Kinds below are reserved for this package; others use 128 to 255.
 FIRST_FOREIGN_KIND = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Value):
     """One shape of items of a field: a bucket of images, or the ragged group of documents."""
 
     label: str
@@ -47,8 +47,7 @@ class Group:
         return cls(label=str(data["label"]), shape=tuple(map(int, data["shape"])), dims=(frames, height, width))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldSpec:
+class FieldSpec(Value):
     """How items of a field are stored and put together in a batch."""
 
     dtype: str
@@ -74,8 +73,7 @@ class FieldSpec:
         return np.where(given < self.first_prompt, given % max(self.variants, 1), given)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSpec:
+class ReadSpec(Value):
     """What the loader does to stored values. Nothing here changes stored bytes."""
 
     affine: Mapping[str, Any] | None = None
@@ -117,8 +115,7 @@ def recipe_id(kind_name: str, identity: Mapping[str, Any]) -> bytes:
     return json_hash({kind_name: identity})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldPlan:
+class FieldPlan(Value):
     """The P items that a field needs for a sample table, in build order of the samples."""
 
     sample: NDArray[np.int32]
@@ -169,8 +166,7 @@ class Job:
     cost: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Value):
     """Why a sample gives no item."""
 
     reason: str
@@ -199,8 +195,7 @@ class Prepared:
     """Host memory that ``value`` holds, in bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class Read(Value):
     """What reading the inputs of a job gave, beside its items."""
 
     content: bytes
@@ -286,8 +281,7 @@ class Producer:
         """Free the memory of the device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerContext:
+class ProducerContext(Value):
     """What a worker tells a producer when it opens it."""
 
     root: str
@@ -304,8 +298,7 @@ class ProducerContext:
     """Outputs of a job that are still to be made, given the content hash of its inputs; only they are prepared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class Described(Value):
     """What was found out about settings before anything is encoded."""
 
     recipe: FieldRecipe
@@ -322,8 +315,7 @@ class Described:
     """True if the encoder is for trying the tool and not for training."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Value):
     """How far a stored item is from the one made again."""
 
     differs: bool
@@ -332,16 +324,14 @@ class Difference:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cached:
+class Cached(Value):
     """What a field's settings may follow: the current snapshot's recipe and provenance, if there is one."""
 
     recipe: FieldRecipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeContext:
+class DescribeContext(Value):
     """What a describer may use beside the settings."""
 
     samples: SampleTable | None = None
@@ -357,8 +347,7 @@ class DescribeContext:
     """What the field of ``FieldKind.follows`` is in the same build; None: that field is not built."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkSize:
+class WorkSize(Value):
     """How the work of a kind is divided. Costs are in the unit of ``FieldPlan.cost``."""
 
     unit_cost: int = 1 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from latentcache.fields.strings import Strings
 from latentcache.identity.stat import StatMemo
+from latentcache.value import Value
 
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
@@ -19,8 +20,7 @@ STAT_WIDTH = 6
 ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1, "span": 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class Rejected(Value):
     """A file or record that is not used: with a reason, or as a note."""
 
     name: str
@@ -50,8 +50,7 @@ class Rejected:
         return f"{self.name}:{self.line}" if self.line else self.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class Files(Value):
     """The F source files of a data set."""
 
     names: Strings
@@ -67,8 +66,7 @@ class Files:
         return len(self.names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class Input(Value):
     """One input of every sample: where it is and what it holds."""
 
     content: NDArray[np.uint8]
@@ -81,8 +79,7 @@ class Input:
     """The value itself, for text that is kept (captions)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTable:
+class SampleTable(Value):
     """S samples, in the order of the data set, with their inputs."""
 
     names: Strings

@@ -6,10 +6,9 @@ image, where its rule says. Two functions that each did this their own way gave 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from latentcache.geometry.buckets import BucketTable, kept
 from latentcache.geometry.sizes import Box, Size, ceil_div
+from latentcache.value import Value
 
 #: An image of which less than 1/4 is left after the crop is rejected.
 MIN_KEPT = (1, 4)
@@ -17,8 +16,7 @@ MIN_KEPT = (1, 4)
 MIN_SIDE = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Value):
     """Resize to ``resize``, then cut ``crop`` (whose size is ``bucket``). All in pixels."""
 
     bucket: Size

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from latentcache.value import Value
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
@@ -33,8 +35,7 @@ class Size:
         return f"{self.height}x{self.width}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Box(Value):
     """A rectangle inside an image, in pixels of that image."""
 
     top: int

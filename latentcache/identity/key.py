@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.identity.content import HASH_BYTES
+from latentcache.value import Value
 
 #: Bytes in a key.
 KEY_BYTES = 32
@@ -27,8 +27,7 @@ _END = CONTENT_AT + HASH_BYTES
 _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryKey:
+class EntryKey(Value):
     """What an item is made from. ``content`` 16 bytes; ``recipe`` 8 bytes; ``dims`` frames, height, width in pixels.
 
     Raises:

@@ -8,14 +8,14 @@ compared for equality only, so a clock that jumps does no harm.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+from latentcache.value import Value
 
 #: A file younger than this when it was hashed may have changed again within its timestamp's resolution.
 RACY_NS = 2_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatMemo:
+class StatMemo(Value):
     """What ``lstat`` said when a source was hashed. Bytes, nanoseconds; ``seen_ns`` is when it was hashed."""
 
     size: int

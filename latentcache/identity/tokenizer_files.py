@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+from latentcache.value import Value
 
 JSON_NAME = "tokenizer.json"
 #: What a run left there.
@@ -21,8 +21,7 @@ _RUN_STATE = ("truncation", "padding")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTokenizer:
+class LoadedTokenizer(Value):
     """A tokenizer as plain data."""
 
     json: dict[str, Any]

@@ -11,7 +11,7 @@ Guarantee: rows that are a complete batch become that batch without a copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.plan.numbers import choice
+from latentcache.value import Value
 
 Batch = dict[str, Any]
 #: Columns of a batch that come from an input's text, a sample column, a field's own column, or the bucket.
@@ -31,8 +32,7 @@ _CLOSE = 1e-3
 _ROW_FORMATS = ("plain", "transformers", "flat", "torchtitan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class Format(Value):
     """What a trainer calls things."""
 
     names: Mapping[str, str]
@@ -175,8 +175,7 @@ def check_sample_format(
     return name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
+class _Stored(Value):
     """Facts about stored latents that decide which model can train on them."""
 
     channels: int | None

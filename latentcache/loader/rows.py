@@ -31,14 +31,14 @@ from latentcache.plan.documents import RowPlan
 from latentcache.plan.length_buckets import fitting
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex, plan_report
+from latentcache.value import Value
 
 #: Columns of a batch beside its tensors that can be asked for.
 _EXTRA = ("names", "meta")
 _TENSORS = ("attention_mask", "labels", "position_ids", "seq_idx")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSettings:
+class RowSettings(Value):
     """How rows are served. Rows of equal settings can be in one batch."""
 
     kind: str

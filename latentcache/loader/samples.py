@@ -25,6 +25,7 @@ from latentcache.plan.mixing import Mixture
 from latentcache.plan.numbers import choice
 from latentcache.plan.samples import Ints, SampleIndex
 from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,7 @@ _MOST_CODES = 1 << 16
 _SAID: set[tuple[Path, int]] = set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSettings:
+class ReadSettings(Value):
     """What a caller chooses about values: ``cache.read(...)``."""
 
     scaled: bool = True

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from latentcache.encoders.versions import cuda_count
 from latentcache.errors import DeviceError, UsageError
 from latentcache.pipeline.workers.memory import cpu_count
+from latentcache.value import Value
 
 _ONE = re.compile(r"(auto|cpu|cuda|mps|xpu)(?::([0-9]+))?(?:\*([1-9][0-9]{0,2}))?")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Value):
     """The device of one worker."""
 
     label: str

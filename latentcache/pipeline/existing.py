@@ -7,7 +7,7 @@ failed or was killed never changes what the next plain build makes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from latentcache.errors import (
@@ -25,13 +25,13 @@ from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import read_json, write_json
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot
+from latentcache.value import Value
 
 #: Format of the build state.
 _FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Existing:
+class Existing(Value):
     """The cache as a build finds it."""
 
     snapshot: Snapshot | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.workers.pool import Progress, WorkerPool
 from latentcache.pipeline.workers.scheduler import run_jobs
+from latentcache.value import Value
 
 #: Items of a probe at most, and seconds of encoding after which it ends.
 ITEMS, SECONDS = 64, 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(Value):
     """What the probe of one field measured, and what follows from it."""
 
     field: str

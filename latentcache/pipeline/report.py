@@ -6,7 +6,7 @@ The report holds facts; the command line turns them into text and into the JSON 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline.diff import FieldWork, distinct
 from latentcache.pipeline.settings import tolerated
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.publish import Outcome
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldColumns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlan:
+class BuildPlan(Value):
     """What a build is about to do."""
 
     cache: Path
@@ -65,8 +65,7 @@ class BuildPlan:
         return sum(one.bytes_to_write for one in self.fields.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldDone:
+class FieldDone(Value):
     """What a build did for one field."""
 
     encoded: int = 0
@@ -87,8 +86,7 @@ class FieldDone:
     """What the kind counts beside items, such as tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildReport:
+class BuildReport(Value):
     """What a build did."""
 
     plan: BuildPlan

@@ -8,7 +8,7 @@ which a loader asks for them in epoch 0; records in the order of their files, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.pending import pending_field, publish_pending, reject_pending
 from latentcache.store.publish import NewSnapshot
 from latentcache.store.snapshot import FieldColumns
+from latentcache.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
+class Streaming(Value):
     """The pending snapshot of a build."""
 
     paths: CachePaths

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
 from latentcache.plan.numbers import choice, real, whole
+from latentcache.value import Value
 
 #: Samples in one step of all ranks. A typing error beyond it would fill the memory with repeats.
 MAX_STEP = 1 << 24
@@ -35,8 +36,7 @@ rows, which have no loss and count as nothing. ``error``: refuse.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class Bucket(Value):
     """Samples of one shape."""
 
     label: str
@@ -61,8 +61,7 @@ def size_rank(size: tuple[int, int, int]) -> tuple[int, int, int]:
     return -frames * height * width, height, width
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class BatchPlan(Value):
     """Sizes of batches: how many samples a rank gets in a step, on how many ranks."""
 
     batch_size: int
@@ -94,8 +93,7 @@ class BatchPlan:
         return (self.global_batch_size,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketPlan:
+class BucketPlan(Value):
     """What one epoch does with one bucket."""
 
     bucket: Bucket
@@ -127,8 +125,7 @@ class BucketPlan:
         return used / (used + self.repeated + self.padded) if used else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
+class PlanReport(Value):
     """What an epoch does, bucket by bucket."""
 
     batches: BatchPlan

@@ -8,17 +8,18 @@ counted under the reason that left it out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 _NONE = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Corpus:
+class Corpus(Value, eq=False):
     """The D documents that rows are made of, with S loss spans."""
 
     length: Ints
@@ -47,8 +48,7 @@ class Corpus:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Dropped:
+class Dropped(Value, eq=False):
     """Tokens that are in no row for one reason."""
 
     documents: NDArray[np.int32] = field(default_factory=_NONE.copy)
@@ -56,8 +56,7 @@ class Dropped:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowPlan:
+class RowPlan(Value, eq=False):
     """R rows of P pieces, in the order of their numbers (an epoch shuffles the numbers, not the plan)."""
 
     length_of_row: int

@@ -8,18 +8,16 @@ ends a text is safe. Cost: some 50 ns per span.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.plan.documents import Corpus, RowPlan, begins, rows_of_pieces, spread
+from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSpans:
+class LossSpans(Value):
     """Spans of learned tokens in R rows."""
 
     ends: NDArray[np.int64]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +27,7 @@ from latentcache.errors import UsageError
 from latentcache.identity.content import content_hash
 from latentcache.plan.numbers import several, whole
 from latentcache.plan.shuffle import ascending, by_bucket, grouped, scattered, shuffled
+from latentcache.value import Value
 
 #: Occurrences are counted in 32 bits.
 MAX_SAMPLES = 2**31 - 1
@@ -36,8 +36,7 @@ MAX_PASSES = 100
 Weight = int | float | str | Fraction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedSource:
+class MixedSource(Value):
     """What an epoch takes of one source."""
 
     name: str
@@ -62,8 +61,7 @@ class MixedSource:
         return -(-self.samples // self.entries)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
+class Mixture(Value):
     """Several sources in one epoch. The entries of each are together, in this order."""
 
     sources: tuple[MixedSource, ...]
@@ -182,8 +180,7 @@ def bucket_counts(bucket: NDArray[np.integer], mix: Mixture, num_buckets: int) -
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketOrder:
+class BucketOrder(Value):
     """The occurrences of one bucket in one epoch."""
 
     rows: NDArray[np.int32]

@@ -10,7 +10,7 @@ of planning the epoch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index as as_index
 from typing import Any
 
@@ -21,13 +21,13 @@ from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, count_ste
 from latentcache.plan.length_buckets import merged_upward
 from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Steps, due, lay_out, step_sizes, with_buckets
 from latentcache.plan.shuffle import by_bucket
+from latentcache.value import Value
 
 STATE_VERSION = 1
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class Leg(Value):
     """Steps of an epoch that were served with one batch size and one number of ranks."""
 
     batch_size: int
@@ -35,8 +35,7 @@ class Leg:
     steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
+class Cursor(Value):
     """A position in training: the same for every rank."""
 
     seed: int

@@ -7,7 +7,7 @@ a learned token would make a loss of nan if it were alone, so it is left out and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from latentcache.plan.documents import Corpus, Dropped, RowPlan, begins, rows_of
 from latentcache.plan.loss_spans import learned_of_pieces, loss_spans
 from latentcache.plan.numbers import choice
 from latentcache.plan.packing import best_fit
+from latentcache.value import Value
 
 Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
 """What happens to documents that are longer than a row.
@@ -75,8 +76,7 @@ def concat_and_chunk(
     return _accounted(_learned_rows(plan, corpus, no_loss), corpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Pieces:
+class _Pieces(Value, eq=False):
     """Pieces of documents, in order, and what was left out."""
 
     document: NDArray[np.int32]

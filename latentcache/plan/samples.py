@@ -27,6 +27,7 @@ from latentcache.plan.batching import (
 from latentcache.plan.length_buckets import merged_upward
 from latentcache.plan.mixing import Mixture, mixed_order, occurrences
 from latentcache.plan.shuffle import grouped, shuffled, visit
+from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 #: Samples that a message names.
@@ -35,8 +36,7 @@ _NO_ROWS = np.empty(0, dtype=np.int32)
 _NO_STEPS = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SampleIndex:
+class SampleIndex(Value, eq=False):
     """The N samples (or rows of tokens) that a loader serves: all that a plan needs to know of them."""
 
     bucket: NDArray[np.int32]
@@ -70,8 +70,7 @@ class BatchRows:
     bucket: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EpochPlan:
+class EpochPlan(Value, eq=False):
     """Every batch of one epoch, or of the rest of one."""
 
     rows: Ints

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from latentcache.sources.known import Known, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, parse_json, shown
 from latentcache.sources.reading import read_source
+from latentcache.value import Value
 
 #: Names of the caption in a JSON file beside an image, in order.
 JSON_NAMES = ("caption", "text", "prompt")
@@ -44,8 +45,7 @@ _TEXTS, _MISSING = {"texts", "own"}, {"focus": -1, "known": -1}
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(Value):
     """Samples (n) in the byte order of their names, by positions among the files."""
 
     image: NDArray[np.int64]

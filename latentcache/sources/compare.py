@@ -28,6 +28,7 @@ from latentcache.sources.causes import hint_for
 from latentcache.sources.images import repeats_of
 from latentcache.sources.known import match_names, racy
 from latentcache.sources.scan import Listing
+from latentcache.value import Value
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 _UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
@@ -102,8 +103,7 @@ _VALUES: Mapping[State, Callable[[SampleTable, int], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Value):
     """What there is to say of one sample, file or record."""
 
     category: str

@@ -18,7 +18,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from latentcache.sources.reading import read_source
 from latentcache.sources.record_files import KINDS, Way
 from latentcache.sources.records import TEXT, RecordFormat
 from latentcache.sources.walk import Notes, Walk, extension_of, pack_identity
+from latentcache.value import Value
 
 INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
@@ -68,8 +69,7 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
 _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFiles:
+class RecordFiles(Value):
     """The F files to read, and the rest."""
 
     root: Path
@@ -310,8 +310,7 @@ def _nothing(data: Path) -> EmptySourceError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
+class Dataset(Value):
     """One usable entry of a ``dataset_info.json``."""
 
     name: str

@@ -21,6 +21,7 @@ from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.part import Part
+from latentcache.value import Value
 
 _SLICE = 1 << 14
 
@@ -56,8 +57,7 @@ class Scan:
         return held
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
+class Scanned(Value):
     """What a scan of images or of records found."""
 
     samples: SampleTable

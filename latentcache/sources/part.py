@@ -8,18 +8,17 @@ name, because their content may be known on one node and not on another. Parts a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import xxhash
 
 from latentcache.errors import UsageError
+from latentcache.value import Value
 
 _FORM = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 _FIX = "--part 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Value):
     """Part ``index`` of ``of``; 0 of 1 is the whole."""
 
     index: int

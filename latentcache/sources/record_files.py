@@ -20,6 +20,7 @@ from latentcache.sources.causes import rejected
 from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at, shown
 from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
 from latentcache.sources.records import RECORD_RULE, TEXT, Record, RecordFormat, detect_format, map_record
+from latentcache.value import Value
 
 #: A scan ends with an error after so many rejected records: this is another kind of file.
 MAX_REJECTED = 100_000
@@ -29,8 +30,7 @@ _BLANK = b" \t\r\n"
 _ROWS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Way(Value):
     """How a file of records is read."""
 
     kind: str

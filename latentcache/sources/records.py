@@ -22,6 +22,7 @@ from typing import Any
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import content_hash
 from latentcache.sources.lines import fault, listed, parse_json, shown
+from latentcache.value import Value
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
 RECORD_RULE = 4
@@ -42,8 +43,7 @@ _OTHER_USE: tuple[tuple[tuple[str, ...], str], ...] = (
 _PROMPT_ALONE = "it holds a prompt without a completion: there is nothing to learn"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Value):
     """One turn of a conversation."""
 
     role: str
@@ -136,8 +136,7 @@ def record_from_json(data: Mapping[str, Any], content: bytes = b"") -> Record:
     return chat_record(data["source"], data["line"], messages, data.get("tools", ""), content, **more)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFormat:
+class RecordFormat(Value):
     """Names of columns and tags; an empty name is a column that is not used."""
 
     form: str

@@ -10,7 +10,7 @@ import os
 import shlex
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,13 @@ from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
 from latentcache.sources.records import record_json
+from latentcache.value import Value
 
 IMAGES, RECORDS = "images", "records"
 _BLOCK = 1 << 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
+class SourceOptions(Value):
     """What a user says about DATA. The manifest keeps it."""
 
     kind: str = ""
@@ -124,7 +124,6 @@ class SourceOptions:
         return cls(**values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing(Scanned):
     """What DATA holds."""
 

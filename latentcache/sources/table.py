@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, listed, parse_json, shown
 from latentcache.sources.reading import read_source
 from latentcache.sources.walk import is_inside
+from latentcache.value import Value
 
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
@@ -44,8 +45,7 @@ _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quot
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Value):
     """One row: a file name as it is written, and a caption or the reason why there is none."""
 
     name: str

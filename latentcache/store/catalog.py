@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,14 @@ from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
+from latentcache.value import Value
 
 #: Items whose same-hashes are read together.
 _TOGETHER = 1 << 20
 _NO_PLACE = 0xFFFF_FFFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogRows:
+class CatalogRows(Value):
     """Where n items are. Offsets and lengths in bytes, except for start and length."""
 
     shard: NDArray[np.int32]

@@ -15,7 +15,6 @@ import os
 import struct
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, write_atomically
 from latentcache.store.gather import File, reading
+from latentcache.value import Value
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -46,8 +46,7 @@ _CHUNK = 1 << 20
 _RUN_BLOCK = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
+class _Form(Value):
     """How one column is stored."""
 
     dtype: np.dtype[Any]

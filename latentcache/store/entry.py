@@ -25,6 +25,7 @@ from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.identity.content import HASH_BYTES, checksum, content_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES
 from latentcache.store.atomic_io import Buffer
+from latentcache.value import Value
 
 #: The last byte is the version.
 MAGIC = b"LCE1"
@@ -59,8 +60,7 @@ _HEAD_BYTES, _COLUMN_BYTES = 256, 48
 _CONTENT = slice(CONTENT_AT, CONTENT_AT + HASH_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryHeader:
+class EntryHeader(Value):
     """The head of one entry. N items."""
 
     key: bytes
@@ -133,8 +133,7 @@ class Item:
     """(k, ...) each; no values for those that are missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewEntry:
+class NewEntry(Value):
     """One entry ready to be written."""
 
     key: bytes

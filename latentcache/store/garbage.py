@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,13 @@ from latentcache.store.index import ShardIndex, checked_index, load_index, open_
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, republish
 from latentcache.store.snapshot import FieldColumns, FieldRows, Snapshot
+from latentcache.value import Value
 
 #: Bits of an offset in a file; a shard's number is above them.
 _OFFSET_BITS = 44
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardUse:
+class ShardUse(Value):
     """How much of a sealed shard is needed."""
 
     name: str
@@ -46,8 +46,7 @@ class ShardUse:
     """Why it was taken out of use; empty if it is in use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredEntry:
+class StoredEntry(Value):
     """One committed item."""
 
     key: bytes

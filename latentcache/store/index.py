@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from latentcache.store.entry import (
     EntryHeader,
     read_header,
 )
+from latentcache.value import Value
 
 #: Name of the index in the folder of a shard.
 INDEX = "index.safetensors"
@@ -61,8 +61,7 @@ _WIDTHS = np.zeros(256, dtype=np.float64)
 _WIDTHS[[code for code, _ in DTYPES.values()]] = [width for _, width in DTYPES.values()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
+class Meta(Value):
     """The newer of a file's two meta pages."""
 
     page_size: int
@@ -125,8 +124,7 @@ def _parse_meta(front: bytes, offset: int) -> Meta | None:
     return Meta(page_size=page_size, last_page=last_page, transaction=transaction, root=root, map_size=map_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
+class Values(Value):
     """Keys of a database and the places of their values, in key order."""
 
     keys: NDArray[np.uint8]

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from latentcache.errors import CacheDamagedError, CacheFormatError
 from latentcache.store.atomic_io import READ_ONLY, open_file
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import MANIFEST, Snapshot, open_snapshot
+from latentcache.value import Value
 
 #: How often, and how far apart in seconds, a snapshot is looked for that is not being removed.
 _TRIES, _WAIT_S = 50, 0.02
@@ -82,8 +83,7 @@ class Lease:
             self.__init__(state["manifest"])  # type: ignore[misc]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Value):
     """A process of this machine that holds a lease."""
 
     pid: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from latentcache.store.snapshot import (
     Snapshot,
     own_checksum,
 )
+from latentcache.value import Value
 
 #: What the manifest says beside what a build gives.
 _OWN_NAMES = frozenset(
@@ -45,8 +46,7 @@ _OWN_NAMES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSnapshot:
+class NewSnapshot(Value):
     """A snapshot that is to be published."""
 
     samples: SampleTable

@@ -25,6 +25,7 @@ from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import File, Pieces, Reading, Scaling
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 Checksum = Literal["first", "always"]
@@ -33,8 +34,7 @@ Place = tuple[int, int, int]
 _FRONT, _NO_ROWS = 0, np.zeros(0, dtype=np.intp)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
+class Segments(Value):
     """Where the bytes of n items are."""
 
     shard: NDArray[np.int32]

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,12 @@ from latentcache.store.index import checked_index, open_shard_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import ShardWriter, recover_shard
 from latentcache.store.snapshot import PLACE_DTYPE
+from latentcache.value import Value
 
 _COMMIT_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Salvaged:
+class Salvaged(Value):
     """What became of one shard."""
 
     source: str

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from latentcache.store.atomic_io import (
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
+from latentcache.value import Value
 
 #: The newest version this release reads. Raised when an older reader could misread a newer cache.
 FORMAT_VERSION = 1
@@ -47,8 +48,7 @@ _SLICE = 1 << 20
 PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldColumns:
+class FieldColumns(Value):
     """What a snapshot holds of one field. E entries, R rows in the order of sample, group, variant."""
 
     name: str
@@ -90,7 +90,6 @@ class FieldColumns:
     """(R,) where the values of each row end, and the values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRows(FieldColumns):
     """One field of a snapshot on disk; its columns are read when they are asked for."""
 
@@ -170,8 +169,7 @@ class FieldRows(FieldColumns):
         return np.asarray(self.kind.content(some))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class Snapshot(Value):
     """One finished build, or one that is being streamed. Picklable."""
 
     number: int

@@ -25,6 +25,7 @@ from latentcache.store.lease import Holder, holders, unleased
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
+from latentcache.value import Value
 from latentcache.verify.compact import compact, is_worth_copying
 
 #: Snapshots that stay, the current one among them.
@@ -34,8 +35,7 @@ GRACE_S = 3600.0
 _BUILDING = "until the build that was started has ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Garbage:
+class Garbage(Value):
     """One thing that can go, went, or has to stay for now."""
 
     state: str
@@ -68,8 +68,7 @@ class Garbage:
         return item | ({"until": self.until} if self.until else {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectReport:
+class CollectReport(Value):
     """Result of a collection."""
 
     applied: bool
@@ -144,8 +143,7 @@ def collect(
             raise as_store_error(error, Path(error.filename or cache)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Old:
+class _Old(Value):
     """One snapshot on disk."""
 
     number: int

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.table import SampleTable
+from latentcache.value import Value
 
 CATEGORIES = ("corrupt", "unverifiable", "drift", "missing", "stale", "quarantined", "touched", "ok")
 """Most severe first: a sample is in the first that fits."""
@@ -39,8 +40,7 @@ HINTS = {
 Text = str | Callable[[int], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Value):
     """One cause, and the sample or the samples that it hits."""
 
     category: str
@@ -80,8 +80,7 @@ class Finding:
         return item
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeChange:
+class RecipeChange(Value):
     """One setting in which the recipe of a field differs from the one that was asked for."""
 
     field: str
@@ -90,8 +89,7 @@ class RecipeChange:
     requested: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reencoded:
+class Reencoded(Value):
     """Result of encoding samples again."""
 
     asked: int = 0
@@ -115,8 +113,7 @@ class Reencoded:
         return data | {name: data[name] if data[name] < float("inf") else None for name in ("largest", "mean")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class VerifyReport:
+class VerifyReport(Value):
     """Result of a check."""
 
     mode: str

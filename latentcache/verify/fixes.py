@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from latentcache.value import Value
 from latentcache.verify.findings import PROBLEMS, Finding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commands:
+class Commands(Value):
     """The words of the command line that a check was given; a printed command carries on with them."""
 
     program: str = "latentcache"
@@ -24,8 +24,7 @@ class Commands:
     """``--allow-failed`` as given; None: as the snapshot has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixes:
+class Fixes(Value):
     """Makes the commands for one cache.
 
     ``root`` is where the data is (None: not looked for), ``named_data`` tells if ``--data`` was given,

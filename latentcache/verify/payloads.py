@@ -26,6 +26,7 @@ from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
 from latentcache.store.index import gather_bytes
+from latentcache.value import Value
 from latentcache.verify.entries import Store, View, shard_parts, unreadable, words
 
 _THREADS = 2
@@ -43,8 +44,7 @@ class Scanned:
     payload_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _Run(Value):
     """Entries of one field that are read at once."""
 
     view: View

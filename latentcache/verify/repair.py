@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.salvage import copy_entries, places_of, tombstone
+from latentcache.value import Value
 from latentcache.verify.drift import Reencode
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import VerifyReport
@@ -33,8 +34,7 @@ from latentcache.verify.selection import Depth
 from latentcache.verify.verify import Check, RequestedBy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class Removal(Value):
     """One entry that is taken out of the snapshot."""
 
     field: str
@@ -46,8 +46,7 @@ class Removal:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairPlan:
+class RepairPlan(Value):
     """What a repair would do."""
 
     report: VerifyReport
@@ -67,8 +66,7 @@ class RepairPlan:
         return bool(self.removals or self.shards or any(mask.any() for mask in self.drop.values()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairReport:
+class RepairReport(Value):
     """What a repair did."""
 
     plan: RepairPlan

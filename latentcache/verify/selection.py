@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.identity.key import CONTENT_AT
 from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.value import Value
 
 _CERTAINTY = 0.95
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _FORMS = "expected n/t (slice n of t), x%, a size such as 2G, or a number of samples"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(Value):
     """A part of a cache. Exactly one of slices, fraction, number and num_bytes is set."""
 
     slice_number: int = 0
@@ -39,8 +38,7 @@ class Selection:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Depth:
+class Depth(Value):
     """How much a check looks at."""
 
     full: bool = False
@@ -65,8 +63,7 @@ class Depth:
         return self.mode != "fast"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(Value):
     """What a selection takes of a snapshot with S samples."""
 
     samples: NDArray[np.bool_]

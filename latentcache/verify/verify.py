@@ -26,6 +26,7 @@ from latentcache.store.garbage import shard_use
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import COLUMNS, Snapshot, open_snapshot
+from latentcache.value import Value
 from latentcache.verify.drift import Reencode, reencode_samples
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
@@ -42,8 +43,7 @@ from latentcache.verify.sources import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requested:
+class Requested(Value):
     """Recipes that a trainer is about to ask for."""
 
     recipes: Mapping[str, FieldRecipe] = field(default_factory=dict)

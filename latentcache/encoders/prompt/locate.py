@@ -7,7 +7,7 @@ from the table of pipelines and from transformers, never from the folder. No tor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from latentcache.encoders.vae.locate import read_json, without_weights
 from latentcache.encoders.vae.weights import shards_of
 from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings
+from latentcache.value import Value
 
 INDEX = "model_index.json"
 _WEIGHTS = "model.safetensors"
@@ -25,8 +26,7 @@ _PATTERNS = [INDEX, *(f"{part}*/{name}" for part in ("text_encoder", "tokenizer"
                       for name in ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"))]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Value):
     """One text encoder with its tokenizer."""
 
     name: str
@@ -40,8 +40,7 @@ class Part:
     tokenizer_cls: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Value):
     """The files of a pipeline that make one output."""
 
     cls: str

@@ -11,15 +11,16 @@ Diffusion 1 to 3 and Flux.2 attend to the embeddings of padding: their sequences
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from latentcache.value import Value
 
 Configs = Mapping[str, Mapping[str, Any]]
 """Part of a pipeline -> its configuration."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(Value):
     """How a pipeline makes one output of a prompt."""
 
     parts: tuple[str, ...]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +19,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from latentcache.encoders.text.engines import Spans, token_spans
+from latentcache.value import Value
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -46,8 +46,7 @@ _BLANKS = 50_000
 _FLAGS = ("single_word", "lstrip", "rstrip")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteRanks:
+class ByteRanks(Value):
     """A byte-level BPE in the form of the engine."""
 
     pattern: str

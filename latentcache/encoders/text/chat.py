@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +24,7 @@ from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Message, Record
+from latentcache.value import Value
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 #: A text that no template searches for; it replaces the content of a turn to find the turn's place.
@@ -43,8 +43,7 @@ _FAILURES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Style:
+class _Style(Value):
     """How a template without marks writes turns; empty if it could not be found out."""
 
     header: str = ""

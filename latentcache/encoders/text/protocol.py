@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Record
+from latentcache.value import Value
 
 
 # Not frozen: there is one for each item, and a frozen one takes three times as long to make.
@@ -40,8 +41,7 @@ class RecordTokenizer(Protocol):
         """One result for each record, in their order. The result of one does not depend on the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerDescription:
+class TokenizerDescription(Value):
     """Everything that a process needs to make a tokenizer; text only, so it can be sent to any process.
 
     It has the text of ``tokenizer.json`` rather than its path: every worker uses the bytes that were fingerprinted,

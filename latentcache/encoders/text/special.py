@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from latentcache.value import Value
 
 OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedChat:
+class RenderedChat(Value):
     """A conversation as text."""
 
     text: str

@@ -8,7 +8,6 @@ Pure functions of a parsed ``config.json`` and, for two families, of a few small
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from latentcache.encoders.vae.families import Family
 from latentcache.errors import UnsupportedModelError
 from latentcache.fields.latents import Normalization
 from latentcache.identity.content import json_hash
+from latentcache.value import Value
 
 Config = Mapping[str, Any]
 ReadTensor = Callable[[str], NDArray[np.float32]]
@@ -34,8 +34,7 @@ _MOCHI_COLORS = 15
 _DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per_up_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentShape:
+class LatentShape(Value):
     """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
 
     A clip has ``k * frame_step + 1`` frames; 0: images only.

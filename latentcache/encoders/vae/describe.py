@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ from latentcache.fields.paired import mask_recipe
 from latentcache.fields.protocol import Cached, DescribeContext, Described
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
+from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"
 _LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg")
@@ -47,8 +48,7 @@ _HAS_BFLOAT16 = "latentcache.encoders.vae.encoder:has_bfloat16"
 _CAN_RESAMPLE = "latentcache.images.resize:resample_self_test"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
+class ModelDescription(Value):
     """Everything that opens an encoder, and the names of its results."""
 
     label: str

@@ -11,15 +11,15 @@ and, for the use of a latent in transformers, the pipelines and trainers named i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any
 
 from latentcache.errors import UnsupportedModelError
+from latentcache.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(Value):
     """Properties of one autoencoder class. Strings name fields of its configuration."""
 
     name: str

@@ -7,7 +7,7 @@ huggingface_hub only for a hub id.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from latentcache.encoders.checkpoints import recognize
 from latentcache.encoders.hub import expanded, find
 from latentcache.encoders.vae.weights import read_header, shards_of, sniff
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+from latentcache.value import Value
 
 #: Name under which diffusers saves the weights of a model.
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
@@ -25,8 +26,7 @@ _HUB_PATTERNS = [*(name for name in _HUB_FILES if name != "*.safetensors"), "dif
                  *(f"vae/{name}" for name in _HUB_FILES)]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
+class Located(Value):
     """The files of one model."""
 
     config_path: Path

@@ -15,7 +15,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.fields.dtypes import as_floats, finite
 from latentcache.identity.content import canonical_json
+from latentcache.value import Value
 
 #: Longest header accepted, the limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
@@ -78,8 +78,7 @@ _LDM = (
 _ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
+class TensorInfo(Value):
     """Place of one tensor."""
 
     path: Path

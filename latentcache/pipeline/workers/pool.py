@@ -39,6 +39,7 @@ from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import recover_shard
+from latentcache.value import Value
 
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
@@ -91,8 +92,7 @@ class Progress:
     """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadColumns:
+class ReadColumns(Value):
     """What reading the inputs of n jobs gave; a row per job that did not fail."""
 
     sample: NDArray[np.int32]
@@ -105,8 +105,7 @@ class ReadColumns:
     """(n, ...) ``Read.facts``, by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
+class RunResult(Value):
     """What a run made, and what became of its jobs."""
 
     read: ReadColumns

@@ -13,11 +13,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from latentcache.errors import UsageError
+from latentcache.value import Value
 
 #: Stages, as numbers on the board.
 IDLE, PREPARING, ENCODING, OPENING = range(4)
@@ -37,8 +37,7 @@ _OPENING, _BATCH = 10, 8
 _MOST_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
+class Activity(Value):
     """One step that has begun and not ended."""
 
     row: int

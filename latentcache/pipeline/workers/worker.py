@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
+from latentcache.value import Value
 
 #: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
 _TICK_S, _REPORT_S = 0.05, 0.5
@@ -48,8 +48,7 @@ Outcome = Read | Failure | BaseException
 """What preparing a job came to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Value):
     """One field's run: what is made, of what, and where it goes."""
 
     field: str
@@ -78,8 +77,7 @@ class Task:
     """``ProducerContext.options``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(Value):
     """What one worker has to know before it begins."""
 
     task: Task

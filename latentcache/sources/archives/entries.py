@@ -27,6 +27,7 @@ from latentcache.sources.lines import listed
 from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS
+from latentcache.value import Value
 
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
@@ -35,8 +36,7 @@ _LOOKED_AT = 256
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Value):
     """What is read of an archive."""
 
     image_column: str = ""

@@ -28,6 +28,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.tars import ARROW, PARQUET
 from latentcache.sources.causes import sniff_cause
 from latentcache.sources.reading import stat_source, unusable
+from latentcache.value import Value
 
 #: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
 _BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
@@ -37,8 +38,7 @@ _HEAD_BYTES = 4096
 _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class Columns(Value):
     """The columns of a file of rows."""
 
     names: tuple[str, ...]

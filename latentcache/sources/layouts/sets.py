@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.causes import rejected
 from latentcache.sources.corpus import TRAIN, which_split
+from latentcache.value import Value
 
 #: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
 CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
@@ -27,8 +28,7 @@ _MADE_CONTROLS = "_controls"
 CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptionRule:
+class CaptionRule(Value):
     """Where the captions of a set are. A table decides alone; else the first source that has a text wins."""
 
     extensions: tuple[str, ...] = CAPTION_EXTENSIONS
@@ -116,8 +116,7 @@ class CaptionRule:
         return next((number for number, line in enumerate(lines[1:], 2) if line.strip()), 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSet:
+class ImageSet(Value):
     """One folder of images, or the rows of one table, with what is said of all of them."""
 
     folder: str
@@ -171,8 +170,7 @@ class ImageSet:
         return {name: value for name, value in said.items() if value or name in ("name", "folder", "repeats")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Value):
     """How a data set is read."""
 
     word: str

@@ -1,0 +1,71 @@
+import copy
+import pickle
+from dataclasses import field, fields, is_dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pytest
+
+from latentcache.value import Value
+
+
+class Size(Value):
+    """An example."""
+
+    width: int
+    height: int = 1
+    names: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.width < 0:
+            raise ValueError("negative")
+
+    @cached_property
+    def area(self):
+        return self.width * self.height
+
+
+class Named(Size):
+    """A value with one more part."""
+
+    name: str = ""
+
+
+class Column(Value, eq=False):
+    """A value with an array."""
+
+    numbers: np.ndarray
+
+
+def test_parts_defaults_and_text():
+    assert repr(Size(width=2)) == "Size(width=2, height=1, names={})"
+    assert Named(width=2, name="a").height == 1
+    assert [one.name for one in fields(Named)] == ["width", "height", "names", "name"]
+    assert is_dataclass(Named)
+    assert Size(width=1).names is not Size(width=1).names
+
+
+@pytest.mark.parametrize("given", [{}, {"width": 1, "depth": 2}, {"height": 1}])
+def test_missing_and_unknown_parts_are_refused_by_name(given):
+    with pytest.raises(TypeError, match=r"^Size (lacks width|has no depth)$"):
+        Size(**given)
+
+
+def test_values_are_frozen_checked_and_replaced():
+    size = Size(width=2, height=3)
+    with pytest.raises(AttributeError, match=r"Size.width cannot be changed"):
+        size.width = 3
+    assert replace(size, width=4) == Size(width=4, height=3)
+    with pytest.raises(ValueError, match="negative"):
+        replace(size, width=-1)
+
+
+def test_values_are_equal_by_their_parts():
+    size = Size(width=2, height=3)
+    assert size.area == 6
+    assert size == Size(width=2, height=3) == copy.deepcopy(size) == pickle.loads(pickle.dumps(size))
+    assert size != Size(width=2) != Named(width=2)
+    assert len({Named(width=1, names=()), Named(width=1, names=()), Named(width=2, names=())}) == 2
+    column = Column(numbers=np.arange(3))
+    assert column == column != Column(numbers=np.arange(3))
+    assert len({column, column}) == 1
