@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 
 class _Parts(NamedTuple):
-    names: frozenset[str] = frozenset()
-    order: tuple[str, ...] = ()
+    names: Mapping[str, None] = {}
+    shown: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = {}
     factories: Mapping[str, Callable[[], Any]] = {}
 
@@ -31,8 +32,9 @@ class Value:
         dataclass(init=False, repr=False, eq=False)(cls)
         own = fields(cls)  # type: ignore[arg-type]
         cls.__parts = _Parts(
-            names=frozenset(one.name for one in own),
-            order=tuple(one.name for one in own),
+            names=dict.fromkeys(one.name for one in own),
+            shown=tuple(one.name for one in own if one.repr),
+            compared=tuple(one.name for one in own if one.compare),
             defaults={one.name: one.default for one in own if one.default is not MISSING},
             factories={one.name: one.default_factory for one in own if one.default_factory is not MISSING},
         )
@@ -45,8 +47,8 @@ class Value:
         for name, make in parts.factories.items():
             if name not in held:
                 held[name] = make()
-        if held.keys() != parts.names:
-            wrong = [f"lacks {name}" for name in parts.order if name not in held]
+        if held.keys() != parts.names.keys():
+            wrong = [f"lacks {name}" for name in parts.names if name not in held]
             wrong += [f"has no {name}" for name in held if name not in parts.names]
             raise TypeError(f"{type(self).__qualname__} {', '.join(wrong)}")
         vars(self).update(held)
@@ -59,14 +61,14 @@ class Value:
         raise AttributeError(f"{type(self).__qualname__}.{name} cannot be changed: use dataclasses.replace()")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.__values() == other.__values()
+        return type(other) is type(self) and self.__compared() == other.__compared()
 
     def __hash__(self) -> int:
-        return hash(self.__values())
+        return hash(self.__compared())
 
     def __repr__(self) -> str:
-        told = zip(self.__parts.order, self.__values(), strict=True)
-        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in told)})"
+        told = ", ".join(f"{name}={vars(self)[name]!r}" for name in self.__parts.shown)
+        return f"{type(self).__qualname__}({told})"
 
-    def __values(self) -> tuple[Any, ...]:
-        return tuple(map(vars(self).__getitem__, self.__parts.order))
+    def __compared(self) -> tuple[Any, ...]:
+        return tuple(map(vars(self).__getitem__, self.__parts.compared))

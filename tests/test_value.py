@@ -15,6 +15,7 @@ class Size(Value):
     width: int
     height: int = 1
     names: dict[str, int] = field(default_factory=dict)
+    note: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.width < 0:
@@ -40,7 +41,7 @@ class Column(Value, eq=False):
 def test_parts_defaults_and_text():
     assert repr(Size(width=2)) == "Size(width=2, height=1, names={})"
     assert Named(width=2, name="a").height == 1
-    assert [one.name for one in fields(Named)] == ["width", "height", "names", "name"]
+    assert [one.name for one in fields(Named)] == ["width", "height", "names", "note", "name"]
     assert is_dataclass(Named)
     assert Size(width=1).names is not Size(width=1).names
 
@@ -63,7 +64,7 @@ def test_values_are_frozen_checked_and_replaced():
 def test_values_are_equal_by_their_parts():
     size = Size(width=2, height=3)
     assert size.area == 6
-    assert size == Size(width=2, height=3) == copy.deepcopy(size) == pickle.loads(pickle.dumps(size))
+    assert size == Size(width=2, height=3, note="x") == copy.deepcopy(size) == pickle.loads(pickle.dumps(size))
     assert size != Size(width=2) != Named(width=2)
     assert len({Named(width=1, names=()), Named(width=1, names=()), Named(width=2, names=())}) == 2
     column = Column(numbers=np.arange(3))
