@@ -5,7 +5,7 @@ Each scene is drawn once and saved in several crops, which is faster than drawin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def opened(settings: LatentsSettings, device: str = "cpu") -> tuple[LatentsRecip
     """The recipe of these settings, and its encoder as a build opens it."""
     found = describe(settings, Cached(), DescribeContext(device=device))
     assert isinstance(found.recipe, LatentsRecipe)
-    model = replace(ModelDescription.from_json(found.producer["model"]), spec=found.recipe.encoder)
+    model = ModelDescription.from_json(found.producer["model"], found.recipe.encoder)
     return found.recipe, open_encoder(model, device=device)
 
 

@@ -17,7 +17,7 @@ from build_data import BATCH, batches_in_memory, latents_settings, opened, place
 from build_peers import Encode, Planned, diffusers_loop, sequential_loop, sleeping, with_vae
 
 from latentcache import BuildSettings, build_cache
-from latentcache.encoders.protocol import Encoder, Pixels, encode
+from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.pipeline.workers.process import WorkerThread
 
 PURE = "encoder alone"
@@ -110,7 +110,7 @@ def encode_alone(bench: Bench) -> None:
     """The batches of a build, from memory, latents thrown away."""
     torch.set_num_threads(bench.torch_threads)
     for batch in bench.batches:
-        encode(bench.encoder, batch)
+        bench.encoder.encode(batch)
 
 
 def whole_build(bench: Bench) -> None:

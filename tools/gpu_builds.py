@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from latentcache import BuildSettings, build_cache
-from latentcache.encoders.protocol import Encoder, Pixels, encode
+from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
 from latentcache.geometry.placement import place
@@ -228,7 +228,7 @@ def _batches(plan: Sequence[Planned], recipe: LatentsRecipe) -> list[Pixels]:
 
 def _encode(ready: Ready, batches: Sequence[Pixels]) -> None:
     for batch in batches:
-        encode(ready.encoder, batch)
+        ready.encoder.encode(batch)
 
 
 def _whole(ready: Ready, data: Path, resample: str, count: int) -> None:

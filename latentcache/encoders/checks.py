@@ -6,32 +6,11 @@ from typing import Any
 
 from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.text.describe import describe_tokenizer
-from latentcache.encoders.vae import weights
 from latentcache.encoders.vae.describe import ModelDescription, describe_model
-from latentcache.encoders.vae.families import family_of
-from latentcache.encoders.vae.locate import read_config
+from latentcache.encoders.vae.families import FAMILIES, GENERIC
+from latentcache.encoders.vae.names import encoder_tensors
+from latentcache.encoders.weights import not_finite, read_headers
 from latentcache.errors import UnsupportedModelError, UsageError
-
-
-def check_weights(description: ModelDescription) -> None:
-    """Look for weights of the encoder that are not finite. Cost: one pass over its bytes.
-
-    Raises:
-        UnsupportedModelError: One is infinite or not a number; every latent would be.
-    """
-    if description.config_path is None:
-        return
-    class_name = read_config(description.config_path)["_class_name"]
-    family = family_of(class_name, str(description.config_path))
-    tensors = weights.read_headers(description.weights)
-    bad = weights.not_finite(weights.encoder_names(tensors, ldm=family.ldm), tensors)
-    if bad:
-        raise UnsupportedModelError(
-            f"{tensors[bad].path.name} has weights that are not finite",
-            where=str(tensors[bad].path),
-            why=f"tensor {bad} holds infinity or NaN, so every latent would",
-            fix="download the file again, or save the model again in float32",
-        )
 
 
 def check_vae(settings: Any) -> str:
@@ -43,9 +22,24 @@ def check_vae(settings: Any) -> str:
     if settings.model is None:
         return ""
     description = describe_model(settings.model, config=settings.model_config)
-    check_weights(description)
+    if description.weights:
+        _check_finite(description)
     spec = description.spec
     return f"{settings.model} is {spec.family}: {spec.channels} channels, f{spec.factor}"
+
+
+def _check_finite(description: ModelDescription) -> None:
+    """Look for weights of the encoder that are not finite: every latent would be. Cost: one pass over its bytes."""
+    ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
+    tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
+    bad = not_finite(tensors)
+    if bad:
+        raise UnsupportedModelError(
+            f"{tensors[bad].path.name} has weights that are not finite",
+            where=str(tensors[bad].path),
+            why=f"tensor {tensors[bad].name} holds infinity or NaN, so every latent would",
+            fix="download the file again, or save the model again in float32",
+        )
 
 
 def check_tokenizer(settings: Any) -> str:

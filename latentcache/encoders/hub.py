@@ -8,17 +8,33 @@ network the local hub cache is used if it holds everything that decides the reci
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
 from latentcache.errors import ModelNotFoundError
+from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_TIMEOUT_S = 10.0
 #: Ends of names of files, which no repository has.
 _FILES = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".gguf", ".msgpack", ".onnx", ".json")
+
+
+class Wanted(Value):
+    """What is looked for."""
+
+    what: str
+    """``model``, ``pipeline`` or ``tokenizer``."""
+    flag: str
+    """Option that takes it."""
+    takes: str
+    """Everything that the option takes, for the error."""
+    files: tuple[str, ...]
+    """Patterns of the files to download."""
+    is_complete: Callable[[Path], bool]
+    """True if a folder of the local hub cache holds every file that decides the recipe."""
 
 
 def is_hub_id(word: str) -> bool:
@@ -36,26 +52,13 @@ def expanded(word: str) -> Path:
         return Path(word)
 
 
-def find(
-    word: str,
-    files: Sequence[str],
-    is_complete: Callable[[Path], bool],
-    *,
-    what: str,
-    flag: str,
-    takes: str,
-    revision: str = "",
-) -> tuple[Path, str]:
+def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
     """File or folder of a path or hub id, and the commit of a hub id.
 
     Args:
         word: A path, or ``org/name``.
-        files: As for :func:`hub_folder`.
-        is_complete: As for :func:`hub_folder`.
-        what: As for :func:`hub_folder`.
-        flag: Option that takes the word.
-        takes: What the option takes, for the error.
-        revision: As for :func:`hub_folder`.
+        wanted: What it is.
+        revision: Commit of an earlier build; if the local hub cache holds it, the network is not asked.
 
     Raises:
         ModelNotFoundError: Nothing at this path, or no such repository on the hub.
@@ -65,65 +68,48 @@ def find(
         return path, ""
     if not is_hub_id(word):
         raise ModelNotFoundError(
-            f"{flag} {word}: no such file or folder",
+            f"{wanted.flag} {word}: no such file or folder",
             where=str(path.absolute()),
-            fix=f"check the path; {flag} takes {takes}",
+            fix=f"check the path; {wanted.flag} takes {wanted.takes}",
         )
-    folder = hub_folder(word, files, is_complete, what=what, flag=flag, revision=revision)
+    folder = hub_folder(word, wanted, revision=revision)
     return folder, folder.name if folder.parent.name == "snapshots" else ""
 
 
-def hub_folder(
-    name: str,
-    files: Sequence[str],
-    is_complete: Callable[[Path], bool],
-    *,
-    what: str,
-    flag: str,
-    revision: str = "",
-) -> Path:
-    """Folder of a hub id, in the local hub cache.
-
-    Args:
-        name: ``org/name``.
-        files: Patterns of the files to download.
-        is_complete: True if a folder of the local hub cache holds every file that decides the recipe.
-        what: ``model`` or ``tokenizer``.
-        flag: Option that takes the folder.
-        revision: Commit of an earlier build; if the local hub cache holds it, the network is not asked.
-
-    Raises:
-        ModelNotFoundError: The network and the local hub cache lack it.
-    """
+def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
+    """Folder of a hub id in the local hub cache; arguments and errors as of :func:`find`."""
     # Half a second that only users of a hub id should pay.
     from huggingface_hub import HfApi, snapshot_download
 
-    with suppress(OSError, ValueError):
-        known = Path(snapshot_download(name, revision=revision, local_files_only=True)) if revision else None
-        if known is not None and is_complete(known):
-            return known
+    def local(revision: str | None = None) -> Path | None:
+        with suppress(OSError, ValueError):
+            folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+            return folder if wanted.is_complete(folder) else None
+        return None
+
+    if revision and (known := local(revision)):
+        return known
     try:
         # Asked apart: without a network ``snapshot_download`` silently returns whatever the local cache has.
         commit = HfApi().repo_info(name, timeout=_HUB_TIMEOUT_S).sha
-        return Path(snapshot_download(name, revision=commit, allow_patterns=[*files], etag_timeout=_HUB_TIMEOUT_S))
+        files = list(wanted.files)
+        return Path(snapshot_download(name, revision=commit, allow_patterns=files, etag_timeout=_HUB_TIMEOUT_S))
     except Exception as error:  # noqa: BLE001 - the classes differ between versions of two libraries
         failure = error
-    with suppress(OSError, ValueError):
-        cached = Path(snapshot_download(name, local_files_only=True))
-        if is_complete(cached):
-            return cached
+    if cached := local():
+        return cached
     if type(failure).__name__ == "GatedRepoError":
-        wanted = " ".join(f"'{pattern}'" for pattern in files)
+        patterns = " ".join(f"'{pattern}'" for pattern in wanted.files)
         raise ModelNotFoundError(
             f"{name}: its owner gives access to users who are logged in and have accepted the terms",
             where=f"https://huggingface.co/{name}",
             why=first_line(failure),
             fix=f"accept the terms on that page, `hf auth login`, and run the same command again; it downloads what "
-            f"`hf download {name} --include {wanted}` does",
+            f"`hf download {name} --include {patterns}` does",
         )
     raise ModelNotFoundError(
-        f"{name}: neither a folder here nor a {what} that can be downloaded",
+        f"{name}: neither a folder here nor a {wanted.what} that can be downloaded",
         where=name,
         why=f"this machine is offline, or the repository does not exist or is closed: {first_line(failure)}",
-        fix=f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {flag} FOLDER",
+        fix=f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {wanted.flag} FOLDER",
     )

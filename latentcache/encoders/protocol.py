@@ -1,13 +1,12 @@
 """Image encoders as producers see them: uint8 pixels in, latents of the storage type out. No torch here.
 
 A batch is submitted and fetched later, so that copies and the work of the host overlap the computation. An encoder
-that computes in the call returns a :class:`Computed`.
+that computes in the call returns the batch itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,16 +19,6 @@ Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""
 
 
-class EncodedBatch(Value):
-    """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
-
-    latents: NDArray[Any]
-    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels,
-    all means before all logvars."""
-    finite: NDArray[np.bool_]
-    """(B,) True if every value of the item is finite in the storage type."""
-
-
 class PendingBatch(Protocol):
     """A batch that the device has been given."""
 
@@ -40,44 +29,49 @@ class PendingBatch(Protocol):
         """The latents; waits for the device. Raises the errors of ``Encoder.submit``. To be called once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A batch that was encoded in the call."""
+class EncodedBatch(Value):
+    """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
 
-    batch: EncodedBatch
+    latents: NDArray[Any]
+    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels,
+    all means before all logvars."""
+    finite: NDArray[np.bool_]
+    """(B,) True if every value of the item is finite in the storage type."""
 
     def done(self) -> bool:
         """Always True."""
         return True
 
     def result(self) -> EncodedBatch:
-        """The latents."""
-        return self.batch
+        """This batch."""
+        return self
 
 
-class Encoder(Protocol):
-    """Turns pixels into raw (unscaled) latents.
+class Encoder:
+    """Turns pixels into raw (unscaled) latents."""
 
-    ``submit`` and ``result`` raise ``DeviceMemoryError`` if the batch does not fit (the engine halves it and tries
-    the same images again) and ``DeviceError`` if the device is lost. ``precise=True`` asks for float32 throughout,
-    for images whose latents were not finite.
-    """
-
-    @property
-    def spec(self) -> EncoderSpec:
-        """Description of this encoder."""
-
-    @property
-    def device(self) -> str:
-        """Where it runs: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
+    spec: EncoderSpec
+    """Description of this encoder."""
+    device: str = "cpu"
+    """Where it runs: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
 
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> PendingBatch:
-        """Begin to encode B images (H, W, 3) of one size; their memory is not needed after the call."""
+        """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.
+
+        Args:
+            images: Their memory is not needed after the call.
+            precise: Compute in float32 throughout, for images whose latents were not finite.
+
+        Raises:
+            DeviceMemoryError: The batch does not fit; nothing of it is left on the device. The engine halves it.
+            DeviceError: The device failed.
+            EncoderError: The model cannot encode this size, or gives another shape than described.
+        """
+        raise NotImplementedError
+
+    def encode(self, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
+        """Encode one batch and wait for it."""
+        return self.submit(list(images), precise=precise).result()
 
     def close(self) -> None:
         """Free the memory of the device."""
-
-
-def encode(encoder: Encoder, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
-    """Encode one batch and wait for it."""
-    return encoder.submit(list(images), precise=precise).result()

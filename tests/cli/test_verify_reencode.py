@@ -33,14 +33,14 @@ def test_with_repair(run, cache):
 
 
 def test_drift_is_shown_with_its_command(run, cache, data):
-    encode = StubEncoder.encode
+    submit = StubEncoder.submit
 
-    def other(self, pixels):
-        encoded = encode(self, pixels)
+    def other(self, images, **options):
+        encoded = submit(self, images, **options)
         return EncodedBatch(latents=-encoded.latents, finite=encoded.finite)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StubEncoder, "encode", other)
+        patch.setattr(StubEncoder, "submit", other)
         done = run("verify", cache, "--reencode", "2", "--device", "cpu", "--json")
     assert (done.status, done.json["counts"]["drift"], done.json["counts"]["ok"]) == (1, 2, 2)
     assert (done.json["reencoded"]["drifted"], done.json["reencoded"]["confidence"]) == (2, "")

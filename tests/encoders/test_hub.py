@@ -3,10 +3,13 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from latentcache.encoders.hub import expanded, hub_folder, is_hub_id
+from latentcache.encoders.hub import Wanted, expanded, hub_folder, is_hub_id
 from latentcache.errors import ModelNotFoundError
 
-WORDS = {"what": "model", "flag": "--model"}
+
+def folder_of(*files, complete=True, revision=""):
+    wanted = Wanted(what="model", flag="--model", takes="", files=files, is_complete=lambda folder: complete)
+    return hub_folder("org/name", wanted, revision=revision)
 
 
 @pytest.fixture
@@ -37,16 +40,16 @@ def test_words_that_could_be_of_the_hub():
 
 def test_a_warm_cache_gives_the_folder_of_a_cold_one(hub):
     calls, _ = hub
-    folder = hub_folder("org/name", ["*.json"], lambda folder: True, **WORDS)
+    folder = folder_of("*.json")
     assert folder.name == "fresh"
     assert [(call["allow_patterns"], call["revision"]) for call in calls] == [(["*.json"], "fresh")]
 
 
 def test_a_known_revision_needs_no_network(hub):
     calls, _ = hub
-    assert hub_folder("org/name", [], lambda folder: True, revision="abc", **WORDS).name == "local"
+    assert folder_of(revision="abc").name == "local"
     assert calls == [{"revision": "abc", "local_files_only": True}]
-    assert hub_folder("org/name", [], lambda folder: False, revision="abc", **WORDS).name == "fresh"
+    assert folder_of(revision="abc", complete=False).name == "fresh"
 
 
 def test_a_closed_repository_says_how_to_get_in_and_what_is_downloaded(hub, monkeypatch):
@@ -58,7 +61,7 @@ def test_a_closed_repository_says_how_to_get_in_and_what_is_downloaded(hub, monk
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", closed)
     with pytest.raises(ModelNotFoundError, match="accepted the terms") as caught:
-        hub_folder("org/name", ["*.json", "vae/*"], lambda folder: True, **WORDS)
+        folder_of("*.json", "vae/*")
     assert "hf auth login" in caught.value.fix
     assert "hf download org/name --include '*.json' 'vae/*'" in caught.value.fix
 
@@ -66,8 +69,8 @@ def test_a_closed_repository_says_how_to_get_in_and_what_is_downloaded(hub, monk
 def test_without_a_network_only_a_complete_cache_is_used(hub):
     _, state = hub
     state["online"] = False
-    assert hub_folder("org/name", [], lambda folder: True, **WORDS).name == "local"
+    assert folder_of().name == "local"
     with pytest.raises(ModelNotFoundError) as caught:
-        hub_folder("org/name", [], lambda folder: False, **WORDS)
+        folder_of(complete=False)
     assert caught.value.why.endswith("closed: offline")
     assert caught.value.fix.endswith("then --model FOLDER")

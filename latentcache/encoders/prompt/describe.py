@@ -16,9 +16,8 @@ from typing import Any
 from latentcache.encoders.prompt.locate import Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import FROM_CALL
 from latentcache.encoders.stubs import is_stub, stub_delay
-from latentcache.encoders.vae import weights
-from latentcache.encoders.vae.describe import fingerprint_memo
 from latentcache.encoders.versions import installed, on_cuda
+from latentcache.encoders.weights import fingerprint_memo, read_headers
 from latentcache.errors import UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
@@ -138,7 +137,7 @@ def _recipe(
             f"--text-length={settings.text_length}: {found.cls} takes prompts of {output.length} tokens",
             fix="leave --text-length out",
         )
-    memos = {part.name: _memo(part, known.get(part.name)) for part in found.parts}
+    memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
     same = before is not None and before.pipeline == found.cls
     identity: dict[str, Any] = {
         "fingerprint": json_hash([memos[part.name]["fingerprint"] for part in found.parts]).hex(),
@@ -180,12 +179,6 @@ def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeCo
             values[name] = json.loads(known.get(name, "null"))
     values |= {f"has {library}": bool(installed((library,))[library]) for library in found.output.libraries}
     return tuple(sorted((name, json.dumps(value, sort_keys=True)) for name, value in values.items()))
-
-
-def _memo(part: Part, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fingerprint of the weights of one text encoder, with the stats that let the next build trust it."""
-    tensors = weights.read_headers(part.weights)
-    return fingerprint_memo({name: name for name in sorted(tensors)}, tensors, part.weights, known)
 
 
 def _config(part: Part) -> dict[str, Any]:

@@ -11,19 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import expanded, find, hub_folder, is_hub_id
+from latentcache.encoders.hub import Wanted, expanded, find, hub_folder, is_hub_id
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
 from latentcache.encoders.stubs import is_stub
-from latentcache.encoders.vae.locate import read_json, without_weights
-from latentcache.encoders.vae.weights import shards_of
+from latentcache.encoders.weights import read_json, weights_in
 from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.value import Value
 
 INDEX = "model_index.json"
 _WEIGHTS = "model.safetensors"
-_PATTERNS = [INDEX, *(f"{part}*/{name}" for part in ("text_encoder", "tokenizer")
-                      for name in ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"))]  # fmt: skip
 
 
 class Part(Value):
@@ -76,7 +73,8 @@ def _index_folder(model: str) -> Path:
     path = expanded(model)
     if path.exists() or not is_hub_id(model):
         return path
-    return hub_folder(model, [INDEX], lambda folder: True, what="model", flag="--model")
+    index = replace(_WANTED, what="model", flag="--model", files=(INDEX,), is_complete=lambda folder: True)
+    return hub_folder(model, index)
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
@@ -86,8 +84,7 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
         ModelNotFoundError: Nothing at this path, or no such model on the hub.
         UnsupportedModelError: A folder without ``model_index.json``.
     """
-    takes, flag = "a pipeline folder, a hub id, stub or none", "--text-encoder"
-    path, commit = find(model, _PATTERNS, _is_complete, what="pipeline", flag=flag, takes=takes, revision=revision)
+    path, commit = find(model, _WANTED, revision=revision)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
             f"--text-encoder {model}: not a pipeline",
@@ -151,18 +148,10 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
         folder=folder / name,
         cls=index[name][1],
         config=read_json(folder / name / "config.json"),
-        weights=_weights(folder / name),
+        weights=weights_in(folder / name, _WEIGHTS),
         tokenizer=folder / tokenizer,
         tokenizer_cls=index[tokenizer][1],
     )
-
-
-def _weights(folder: Path) -> tuple[Path, ...]:
-    if (folder / _WEIGHTS).is_file():
-        return (folder / _WEIGHTS,)
-    if (folder / f"{_WEIGHTS}.index.json").is_file():
-        return shards_of(folder / f"{_WEIGHTS}.index.json")
-    raise without_weights(folder, _WEIGHTS)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -174,3 +163,13 @@ def _is_complete(folder: Path) -> bool:
     except EncoderError:
         return False
     return True
+
+
+_WANTED = Wanted(
+    what="pipeline",
+    flag="--text-encoder",
+    takes="a pipeline folder, a hub id, stub or none",
+    files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
+                    for end in ("json", "txt", "model", "jinja", "safetensors"))),
+    is_complete=_is_complete,
+)  # fmt: skip

@@ -171,14 +171,13 @@ class _PipelineEncoder:
         import torch
 
         from latentcache.encoders.faults import Guard
-        from latentcache.encoders.vae.encoder import choose_device
+        from latentcache.encoders.vae.encoder import choose_device, device_name
 
         self._torch, self._recipe = torch, recipe
         self._output: Output = PIPELINES[recipe.pipeline][recipe.output]
         self._device = choose_device(device)
         self._budget = _CPU_TOKENS if self._device.type == "cpu" else _TOKENS
-        cuda = self._device.type == "cuda"
-        self.device = f"cuda {torch.cuda.get_device_name(self._device)}" if cuda else self._device.type
+        self.device = device_name(self._device)
         self._guard = Guard(device=self._device, name=recipe.pipeline, label=about["folder"])
         self._seen: list[_Length] = []
         self._folder: str = about["folder"]

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from latentcache.encoders.hub import find
+from latentcache.encoders.hub import Wanted, find
 from latentcache.errors import UnsupportedModelError
 from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, read_tokenizer
-
-_HUB_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
-              "*.model", "config.json"]  # fmt: skip
 
 
 def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, str]:
@@ -23,10 +20,7 @@ def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, s
         ModelNotFoundError: Nothing at this path, or no such repository on the hub.
         UnsupportedModelError: The files are not those of a usable tokenizer, with the reason.
     """
-    takes = "a folder, a tokenizer.json, a hub id, or stub"
-    path, commit = find(
-        word, _HUB_FILES, _is_complete, what="tokenizer", flag="--tokenizer", takes=takes, revision=revision
-    )
+    path, commit = find(word, _WANTED, revision=revision)
     return _read(path), commit
 
 
@@ -46,3 +40,13 @@ def _read(folder: Path) -> LoadedTokenizer:
 def _is_complete(folder: Path) -> bool:
     """True if a folder of the local hub cache has both files that decide the recipe; other tools fetch parts."""
     return all((folder / name).is_file() for name in (JSON_NAME, "tokenizer_config.json"))
+
+
+_WANTED = Wanted(
+    what="tokenizer",
+    flag="--tokenizer",
+    takes="a folder, a tokenizer.json, a hub id, or stub",
+    files=("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
+           "*.model", "config.json"),
+    is_complete=_is_complete,
+)  # fmt: skip

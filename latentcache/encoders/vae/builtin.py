@@ -22,8 +22,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.protocol import Computed, EncodedBatch, Pixels
-from latentcache.encoders.vae.storage import encoded
+from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
+from latentcache.fields.dtypes import finite, stored
 from latentcache.fields.latents import EncoderSpec
 from latentcache.identity.content import content_hash, json_hash
 
@@ -49,31 +49,29 @@ def stub_spec(storage_dtype: str = "float16", posterior: str = "mode") -> Encode
     )
 
 
-class _Builtin:
-    """An :class:`Encoder` that computes in the call."""
-
-    device = "cpu"
+class _Builtin(Encoder):
+    """An encoder that computes in the call."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         self.spec = spec
 
-    def encode(self, pixels: Pixels) -> EncodedBatch:
-        """Latents of (B, H, W, 3)."""
-        raise NotImplementedError
-
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Computed:
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
         """Encode now; ``precise`` changes nothing."""
         pixels = np.stack(images)
         if pixels.ndim == 4:
-            return Computed(self.encode(pixels))
+            return self._stored(self._values(pixels))
         clips = pixels[:, ::FRAME_STEP]
-        found = self.encode(np.ascontiguousarray(clips).reshape(-1, *clips.shape[2:]))
-        latents = np.stack(np.split(found.latents, len(clips)))
-        finite = np.logical_and.reduce(found.finite.reshape(len(clips), -1), axis=1)
-        return Computed(EncodedBatch(latents=np.ascontiguousarray(latents.swapaxes(1, 2)), finite=finite))
+        values = self._values(np.ascontiguousarray(clips).reshape(-1, *clips.shape[2:]))
+        return self._stored(np.stack(np.split(values, len(clips))).swapaxes(1, 2))
 
-    def close(self) -> None:
-        """Does nothing."""
+    def _values(self, pixels: Pixels) -> NDArray[np.floating]:
+        """Latents of (B, H, W, 3)."""
+        raise NotImplementedError
+
+    def _stored(self, values: NDArray[np.floating]) -> EncodedBatch:
+        """In the storage type: one rounding, to nearest even, from float32."""
+        latents = stored(np.ascontiguousarray(values, dtype=np.float32), self.spec.storage_dtype)
+        return EncodedBatch(latents=latents, finite=np.all(finite(latents).reshape(len(values), -1), axis=1))
 
 
 class StubEncoder(_Builtin):
@@ -89,7 +87,7 @@ class StubEncoder(_Builtin):
         super().__init__(stub_spec(storage_dtype, posterior))
         self._delay_s = delay_ms / 1000
 
-    def encode(self, pixels: Pixels) -> EncodedBatch:
+    def _values(self, pixels: Pixels) -> NDArray[np.floating]:
         """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments."""
         batch = len(pixels)
         sums = _block_sums(pixels)
@@ -97,10 +95,8 @@ class StubEncoder(_Builtin):
         area = _BLOCK * _BLOCK * 127.5
         means = np.concatenate([sums / area - 1, everything / (3 * area) - 1], axis=3)
         time.sleep(self._delay_s * batch)
-        values = np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32)
-        if self.spec.posterior != "mode":
-            values = np.concatenate([values, values - 2], axis=1)
-        return encoded(values, self.spec.storage_dtype)
+        values = means.transpose(0, 3, 1, 2).astype(np.float32)
+        return values if self.spec.posterior == "mode" else np.concatenate([values, values - 2], axis=1)
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
@@ -159,7 +155,7 @@ class DemoEncoder(_Builtin):
     def __init__(self, *, storage_dtype: str = "float16") -> None:
         super().__init__(demo_spec(storage_dtype))
 
-    def encode(self, pixels: Pixels) -> EncodedBatch:
+    def _values(self, pixels: Pixels) -> NDArray[np.floating]:
         """(B, H, W, 3) as (B, 16, H/8, W/8)."""
         batch, height, width, _ = pixels.shape
         rows, columns = height // _BLOCK, width // _BLOCK
@@ -167,7 +163,7 @@ class DemoEncoder(_Builtin):
         whole = blocks.reshape(-1, _BLOCK * _BLOCK * 3).astype(np.float64) * 2 - 255
         sums = whole @ _basis().reshape(_CHANNELS, -1).T
         latents = (sums / (255.0 * _BLOCK * _UNIT)).reshape(batch, rows, columns, _CHANNELS)
-        return encoded(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self.spec.storage_dtype)
+        return latents.transpose(0, 3, 1, 2)
 
 
 def _cosine(frequency: int) -> NDArray[np.float64]:

@@ -2,26 +2,24 @@
 
 Fields that move the bytes of ``encode`` are hashed into the identity; fields that only say how latents are read are
 not, so a corrected scaling factor encodes nothing again.
-Pure functions of a parsed ``config.json`` and, for two families, of a few small tensors in the weights.
+Functions of a parsed ``config.json`` and, for some families, of a few small tensors in the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.encoders.vae.families import Family
-from latentcache.errors import UnsupportedModelError
+from latentcache.encoders.weights import Tensors, read_tensor
+from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.fields.latents import Normalization
 from latentcache.identity.content import json_hash
 from latentcache.value import Value
 
 Config = Mapping[str, Any]
-ReadTensor = Callable[[str], NDArray[np.float32]]
-"""Reads one small tensor of the weights by its name."""
 
 #: Fields no encoder of a generic class can depend on; all its other fields enter the identity.
 _READ_ONLY = {
@@ -95,18 +93,27 @@ def config_hash(family: Family, config: Config, *, tiling: bool = False) -> str:
     return json_hash({"class": _class(config), "fields": fields}).hex()
 
 
-def normalization_of(family: Family, config: Config, read_tensor: ReadTensor) -> Normalization:
+def normalization_of(family: Family, config: Config, tensors: Tensors) -> Normalization:
     """Normalization of this model's latents at read.
 
     Per-channel means win over a scale wherever a configuration has them, as in the diffusers pipelines:
     ``(z - mean) * scaling_factor / std``.
+
+    Args:
+        family: Row of the class.
+        config: Of the model.
+        tensors: Of the encoder, by their names in diffusers.
+
+    Raises:
+        EncoderError: A tensor is missing.
     """
     if family.normalization == "batch-norm":
-        return _batch_norm(family, config, read_tensor)
+        return _batch_norm(family, config, tensors)
     mean, std = _field(family, config, "latents_mean"), _field(family, config, "latents_std")
     scale, shift = (_field(family, config, name) for name in ("scaling_factor", "shift_factor"))
-    if family.normalization == "buffers":
-        mean, std = read_tensor("latents_mean").tolist(), read_tensor("latents_std").tolist()
+    # A generic class may have its statistics among the weights as well (LTX-2): its configuration has a scale of 1.
+    if family.normalization == "buffers" or (family.generic and {"latents_mean", "latents_std"} <= tensors.keys()):
+        mean, std = _values(tensors, "latents_mean").tolist(), _values(tensors, "latents_std").tolist()
     if family.generic and mean and std:
         channels = _number(_field(family, config, family.channels), default=0)
         mean, std = _first_frame(mean, channels), _first_frame(std, channels)
@@ -117,15 +124,25 @@ def normalization_of(family: Family, config: Config, read_tensor: ReadTensor) ->
     return Normalization(kind="scale-shift", scale=float(scale or 1.0), shift=float(shift or 0.0))
 
 
-def _batch_norm(family: Family, config: Config, read_tensor: ReadTensor) -> Normalization:
+def _batch_norm(family: Family, config: Config, tensors: Tensors) -> Normalization:
     """``(z - running_mean) / sqrt(running_var + eps)`` over 2x2 patches (diffusers pipeline_flux2.py)."""
-    variance = read_tensor("bn.running_var").astype(np.float64) + _field(family, config, "batch_norm_eps")
+    variance = _values(tensors, "bn.running_var").astype(np.float64) + _field(family, config, "batch_norm_eps")
     return Normalization(
         kind="batch-norm",
-        mean=_floats(read_tensor("bn.running_mean").tolist()),
+        mean=_floats(_values(tensors, "bn.running_mean").tolist()),
         std=_floats(np.sqrt(variance).tolist()),
         patch=_number(_field(family, config, "patch_size"), default=2),
     )
+
+
+def _values(tensors: Tensors, name: str) -> np.ndarray[Any, Any]:
+    if name not in tensors:
+        raise EncoderError(
+            f"the weights lack the tensor {name}",
+            why="it defines the normalization of latents of this class",
+            fix="download the weights again",
+        )
+    return read_tensor(tensors[name])
 
 
 def _first_frame(values: Any, channels: int) -> Any:

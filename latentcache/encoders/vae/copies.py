@@ -7,32 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from latentcache.encoders.faults import Guard
+from latentcache.encoders.protocol import EncodedBatch
+
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Tensors on their way to host memory."""
+    """A batch on its way to host memory: see ``PendingBatch``."""
 
-    tensors: tuple[Tensor, ...]
+    latents: Tensor
+    finite: Tensor
     event: torch.cuda.Event | None
     """End of the copies; None: they have ended."""
+    guard: Guard
+    subject: str
 
     def done(self) -> bool:
-        """True if the copies have ended."""
-        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+        """True if the copies have ended; the error of a failed device is raised by ``result``."""
+        try:
+            return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return True
 
-    def arrays(self) -> list[NDArray[Any]]:
-        """The values, in memory of their own; waits for the device."""
-        if self.event is None:
-            return [tensor.numpy() for tensor in self.tensors]
-        self.event.synchronize()
-        return [tensor.numpy().copy() for tensor in self.tensors]
+    def result(self) -> EncodedBatch:
+        """The latents, in memory of their own."""
+        return self.guard.run(self._arrays, self.subject)
+
+    def _arrays(self) -> EncodedBatch:
+        latents, finite = self.latents.numpy(), self.finite.numpy()
+        if self.event is not None:
+            self.event.synchronize()
+            latents, finite = latents.copy(), finite.copy()
+        return EncodedBatch(latents=latents, finite=finite)
 
 
 def up(images: Sequence[NDArray[np.uint8]], device: torch.device) -> Tensor:
@@ -42,15 +54,15 @@ def up(images: Sequence[NDArray[np.uint8]], device: torch.device) -> Tensor:
     return slab.to(device, non_blocking=True)
 
 
-def down(*tensors: Tensor) -> Download:
-    """Begin to copy tensors to host memory, once they are computed."""
-    device = tensors[0].device
+def down(latents: Tensor, finite: Tensor, guard: Guard, subject: str) -> Download:
+    """Begin to copy a batch to host memory, once it is computed."""
+    device = latents.device
     if device.type != "cuda":
-        return Download(tuple(tensor.cpu() for tensor in tensors), None)
-    found = tuple(_host(one.shape, one.dtype, device).copy_(one, non_blocking=True) for one in tensors)
+        return Download(latents.cpu(), finite.cpu(), None, guard, subject)
+    latents, finite = (_host(one.shape, one.dtype, device).copy_(one, non_blocking=True) for one in (latents, finite))
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))  # whoever waits sleeps: the core belongs to the decoders
-    return Download(found, event)
+    return Download(latents, finite, event, guard, subject)
 
 
 def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

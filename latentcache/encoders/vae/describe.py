@@ -2,43 +2,36 @@
 
 Identity: the fingerprint of the encoder half and the hash of the configuration fields that ``encode`` uses.
 Guarantee: the class comes from ``config.json``, never from a name; every reason that makes a model unusable and that
-its files show is an error here, before torch is imported. Cost: reading the encoder's weights once at disk speed (a
-335 MB
-VAE: a fraction of a second); not again while the stat of the files is the one in the provenance of the last build.
+its files show is an error here, before torch is imported. Cost: reading the encoder's weights once at disk speed;
+not again while the stat of the files is the one in the provenance of the last build.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from latentcache.encoders.stubs import is_stub, stub_delay
-from latentcache.encoders.vae import builtin, weights
+from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.config_fields import config_hash, normalization_of, shape_of
 from latentcache.encoders.vae.families import Family, family_of
 from latentcache.encoders.vae.locate import Located, locate
-from latentcache.encoders.vae.storage import require_posterior
+from latentcache.encoders.vae.names import encoder_tensors
 from latentcache.encoders.versions import installed, on_cuda
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+from latentcache.encoders.weights import Tensors, fingerprint_memo, read_headers
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.latents import (
     EncoderSpec,
     LatentsRecipe,
     LatentsSettings,
-    Normalization,
     PixelProfile,
     geometry_of,
     pixels_of,
 )
 from latentcache.fields.paired import mask_recipe
 from latentcache.fields.protocol import Cached, DescribeContext, Described
-from latentcache.identity.content import json_hash
-from latentcache.identity.stat import StatMemo
 from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"
@@ -57,8 +50,6 @@ class ModelDescription(Value):
     spec: EncoderSpec
     weights: tuple[Path, ...] = ()
     config_path: Path | None = None
-    force_upcast: bool = False
-    """True if the configuration warns of overflow in float16."""
     delay_ms: int = 0
     """Pause per image of the stub; not part of its identity."""
     revision: str = ""
@@ -66,19 +57,18 @@ class ModelDescription(Value):
     frame_step: int = 0
     """Frames per latent frame: a clip has ``k * frame_step + 1`` frames. 0: the model takes images only."""
     memo: Mapping[str, Any] | None = None
-    """Stats of the weights and their fingerprint; see :func:`fingerprint_memo`."""
+    """Stats of the weights and their fingerprint; see ``weights.fingerprint_memo``."""
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON values, to open it in a worker."""
-        paths = {"weights": [str(path) for path in self.weights], "config_path": _text(self.config_path)}
-        return {**asdict(self), **paths, "memo": None}
+        """What opens it in a worker, which has the spec in its recipe."""
+        paths = {"weights": [str(path) for path in self.weights], "config_path": str(self.config_path or "")}
+        return {"label": self.label, "kind": self.kind, "delay_ms": self.delay_ms, **paths}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ModelDescription:
+    def from_json(cls, data: Mapping[str, Any], spec: EncoderSpec) -> ModelDescription:
         """Inverse of :meth:`as_json`."""
-        paths = {"weights": tuple(map(Path, data["weights"])), "spec": EncoderSpec.from_json(data["spec"])}
         config = Path(data["config_path"]) if data["config_path"] else None
-        return cls(**{**data, **paths, "config_path": config})
+        return cls(**{**data, "spec": spec, "weights": tuple(map(Path, data["weights"])), "config_path": config})
 
     @property
     def needs_torch(self) -> bool:
@@ -152,7 +142,8 @@ def describe_model(
     if tiling and (model == "demo" or is_stub(model)):
         raise no_tiling(model)
     if model == "demo":
-        require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
+        if posterior != "mode":
+            raise no_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
         spec = builtin.demo_spec(storage_dtype)
         return ModelDescription(label=model, kind="demo", spec=spec, frame_step=builtin.FRAME_STEP)
     if is_stub(model):
@@ -160,9 +151,9 @@ def describe_model(
         return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     known = known or {}
     located = locate(model, config, revision=str(known.get("revision", "")) if known.get("model") == model else "")
-    force_upcast = bool(located.config.get("force_upcast", False))
     if compute_dtype == "auto":
-        compute_dtype = ("bfloat16" if force_upcast else "float16") if on_cuda else "float32"
+        half = "bfloat16" if located.config.get("force_upcast") else "float16"
+        compute_dtype = half if on_cuda else "float32"
     spec, step, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
     return ModelDescription(
         label=model,
@@ -170,7 +161,6 @@ def describe_model(
         spec=replace(spec, compute_dtype=compute_dtype, storage_dtype=storage_dtype),
         weights=located.weights,
         config_path=located.config_path,
-        force_upcast=force_upcast,
         revision=located.revision,
         frame_step=step,
         memo=memo,
@@ -196,6 +186,16 @@ def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeCo
         assert isinstance(found, LatentsRecipe)
         recipe = mask_recipe(found)
     return Described(recipe=recipe, label="mask", provenance={"decoders": installed(_DECODERS)})
+
+
+def no_posterior(family: str, posterior: str, why: str) -> UnsupportedModelError:
+    """The error for an encoder without a posterior."""
+    return UnsupportedModelError(
+        f"--latents {posterior}: {family} has no posterior",
+        why=why,
+        fix="--latents mode, or --model with an autoencoder that has one (AutoencoderKL and its like)",
+        slug="no-posterior",
+    )
 
 
 def no_tiling(family: str) -> UnsupportedModelError:
@@ -292,19 +292,13 @@ def _spec(
     located: Located, *, posterior: str, tiling: bool, known: Mapping[str, Any] | None
 ) -> tuple[EncoderSpec, int, dict[str, Any]]:
     """Spec of the files, the frames of a latent frame, and the memo of the fingerprint."""
-    where = str(located.config_path)
-    class_name = located.config["_class_name"]
+    where, class_name = str(located.config_path), located.config["_class_name"]
     family = family_of(class_name, where)
-    if family.output in ("latent", "latents"):
-        require_posterior(class_name, posterior, "it gives one latent for an image and no distribution")
-    if tiling and not family.tiles:
-        raise no_tiling(class_name)
+    if posterior != "mode" and family.output in ("latent", "latents"):
+        raise no_posterior(class_name, posterior, "it gives one latent for an image and no distribution")
     shape = shape_of(family, located.config, where)
-    tensors = weights.read_headers(located.weights)
-    names = _encoder_half(family, tensors, located)
-    normalization = _normalization(family, located, names, tensors)
-    _check_length(normalization, shape.channels, where)
-    memo = fingerprint_memo(names, tensors, located.weights, known)
+    tensors = _encoder_half(family, located)
+    memo = fingerprint_memo(tensors, known)
     spec = EncoderSpec(
         family=class_name,
         fingerprint=memo["fingerprint"],
@@ -314,83 +308,21 @@ def _spec(
         multiple=shape.multiple,
         posterior=posterior,
         tiling=tiling,
-        normalization=normalization,
+        normalization=normalization_of(family, located.config, tensors),
         generic=family.generic,
     )
     return spec, shape.frame_step, memo
 
 
-def fingerprint_memo(
-    names: Mapping[str, str],
-    tensors: Mapping[str, weights.TensorInfo],
-    files: tuple[Path, ...],
-    known: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Fingerprint of these tensors, with the stats that let the next build trust it without hashing.
-
-    Args:
-        names: Name to hash under -> name in the files.
-        tensors: All tensors of the files.
-        files: Weights.
-        known: Memo of an earlier build.
-    """
-    seen, which = time.time_ns(), json_hash(sorted(names.items())).hex()
-    stats = [[str(path.resolve()), *StatMemo.of(path.stat(), seen_ns=seen).identity] for path in files]
-    if known is not None and known.get("names") == which and _trusted(known, stats):
-        return dict(known)
-    return {"fingerprint": weights.fingerprint(names, tensors), "names": which, "stats": stats, "seen_ns": seen}
-
-
-def _trusted(known: Mapping[str, Any], stats: list[list[Any]]) -> bool:
-    """True if all files have the stats of the memo, and none was so young then that it may have changed since."""
-    fields = ("size", "mtime_ns", "ctime_ns", "inode", "device")
-    memos = [StatMemo(**dict(zip(fields, one[1:], strict=True)), seen_ns=known["seen_ns"]) for one in known["stats"]]
-    return [list(one) for one in known["stats"]] == stats and not any(memo.racy for memo in memos)
-
-
-def _encoder_half(family: Family, tensors: Mapping[str, weights.TensorInfo], located: Located) -> Mapping[str, str]:
-    """Tensors of the encoder: name in diffusers -> name in the file."""
-    names = weights.encoder_names(tensors, ldm=family.ldm)
-    if not any(name.startswith("encoder.") for name in names):
-        example = next(iter(tensors), "none")
+def _encoder_half(family: Family, located: Located) -> Tensors:
+    """Tensors of the encoder."""
+    everything = read_headers(located.weights)
+    tensors = encoder_tensors(everything, ldm=family.ldm)
+    if not any(name.startswith("encoder.") for name in tensors):
         raise UnsupportedModelError(
             f"{located.weights[0].name} has no encoder",
             where=str(located.weights[0]),
-            why=f"none of its {len(tensors)} tensors is called encoder.*; the first is {example}",
+            why=f"none of its tensors is called encoder.*; the first is {next(iter(everything), 'none')}",
             fix="give the weights of the whole VAE, not of its decoder, a transformer or a LoRA",
         )
-    return names
-
-
-def _normalization(
-    family: Family, located: Located, names: Mapping[str, str], tensors: Mapping[str, weights.TensorInfo]
-) -> Normalization:
-    def read(name: str) -> NDArray[np.float32]:
-        if name not in names:
-            raise EncoderError(
-                f"tensor {name} is not in {located.weights[0].name}",
-                where=str(located.weights[0]),
-                why="it defines the normalization of latents of this class",
-                fix="download the weights again",
-            )
-        return weights.read_tensor(tensors[names[name]])
-
-    if family.generic and {"latents_mean", "latents_std"} <= names.keys():
-        # Statistics among the weights (LTX-2) are in no configuration: it has a scale of 1 only.
-        family = replace(family, normalization="buffers")
-    return normalization_of(family, located.config, read)
-
-
-def _check_length(normalization: Normalization, channels: int, where: str) -> None:
-    expected = channels * normalization.patch**2
-    for name, values in (("mean", normalization.mean), ("std", normalization.std)):
-        if values and len(values) != expected:
-            raise UnsupportedModelError(
-                f"the latents have {expected} channels, their {name} has {len(values)}",
-                where=where,
-                fix="use the config.json that was published with the model",
-            )
-
-
-def _text(path: Path | None) -> str:
-    return "" if path is None else str(path)
+    return tensors

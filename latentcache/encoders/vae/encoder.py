@@ -2,30 +2,27 @@
 
 Pixels become raw latents by ``x / 127.5 - 1`` in float32 on the device and the mode of the posterior or its moments,
 without slicing or autocast, with tiles only if the recipe has them. Guarantee: before anything runs, every tensor of
-the encoder is there, has the right shape and is finite; the decoder is dropped before the encoder moves; an output of
-another shape than described is an error, never stored. ``submit`` returns while the device works.
+the encoder is there and has the right shape; the decoder is dropped before the encoder moves; an output of another
+shape than described is an error, never stored. ``submit`` returns while the device works.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from latentcache.encoders.faults import Guard, first_line
-from latentcache.encoders.protocol import EncodedBatch, Pixels
+from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.encoders.vae.copies import Download, down, up
-from latentcache.encoders.vae.describe import ModelDescription
+from latentcache.encoders.vae.describe import ModelDescription, no_posterior
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
 from latentcache.encoders.vae.modules import enable_tiling, is_video, load_module
-from latentcache.encoders.vae.storage import no_posterior
 from latentcache.errors import DeviceError, EncoderError
-from latentcache.fields.latents import EncoderSpec
 
 _OUTPUTS = ("latent_dist", "latent", "latents")
 #: Types that NumPy lacks travel as their bits.
@@ -52,6 +49,11 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
+def device_name(device: torch.device) -> str:
+    """``cpu``, or kind and name of the card."""
+    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+
+
 def has_bfloat16(device: str = "auto") -> bool:
     """True if a device computes bfloat16; devices that only emulate it are slower than in float32.
 
@@ -64,7 +66,7 @@ def has_bfloat16(device: str = "auto") -> bool:
     return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-class VaeEncoder:
+class VaeEncoder(Encoder):
     """Encoder half of one autoencoder on one device. For one thread.
 
     Args:
@@ -73,15 +75,14 @@ class VaeEncoder:
         fold: Rewrite the causal 3D convolutions of clip encoders as 2D ones (fold.py).
 
     Raises:
-        EncoderError: A tensor is missing, unexpected, of another shape or not finite.
+        EncoderError: A tensor is missing, unexpected or of another shape.
         DeviceError: The device failed.
         DeviceMemoryError: The encoder does not fit into its memory.
     """
 
     def __init__(self, description: ModelDescription, device: torch.device, *, fold: bool = True) -> None:
-        self._description = description
-        self._device = device
-        self._fold = fold
+        self.spec, self.device = description.spec, device_name(device)
+        self._description, self._device, self._fold = description, device, fold
         self._family = FAMILIES.get(description.spec.family, GENERIC)
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
         self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
@@ -92,45 +93,16 @@ class VaeEncoder:
         self._guard.run(lambda: self._module(self._dtype), "the weights")
 
     @property
-    def spec(self) -> EncoderSpec:
-        """See :class:`Encoder`."""
-        return self._description.spec
-
-    @property
     def module(self) -> nn.Module:
         """The encoder half in the precision of the recipe."""
         return self._module(self._dtype)
 
-    @property
-    def device(self) -> str:
-        """``cpu``, or kind and name of the card."""
-        if self._device.type != "cuda":
-            return self._device.type
-        return f"cuda {torch.cuda.get_device_name(self._device)}"
-
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Submitted:
-        """Begin to encode images (H, W, 3) of one size to latents (B, C, H/f, W/f), or moments (B, 2C, H/f, W/f).
-
-        Clips (F, H, W, 3) become (B, C, F', H/f, W/f).
-
-        Args:
-            images: One batch of one size.
-            precise: Run in float32, with the weights of the file.
-
-        Raises:
-            DeviceMemoryError: The batch does not fit; nothing of it is left on the device.
-            DeviceError: The device failed.
-            EncoderError: The model cannot encode this size, or gives another shape than described.
-            UnsupportedModelError: Its posterior is asked for and it has none.
-        """
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Download:
+        """See :class:`Encoder`: latents (B, C, H/f, W/f), moments (B, 2C, ...), of clips (B, C, F', H/f, W/f)."""
         dtype = torch.float32 if precise else self._dtype
         *frames, height, width, _ = images[0].shape
         subject = f"{len(images)} {f'clips of {frames[0]}x' if frames else 'images of '}{height}x{width}"
         return self._guard.run(lambda: self._submitted(images, dtype, subject), subject)
-
-    def encode(self, images: Pixels, *, precise: bool = False) -> EncodedBatch:
-        """Encode (B, H, W, 3) and wait for it; raises the errors of ``submit``."""
-        return self.submit(list(images), precise=precise).result()
 
     def close(self) -> None:
         """Free the memory of the device."""
@@ -140,7 +112,7 @@ class VaeEncoder:
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Submitted:
+    def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Download:
         module = self._module(dtype)
         # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved. On the CPU such input
         # costs digits: torch's group normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 so).
@@ -154,7 +126,7 @@ class VaeEncoder:
         kept = latents.float().to(self._storage).contiguous()
         finite = torch.isfinite(kept).flatten(1).all(1)
         bits = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
-        return Submitted(self._guard, down(bits, finite), subject)
+        return down(bits, finite, self._guard, subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
@@ -211,24 +183,3 @@ class VaeEncoder:
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """A batch that a device has been given: see ``PendingBatch``."""
-
-    guard: Guard
-    download: Download
-    subject: str
-
-    def done(self) -> bool:
-        """True if its results are in host memory; the error of a failed device is raised by ``result``."""
-        try:
-            return self.download.done()
-        except RuntimeError:
-            return True
-
-    def result(self) -> EncodedBatch:
-        """The latents, in memory of their own; raises the errors of ``submit``."""
-        latents, finite = self.guard.run(self.download.arrays, self.subject)
-        return EncodedBatch(latents=latents, finite=finite)

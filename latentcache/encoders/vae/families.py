@@ -48,8 +48,6 @@ class Family(Value):
     """True if images go in as clips of one frame, (B, 3, 1, H, W); None if only the weights tell."""
     frame_step: str = ""
     """Field that gives the frames of a latent frame, as ``factor`` is given; empty: images only."""
-    tiles: bool = True
-    """True if the class can encode in tiles; for a generic class this is known after loading."""
     tile_fields: tuple[str, ...] = ()
     """Fields that decide the size of a tile; other classes have constants."""
     ldm: bool = False
@@ -227,17 +225,9 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "AutoencoderOobleck": _SOUND,
         "AutoencoderSAME": _SOUND,
-        "AutoencoderKLKVAEAudio": _SOUND,
-        "AutoencoderKLLTX2Audio": _SOUND,
-        "AutoencoderKLMiniMaxH3Audio": _SOUND,
-        "Cosmos3AVAEAudioTokenizer": _SOUND,
-        "LongCatAudioDiTVae": _SOUND,
-        "MMAudioVAE": _SOUND,
-        "VQModel": "its latents become numbers of a codebook, so unquantized ones are not what its models train on",
         "AutoencoderVidTok": "its latents become numbers of a codebook and its clips have a fixed length",
         "AutoencoderRAE": "it takes images of one size in [0, 1] and normalizes inside encode",
         "AutoencoderKLAllegro": "it encodes in tiles only, which gives other latents than whole images",
-        "ConsistencyDecoderVAE": "it is a decoder; the latents are those of the Stable Diffusion AutoencoderKL",
     }
 )
 

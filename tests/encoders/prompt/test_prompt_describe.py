@@ -86,8 +86,8 @@ def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
     """And only the index is asked for, until the embeddings are described."""
     asked = []
 
-    def download(name, files, is_complete, **words):
-        asked.append(files)
+    def download(name, wanted, **words):
+        asked.append(wanted.files)
         return {"org/flux": flux, "org/vae": tmp_path}[name]
 
     for module in ("hub", "prompt.locate"):

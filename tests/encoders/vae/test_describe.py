@@ -11,7 +11,7 @@ import torch
 from made_weights import edit, rewrite
 from safetensors.torch import load_file, save_file
 
-from latentcache.encoders.vae import weights
+from latentcache.encoders import weights
 from latentcache.encoders.vae.describe import ModelDescription, describe, describe_model
 from latentcache.encoders.versions import on_cuda
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
@@ -60,7 +60,7 @@ def test_flux2_without_its_batch_norm_is_an_error(copied):
     model = copied("AutoencoderKLFlux2")
     tensors = load_file(model.weights)
     save_file({name: t for name, t in tensors.items() if not name.startswith("bn.")}, model.weights)
-    with pytest.raises(EncoderError, match=r"tensor bn\.running_var is not in diffusion_pytorch_model"):
+    with pytest.raises(EncoderError, match=r"the weights lack the tensor bn\.running_var"):
         describe_model(str(model.folder))
 
 
@@ -73,14 +73,6 @@ def test_a_scaling_factor_is_read_time_and_no_identity(copied):
     assert after.identity() == before.identity()
     edit(model.config, act_fn="relu")
     assert describe_model(str(model.folder)).spec.identity() != before.identity()
-
-
-def test_means_of_another_length_are_rejected(copied):
-    model = copied()
-    edit(model.config, latents_mean=[0.0] * 3, latents_std=[1.0] * 3)
-    with pytest.raises(UnsupportedModelError) as caught:
-        describe_model(str(model.folder))
-    assert caught.value.what == "the latents have 4 channels, their mean has 3"
 
 
 def test_saving_again_changes_nothing(tiny, tmp_path):
@@ -102,7 +94,6 @@ def test_saving_again_changes_nothing(tiny, tmp_path):
 )
 def test_compute_type(tiny, asked, on_cuda, upcast, found):
     described = describe_model(str(tiny("AutoencoderKL", force_upcast=upcast)), compute_dtype=asked, on_cuda=on_cuda)
-    assert described.force_upcast is upcast
     assert described.spec.compute_dtype == found
 
 
@@ -281,4 +272,5 @@ def test_a_check_of_the_encoder_finds_other_weights_and_lost_ones(copied):
 def test_a_description_travels_as_json(tiny):
     for model in ("demo", "stub:delay_ms=3", str(tiny("AutoencoderKLFlux2"))):
         made = describe_model(model)
-        assert ModelDescription.from_json(json.loads(json.dumps(made.as_json()))) == replace(made, memo=None)
+        read = ModelDescription.from_json(json.loads(json.dumps(made.as_json())), made.spec)
+        assert read == replace(made, memo=None, frame_step=0)

@@ -174,7 +174,7 @@ class Late:
 def test_a_device_that_fails_later_raises_in_result(tiny, images):
     encoder = opened(tiny("AutoencoderTiny"))
     pending = encoder.submit(list(images))
-    pending = replace(pending, download=replace(pending.download, event=Late()))
+    pending = replace(pending, event=Late())
     assert pending.done()
     with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:
         pending.result()

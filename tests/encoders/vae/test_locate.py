@@ -6,10 +6,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from latentcache.encoders.vae.describe import describe_model
-from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate, read_config
+from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
 HUB = "latentcache.encoders.hub.hub_folder"
@@ -101,30 +103,10 @@ def test_a_configuration_that_was_given_wins(model, tmp_path):
     assert locate(str(model.folder), str(other)).config == {"_class_name": "AutoencoderTiny"}
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"not json", "config.json is not JSON"),
-        (b"\xff\xfe", "config.json is not JSON"),
-        (b"[" * 100_000, "config.json is not JSON"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "config.json is a git-lfs pointer"),
-        (b"[1]", "config.json is not a JSON object"),
-        (b"{}", "config.json belongs to another kind of model (unknown)"),
-        (b'{"_class_name": 3}', "config.json belongs to another kind of model (unknown)"),
-        (b'{"model_type": "clip"}', "config.json belongs to another kind of model (clip)"),
-    ],
-)
-def test_a_configuration_of_something_else(model, content, what):
-    model.config.write_bytes(content)
-    with pytest.raises(UnsupportedModelError) as caught:
-        read_config(model.config)
-    assert caught.value.what == what
-    assert caught.value.fix
-
-
-def test_a_configuration_that_cannot_be_read(model):
-    with pytest.raises(EncoderError, match="model cannot be read"):
-        read_config(model.folder)
+def test_a_configuration_of_another_kind_of_model(model):
+    model.config.write_text('{"model_type": "clip"}')
+    with pytest.raises(UnsupportedModelError, match=r"config.json belongs to another kind of model \(clip\)"):
+        locate(str(model.folder))
 
 
 def test_an_index_of_shards_wins_over_single_files(model):
@@ -167,6 +149,31 @@ def test_several_weights_are_not_chosen_from(model):
     with pytest.raises(UnsupportedModelError) as caught:
         locate(str(model.folder))
     assert caught.value.fix == f"give one of them: --model {model.folder / 'a.safetensors'}"
+
+
+ATTENTION = "model.diffusion_model.input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
+LDM_VAE = {"first_stage_model.encoder.conv_out.weight": (8, 5, 3, 3)}
+#: Family -> tensors of a published file; with a VAE, and without one.
+CHECKPOINTS = {
+    "Stable Diffusion 1": {ATTENTION.format(1): (3, 768), ATTENTION.format(4): (6, 768), **LDM_VAE},
+    "Stable Diffusion 2": {ATTENTION.format(1): (3, 1024), ATTENTION.format(4): (6, 1024), **LDM_VAE},
+    "Stable Diffusion XL": {ATTENTION.format(4): (6, 2048), **LDM_VAE},
+    "Stable Diffusion 3": {"model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight": (4, 1), **LDM_VAE},
+    "Flux.1": {"double_blocks.0.img_attn.qkv.weight": (9, 3)},
+    "Wan 2.1": {"head.modulation": (1, 2, 1)},
+    "Qwen-Image": {"txt_norm.weight": (3,)},
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint_is_named_by_its_tensors(name, tmp_path):
+    path, shapes = tmp_path / "model.safetensors", CHECKPOINTS[name]
+    save_file({name: np.zeros(shape, dtype=np.float16) for name, shape in shapes.items()}, path)
+    with pytest.raises(EncoderError) as caught:
+        locate(str(path))
+    has_vae = "first_stage_model.encoder.conv_out.weight" in shapes
+    assert caught.value.what.startswith(f"model.safetensors is a checkpoint of {name}, with{'out' * (not has_vae)}")
+    assert ("vae/config.json --local-dir" if has_vae else "give the VAE: --model ") in caught.value.fix
 
 
 PATHS = ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "~no-such-user/x"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_weights import rewrite
 
-from latentcache.encoders.protocol import Computed, EncodedBatch
+from latentcache.encoders.protocol import EncodedBatch, Encoder
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder, stub_spec
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder
@@ -23,10 +23,8 @@ def opened(model, **options):
     return open_encoder(describe_model(str(model), **options), device="cpu")
 
 
-class Faulty:
+class Faulty(Encoder):
     """Gives the same value for any image."""
-
-    device = "cpu"
 
     def __init__(self, value, compute_dtype, *, multiple=8, precise=None):
         self.spec = replace(stub_spec("float32"), compute_dtype=compute_dtype, multiple=multiple)
@@ -38,10 +36,7 @@ class Faulty:
         latents = np.full((batch, 4, height // 8, width // 8), self.values[precise], dtype=np.float32)
         latents[0, 0, 0, 0] = 1.0
         finite = np.isfinite(latents).reshape(batch, -1).all(axis=1)
-        return Computed(EncodedBatch(latents=latents, finite=finite))
-
-    def close(self):
-        pass
+        return EncodedBatch(latents=latents, finite=finite)
 
 
 @pytest.mark.parametrize(("model", "kind"), MODELS)
@@ -144,9 +139,9 @@ def test_the_noise_of_a_real_model_is_far_below_its_latents(tiny):
 class Unsteady(StubEncoder):
     """Adds one to a value of the first image of a batch that is not alone."""
 
-    def encode(self, pixels):
-        encoded = super().encode(pixels)
-        encoded.latents[0, 0, 0, 0] += len(pixels) > 1
+    def submit(self, images, *, precise=False):
+        encoded = super().submit(images)
+        encoded.latents[0, 0, 0, 0] += len(images) > 1
         return encoded
 
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from latentcache.encoders.pixels import bytes_per_pixel
-from latentcache.encoders.protocol import Computed, EncodedBatch
+from latentcache.encoders.protocol import EncodedBatch, Encoder
 from latentcache.encoders.vae import producer as producer_module
 from latentcache.encoders.vae.builtin import StubEncoder
 from latentcache.encoders.vae.describe import describe
@@ -180,12 +180,12 @@ def test_an_item_that_is_made_again_is_cut_where_it_was_cut(tmp_path):
     assert [item.columns["crop"] for item in read.items] == [(3, 20), (3, 20)]
 
 
-class Faulty:
+class Faulty(Encoder):
     """The stub with faults for some images, found by their pixels."""
 
     def __init__(self, broken=(), *, mends=False, value=np.nan, precise_memory=True, most=None, **options):
         self.stub = StubEncoder(**options)
-        self.spec, self.device, self.calls = self.stub.spec, "cpu", []
+        self.spec, self.calls = self.stub.spec, []
         self.broken = [pixels.tobytes() for pixels in broken]
         self.mends, self.value, self.precise_memory, self.most = mends, value, precise_memory, most
 
@@ -198,10 +198,7 @@ class Faulty:
         for number, image in enumerate(images):
             if image.tobytes() in self.broken and not (precise and self.mends):
                 latents[number, 0, 0, 0], finite[number] = self.value, False
-        return Computed(EncodedBatch(latents=latents, finite=finite))
-
-    def close(self):
-        pass
+        return EncodedBatch(latents=latents, finite=finite)
 
 
 @pytest.fixture

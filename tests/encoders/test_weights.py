@@ -10,18 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from latentcache.encoders.vae.describe import describe_model
-from latentcache.encoders.vae.weights import (
-    encoder_names,
-    fingerprint,
-    is_encoder,
-    read_header,
-    read_headers,
-    read_tensor,
-    shards_of,
-    sniff,
-    tensor_hashes,
-)
+from latentcache.encoders.vae.names import encoder_tensors, is_encoder
+from latentcache.encoders.weights import fingerprint, read_header, read_json, read_tensor, weights_in
 from latentcache.errors import EncoderError, UnsupportedModelError
 
 AGAIN = "download the file again and compare its size with the page it comes from"
@@ -59,7 +49,7 @@ def test_a_wrong_file_is_rejected_by_name(tmp_path, data, kind, fix):
     path = tmp_path / "vae.safetensors"
     path.write_bytes(data)
     with pytest.raises(UnsupportedModelError) as caught:
-        sniff(path)
+        read_header(path)
     assert caught.value.what == f"vae.safetensors is {kind}"
     assert caught.value.where == str(path)
     assert caught.value.why
@@ -135,8 +125,7 @@ def test_whole_numbers_are_no_weights(tmp_path):
 
 
 def of(path):
-    tensors = read_header(path)
-    return fingerprint(encoder_names(tensors, ldm=True), tensors)
+    return fingerprint(encoder_tensors(read_header(path), ldm=True))
 
 
 def test_fingerprint_does_not_move_with_the_decoder_metadata_order_or_saving(copied, tmp_path):
@@ -174,32 +163,14 @@ def test_fingerprint_moves_with_names_and_types(tmp_path):
     assert len(found) == len(variants)
 
 
-def test_hashes_are_xxh3_of_the_bytes_in_name_order(tmp_path):
+def test_a_fingerprint_is_that_of_the_hashes_of_all_tensors_in_name_order(tmp_path):
     import xxhash
 
     big = torch.arange(3_000_000, dtype=torch.float32)
     save_file({"encoder.z": torch.zeros(1), "encoder.a": big}, tmp_path / "w.safetensors")
-    tensors = read_header(tmp_path / "w.safetensors")
-    assert tensor_hashes(encoder_names(tensors, ldm=True), tensors) == [
-        ["encoder.a", "F32", [3_000_000], xxhash.xxh3_64_hexdigest(big.numpy().tobytes())],
-        ["encoder.z", "F32", [1], xxhash.xxh3_64_hexdigest(bytes(4))],
-    ]
-
-
-def test_the_decoder_may_change_and_the_spec_does_not(copied, tiny):
-    model = copied()
-    tensors = load_file(model.weights)
-    tensors["decoder.conv_in.weight"] += 1
-    tensors["post_quant_conv.weight"] += 1
-    save_file(tensors, model.weights)
-    assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
-
-
-def test_one_tensor_in_two_shards_is_rejected(tmp_path):
-    for name in ("a.safetensors", "b.safetensors"):
-        save_file({"t": torch.ones(1)}, tmp_path / name)
-    with pytest.raises(UnsupportedModelError, match="tensor t is in two shards"):
-        read_headers([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+    hashes = [xxhash.xxh3_64_hexdigest(data) for data in (big.numpy().tobytes(), bytes(4))]
+    rows = f'[["encoder.a","F32",[3000000],"{hashes[0]}"],["encoder.z","F32",[1],"{hashes[1]}"]]'
+    assert of(tmp_path / "w.safetensors") == xxhash.xxh3_128_hexdigest(rows.encode())
 
 
 @pytest.mark.parametrize(
@@ -209,21 +180,39 @@ def test_one_tensor_in_two_shards_is_rejected(tmp_path):
         ({"weight_map": {"t": "../outside.safetensors"}}, "an incomplete model"),
         ({"weight_map": 3}, "not an index of weights"),
         ({}, "not an index of weights"),
-        ([], "not an index of weights"),
     ],
 )
 def test_an_index_that_does_not_fit_is_rejected(tmp_path, index, what):
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"t": torch.ones(1)}, tmp_path / "outside.safetensors")
-    path = folder / "diffusion_pytorch_model.safetensors.index.json"
-    path.write_text(json.dumps(index))
+    (folder / "w.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UnsupportedModelError, match=f"is {what}"):
-        shards_of(path)
+        weights_in(folder, "w.safetensors")
 
 
-def test_what_cannot_be_read_says_so(tmp_path):
+@pytest.mark.parametrize("read", [read_header, read_json])
+def test_what_cannot_be_read_says_so(tmp_path, read):
     with pytest.raises(EncoderError) as caught:
-        sniff(tmp_path)
+        read(tmp_path)
     assert caught.value.what == f"{tmp_path.name} cannot be read"
     assert caught.value.fix == f"ls -l {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"not json", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+        (b"[1]", "not a JSON object"),
+    ],
+)
+def test_json_of_something_else(tmp_path, content, what):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_json(path)
+    assert caught.value.what == f"config.json is {what}"
+    assert caught.value.fix

@@ -1,0 +1,256 @@
+"""Files of a model as bytes: JSON, safetensors weights and their fingerprint, without torch.
+
+Guarantee: before any library opens it, a file that is not complete safetensors (GGUF, pickle, HTML, a git-lfs
+pointer, half a download) is rejected by name with a remedy. The fingerprint covers bytes, names, types and shapes of
+the tensors in use, so sharding, metadata and other tensors do not move it. Format: huggingface/safetensors README
+(u64 little-endian header length, JSON header, tensor bytes without gaps). Cost: reading the tensors once at disk
+speed; not again while the files have the stat of an earlier build.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from latentcache.errors import EncoderError, UnsupportedModelError
+from latentcache.fields.dtypes import as_floats, finite
+from latentcache.identity.content import canonical_json, json_hash
+from latentcache.identity.stat import StatMemo
+from latentcache.value import Value
+
+_CHUNK_BYTES = 4 << 20
+#: Bytes of one value, by the spelling of safetensors.
+_ITEM_BYTES = dict.fromkeys(("F64", "I64", "U64", "C64"), 8) | dict.fromkeys(("F32", "I32", "U32"), 4)
+_ITEM_BYTES |= dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
+_ITEM_BYTES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
+_FLOATS: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+_OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx")
+
+_RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
+_AGAIN = "download the file again and compare its size with the page it comes from"
+_LFS = b"version https://git-lfs"
+#: First bytes of files that are given by mistake: magic -> (kind of file, why it is unusable, remedy).
+_MAGICS: tuple[tuple[tuple[bytes, ...], str, str, str], ...] = (
+    ((b"GGUF",), "a GGUF file", "GGUF files have language and transformer models, not image encoders",
+     "give the safetensors VAE that belongs to the model (its vae/ folder)"),
+    ((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a pickle checkpoint",
+     "pickle files can run code when they are opened", _RESAVE),
+    ((_LFS,), "a git-lfs pointer", "git has not fetched the file itself", "run `git lfs pull` in its folder"),
+    ((b"<!doctype", b"<html", b"<?xml"), "an HTML page", "a web page was saved in place of the file", _AGAIN),
+)  # fmt: skip
+
+
+class TensorInfo(Value):
+    """Place of one tensor."""
+
+    path: Path
+    name: str
+    """In the file."""
+    dtype: str
+    """In the spelling of safetensors: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    start: int
+    """Offset of its first byte in the file."""
+    num_bytes: int
+
+
+Tensors = Mapping[str, TensorInfo]
+"""Tensors of one model by name."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A parsed JSON object.
+
+    Raises:
+        EncoderError: An unreadable file.
+        UnsupportedModelError: Other contents.
+    """
+    raw = _read(path)
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        _check_magic(path, raw)
+        raise _unsupported(path, "not JSON", str(error), "download the file again") from error
+    if not isinstance(value, dict):
+        raise _unsupported(path, "not a JSON object", f"it is a {type(value).__name__}", "download the file again")
+    return value
+
+
+def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
+    """Weights of a model folder: the file that its library calls ``name``, else the shards of an index.
+
+    Raises:
+        UnsupportedModelError: Neither is there, or a shard is missing.
+    """
+    if (folder / name).is_file():
+        return (folder / name,)
+    index = folder / f"{name}.index.json"
+    if index.is_file():
+        return _shards_of(index)
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
+    pickles = [other for other in others if other.endswith(_PICKLES)]
+    kind = "only pickle weights" if pickles else "no safetensors weights"
+    raise UnsupportedModelError(
+        f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
+        where=str(folder),
+        why="pickle files can run code when they are opened" if pickles else f"expected {name}",
+        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
+    )
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Tensors of one safetensors file.
+
+    Raises:
+        UnsupportedModelError: Another kind of file, cut short, or a header that contradicts itself.
+        EncoderError: An unreadable file.
+    """
+    head, size = _read(path, 64), path.stat().st_size
+    _check_magic(path, head)
+    length = int.from_bytes(head[:8], "little")
+    if size < 8 or head[8:9] != b"{" or length > 100_000_000:  # the limit of the safetensors library
+        raise _unsupported(path, "not a safetensors file", "it does not begin with a header", _RESAVE)
+    try:
+        header = json.loads(_read(path, 8 + length)[8:]) if 8 + length <= size else {}
+        header.pop("__metadata__", None)
+        tensors = {name: _info(path, name, 8 + length, entry) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _unsupported(path, "a damaged safetensors file", f"header: {error}", _AGAIN) from error
+    end = max((one.start + one.num_bytes for one in tensors.values()), default=8 + length)
+    if end > size:
+        raise _truncated(path, end, size)
+    if end < size:
+        raise _unsupported(path, "a damaged safetensors file", f"{size - end} bytes belong to no tensor", _AGAIN)
+    return tensors
+
+
+def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Tensors of all shards of one model; raises as :func:`read_header`."""
+    return {name: info for path in paths for name, info in read_header(path).items()}
+
+
+def fingerprint(tensors: Tensors) -> str:
+    """Hex of xxh3-128 over the canonical JSON of ``[name, dtype, shape, xxh3-64 in hex]``, in name order."""
+    facts = []
+    for name, info in sorted(tensors.items()):
+        digest = xxhash.xxh3_64()
+        for chunk in _chunks(info):
+            digest.update(chunk)
+        facts.append([name, info.dtype, list(info.shape), digest.hexdigest()])
+    return xxhash.xxh3_128_hexdigest(canonical_json(facts))
+
+
+def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fingerprint, with the stats that let the next build trust it without hashing.
+
+    ``known`` is the memo of an earlier build.
+    """
+    seen, names = time.time_ns(), json_hash(sorted(tensors)).hex()
+    files = sorted({info.path for info in tensors.values()})
+    stats = [[str(path.resolve()), *StatMemo.of(path.stat(), seen_ns=seen).identity] for path in files]
+    if known is not None and known.get("names") == names and _trusted(known, stats):
+        return dict(known)
+    return {"fingerprint": fingerprint(tensors), "names": names, "stats": stats, "seen_ns": seen}
+
+
+def not_finite(tensors: Tensors) -> str:
+    """The first tensor that holds infinity or NaN; empty if there is none."""
+    for name, info in tensors.items():
+        kind = _FLOATS.get(info.dtype)
+        for chunk in _chunks(info) if kind else ():
+            if not finite(np.frombuffer(chunk, kind)).all():
+                return name
+    return ""
+
+
+def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
+    """One small tensor as float32, exact, in its own shape.
+
+    Raises:
+        UnsupportedModelError: It is not float32, float16 or bfloat16.
+    """
+    if info.dtype not in _FLOATS:
+        raise _unsupported(info.path, "a model of another data type", f"a tensor is {info.dtype}", _RESAVE)
+    return as_floats(np.frombuffer(b"".join(_chunks(info)), _FLOATS[info.dtype])).reshape(info.shape)
+
+
+def _read(path: Path, size: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise EncoderError(
+            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
+        ) from error
+
+
+def _check_magic(path: Path, head: bytes) -> None:
+    """Name the kind of a file that is given by mistake."""
+    if not head:
+        raise _unsupported(path, "empty", "it has no bytes", _AGAIN)
+    start = head[:64].lstrip().lower()
+    for magics, kind, why, fix in _MAGICS:
+        if head.startswith(magics) or start.startswith(magics):
+            raise _unsupported(path, kind, why, fix)
+
+
+def _shards_of(index: Path) -> tuple[Path, ...]:
+    """Files that an index names, in the order of their names, all in its folder."""
+    try:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+        paths = tuple(index.parent / name for name in names)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _unsupported(index, "not an index of weights", f"no weight_map: {error}", _AGAIN) from error
+    for path in paths:
+        if path.parent != index.parent or not path.is_file():
+            raise _unsupported(index, "an incomplete model", f"shard {path.name} is missing", _AGAIN)
+    return paths
+
+
+def _trusted(known: Mapping[str, Any], stats: list[list[Any]]) -> bool:
+    """True if all files have the stats of the memo, and none was so young then that it may have changed since."""
+    fields = ("size", "mtime_ns", "ctime_ns", "inode", "device")
+    memos = [StatMemo(**dict(zip(fields, one[1:], strict=True)), seen_ns=known["seen_ns"]) for one in known["stats"]]
+    return [list(one) for one in known["stats"]] == stats and not any(memo.racy for memo in memos)
+
+
+def _chunks(info: TensorInfo) -> Iterator[bytes]:
+    left = info.num_bytes
+    with info.path.open("rb") as file:
+        file.seek(info.start)
+        while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+            left -= len(chunk)
+            yield chunk
+    if left > 0:
+        raise _truncated(info.path, info.start + info.num_bytes, info.start + info.num_bytes - left)
+
+
+def _info(path: Path, name: str, data_start: int, entry: Mapping[str, Any]) -> TensorInfo:
+    """One header entry, checked: the bytes it spans are those its type and shape need."""
+    (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), entry["dtype"]
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+        raise ValueError(f"offsets {begin}, {end} and shape {shape} are not sizes")
+    if dtype not in _ITEM_BYTES:
+        raise ValueError(f"unknown type {dtype}")
+    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise ValueError(f"{end - begin} bytes for {dtype} of shape {shape}")
+    start, num_bytes = data_start + begin, end - begin
+    return TensorInfo(path=path, name=name, dtype=dtype, shape=shape, start=start, num_bytes=num_bytes)
+
+
+def _unsupported(path: Path, kind: str, why: str, fix: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{path.name} is {kind}", where=str(path), why=why, fix=fix)
+
+
+def _truncated(path: Path, expected: int, found: int) -> UnsupportedModelError:
+    why = f"the header needs {expected} bytes, the file has {found}"
+    return _unsupported(path, "cut short", why, _AGAIN)
