@@ -88,5 +88,5 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
         failed=len(result.failed),
         warnings=tuple(warnings),
         seconds=open_s + result.encode_s * times,
-        num_bytes=int(result.written_bytes * times) if ragged else work.bytes_to_write,
+        num_bytes=int(result.progress.written_bytes * times) if ragged else work.bytes_to_write,
     )

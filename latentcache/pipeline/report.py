@@ -202,9 +202,9 @@ def field_done(outcome: Outcome, stored: FieldColumns) -> FieldDone:
         done,
         encoded=result.encoded,
         cached=max(0, needed - result.encoded),
-        written_bytes=result.written_bytes,
+        written_bytes=result.progress.written_bytes,
         seconds=outcome.seconds,
         encode_s=result.encode_s,
         waits=dict(result.waits),
-        restarts=result.restarts,
+        restarts=result.progress.restarts,
     )

@@ -57,12 +57,8 @@ class WorkUnit:
     """By number. A settled job is taken out."""
     known: bytes = b""
     """Item keys (32 bytes each) that a dead worker committed of them."""
-    num_bytes: int = 0
-    """Host memory that its largest job takes."""
-    large: bool = False
-    """True if that is more than one worker's part: only one such unit is leased at a time."""
     alone: bool = False
-    """Under suspicion: for a worker that has nothing else."""
+    """One job under suspicion: for a worker that has nothing else."""
     probe: bool = False
     """A job that has succeeded before; its result is dropped."""
     deaths: int = 0
@@ -104,6 +100,20 @@ class ReadColumns(Value):
     facts: Mapping[str, NDArray[Any]]
     """(n, ...) ``Read.facts``, by name."""
 
+    @classmethod
+    def joined(cls, parts: Sequence[ReadColumns]) -> ReadColumns:
+        """The rows of several."""
+        if not parts:
+            empty = np.empty(0, dtype=np.int32)
+            content, stat = np.empty((0, 0, HASH_BYTES), np.uint8), np.empty((0, 0, STAT_WIDTH), np.uint64)
+            return cls(sample=empty, content=content, stat=stat, facts={})
+        return cls(
+            sample=np.concatenate([one.sample for one in parts]),
+            content=np.concatenate([one.content for one in parts]),
+            stat=np.concatenate([one.stat for one in parts]),
+            facts={name: np.concatenate([one.facts[name] for one in parts]) for name in parts[0].facts},
+        )
+
 
 class RunResult(Value):
     """What a run made, and what became of its jobs."""
@@ -111,25 +121,14 @@ class RunResult(Value):
     read: ReadColumns
     failed: tuple[tuple[int, Failure], ...]
     """``Job.sample`` and why it gives no item."""
-    keys: NDArray[np.uint8]
-    """(k, 32) distinct item keys that this run committed."""
     encoded: int
-    """Items computed and committed."""
-    copied: int
-    """Items stored under a new key from an item with an equal ``same`` hash."""
-    skipped: int
-    """Items found committed after their input was read."""
-    interrupted: bool
-    """True if a stop request came: not all jobs were done."""
-    restarts: int
-    workers: int
-    """0: a thread of the build."""
+    """Distinct items computed and committed."""
+    progress: Progress
     encode_s: float
     """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
     waits: Mapping[str, float]
     """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be read
     and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
-    written_bytes: int
     noise: Mapping[str, Any]
 
 
@@ -189,7 +188,7 @@ class WorkerPool:
         self.progress = Progress(task.field, total if items is None else items, total_cost)
         self._reported: dict[str, list[bytes]] = {}
         self._keys: list[bytes] = []
-        self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
+        self._read: list[ReadColumns] = []
         self._failed: list[tuple[int, Failure]] = []
         self._on_failed = failed
         self._waits: Counter[str] = Counter()
@@ -211,21 +210,17 @@ class WorkerPool:
                 else:
                     yield number, job
 
-        most_cost = self._share // self.kind.work.cost_bytes if self._bounded else None
-        for unit in cut(fitting(), self.kind.work, most, most_cost):
-            needed = max(job.cost for job in unit.values()) * self.kind.work.cost_bytes
-            yield WorkUnit(jobs=unit, num_bytes=needed, large=self._bounded and needed > self._share)
+        for unit in cut(fitting(), self.kind.work, most):
+            yield WorkUnit(jobs=unit)
 
     @property
     def _limit(self) -> int:
         """Bytes that one job may take: of the budget where the memory of workers is limited, else of the machine."""
         return self._budget if self.kind.device == "cpu" else max(self._budget, host_memory())
 
-    def _needed(self, job: Job) -> int:
-        return job.cost * self.kind.work.cost_bytes
-
     def _too_large(self, job: Job, cause: str = "") -> Failure:
-        found = f"a worker {cause}" if cause else f"needs about {self._needed(job):,} bytes to be prepared"
+        needed = job.cost * self.kind.work.cost_bytes
+        found = f"a worker {cause}" if cause else f"needs about {needed:,} bytes to be prepared"
         return Failure(
             reason=reason(self.kind, "memory"),
             detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
@@ -265,10 +260,10 @@ class WorkerPool:
         self._warm.keep(device, handle)
         return True
 
-    def bound(self, handle: WorkerHandle, unit: WorkUnit) -> None:
-        """Limit the memory of a worker before it gets this unit; one under suspicion gets all the memory there is."""
+    def bound(self, handle: WorkerHandle, *, alone: bool) -> None:
+        """Limit the memory of a worker before it gets a unit; a job that is tried alone gets all of the budget."""
         if self._bounded:
-            handle.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
+            handle.limit(BASE_BYTES + (self._budget if alone else self._share))
 
     def recovered(self, shard: str) -> bytes:
         """Seal a dead worker's shard; gives the item keys that it committed last, reported or not."""
@@ -299,17 +294,23 @@ class WorkerPool:
         self._take_keys(body)
         if shard in self._reported and body:
             self._reported[shard].append(body)
-        progress, counts = self.progress, message["counts"]
-        progress.encoded += counts.get("encoded", 0)
-        progress.copied += counts.get("copied", 0)
-        progress.skipped += counts.get("skipped", 0)
+        progress = self.progress
+        progress.encoded += message["encoded"]
+        progress.copied += message["copied"]
+        progress.skipped += message["skipped"]
         progress.written_bytes += message["bytes"]
         rows = [row for row in message["jobs"] if row[0] in settled]
         if rows:
-            sample = np.array([settled[row[0]].sample for row in rows], dtype=np.int32)
-            stat = [row[2] or [0] * (len(row[1]) // (2 * HASH_BYTES) * STAT_WIDTH) for row in rows]
-            self._rows.append(
-                (sample, bytes.fromhex("".join(row[1] for row in rows)), stat, [row[3] for row in rows])
+            width = len(rows[0][1]) // (2 * HASH_BYTES)
+            content = np.frombuffer(bytes.fromhex("".join(row[1] for row in rows)), dtype=np.uint8)
+            stat = np.array([row[2] or [0] * (width * STAT_WIDTH) for row in rows], dtype=np.uint64)
+            self._read.append(
+                ReadColumns(
+                    sample=np.array([settled[row[0]].sample for row in rows], dtype=np.int32),
+                    content=content.reshape(len(rows), width, HASH_BYTES),
+                    stat=stat.reshape(len(rows), width, STAT_WIDTH),
+                    facts={name: np.array([row[3][name] for row in rows]) for name in rows[0][3]},
+                )
             )
         done = [settled[number] for number in (*message["done"], *(row[0] for row in rows)) if number in settled]
         progress.done += sum(len(job.outputs) for job in done)
@@ -350,61 +351,26 @@ class WorkerPool:
 
     # -- the result
 
-    def result(self, *, interrupted: bool) -> RunResult:
+    def result(self) -> RunResult:
         """Everything that was gathered."""
-        keys = _distinct(b"".join(self._keys))
+        keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
         return RunResult(
-            read=self._read_columns(),
+            read=ReadColumns.joined(self._read),
             failed=tuple(self._failed),
-            keys=keys,
             encoded=max(len(keys) - self.progress.copied, 0),
-            copied=self.progress.copied,
-            skipped=self.progress.skipped,
-            interrupted=interrupted,
-            restarts=self.progress.restarts,
-            workers=self.workers,
+            progress=self.progress,
             encode_s=time.monotonic() - self.progress.began if self.progress.began else 0.0,
             waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "idle")},
-            written_bytes=self.progress.written_bytes,
             noise=self._noise,
         )
 
-    def _read_columns(self) -> ReadColumns:
-        facts = [one for _, _, _, found in self._rows for one in found]
-        names = facts[0] if facts else {}
-        sample = np.concatenate([np.empty(0, np.int32), *(sample for sample, _, _, _ in self._rows)])
-        content = np.frombuffer(b"".join(found for _, found, _, _ in self._rows), dtype=np.uint8)
-        stat = np.array([one for _, _, stats, _ in self._rows for one in stats], dtype=np.uint64)
-        files = len(content) // (HASH_BYTES * max(len(sample), 1))
-        return ReadColumns(
-            sample=sample,
-            content=content.reshape(len(sample), files, HASH_BYTES),
-            stat=stat.reshape(len(sample), files, STAT_WIDTH),
-            facts={name: np.array([one[name] for one in facts]) for name in names},
-        )
 
-
-def _distinct(keys: bytes) -> NDArray[np.uint8]:
-    """(k, 32) distinct keys, sorted."""
-    rows = np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)
-    words = rows.view(">u8").astype(np.uint64).reshape(-1, KEY_BYTES // 8)
-    order = np.lexsort(words.T[::-1])
-    ordered = rows[order]
-    new = np.ones(len(ordered), dtype=bool)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    return ordered[new]
-
-
-def cut(
-    jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int, most_cost: int | None = None
-) -> Iterator[dict[int, Job]]:
-    """Jobs in units, in order, of limited number and cost; one beyond ``most_cost`` alone."""
+def cut(jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int) -> Iterator[dict[int, Job]]:
+    """Jobs in units, in order, of limited number and cost."""
     unit: dict[int, Job] = {}
-    cost, alone = 0, False
+    cost = 0
     for number, job in jobs:
-        full = len(unit) >= most or cost + job.cost > work.unit_cost
-        before, alone = alone, most_cost is not None and job.cost > most_cost
-        if unit and (full or before or alone):
+        if unit and (len(unit) >= most or cost + job.cost > work.unit_cost):
             yield unit
             unit, cost = {}, 0
         unit[number] = job

@@ -22,11 +22,10 @@ from typing import Any, Self
 
 from latentcache import failpoint
 from latentcache.errors import WorkerError
-from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
 from latentcache.pipeline.workers.serve import serve
-from latentcache.pipeline.workers.transport import Channel, ParentChannel, as_error, channel_pair, jobs_form
+from latentcache.pipeline.workers.transport import Channel, ParentChannel, as_error, channel_pair
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
 from latentcache.pipeline.workers.worker import WorkerLoop
 
@@ -90,10 +89,6 @@ class WorkerProcess:
         """Its activity board, for a worker that prepares in so many threads."""
         return ActivityBoard(num_preparers, self._board)
 
-    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """Give it a unit."""
-        self.channel.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
-
     def limit(self, num_bytes: int) -> None:
         """Bound its memory, if possible."""
         limit_memory(self.pid, num_bytes)
@@ -140,19 +135,13 @@ class WorkerThread:
         self.channel: ParentChannel
         self.channel, theirs = channel_pair()
         self._theirs = Channel(theirs)
-        self._loop: WorkerLoop | None = None
-        self._jobs: dict[int, dict[int, Job]] = {}
+        self._loops: list[WorkerLoop] = []
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()
 
     def board(self, num_preparers: int) -> ActivityBoard | None:
         """As in :class:`WorkerProcess`."""
-        return None if self._loop is None else self._loop.board
-
-    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """As in :class:`WorkerProcess`: the jobs as they are, beside the message."""
-        self._jobs[number] = dict(jobs)
-        self.channel.send("work", known, unit=number, probe=probe)
+        return self._loops[0].board if self._loops else None
 
     def limit(self, num_bytes: int) -> None:
         """As in :class:`WorkerProcess`: a thread has no limit of its own."""
@@ -170,17 +159,14 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            serve(self._theirs, None, opened=self._opened, jobs_of=lambda message: self._jobs.pop(message["unit"]))
+            serve(self._theirs, None, self._loops)
         finally:
             self._theirs.close()
 
-    def _opened(self, loop: WorkerLoop) -> None:
-        self._loop = loop
-
     def _abandon(self) -> None:
         try:
-            if self._loop is not None:
-                self._loop.abandon()
+            for loop in self._loops:
+                loop.abandon()
         finally:
             self._theirs.close()
 
@@ -253,7 +239,4 @@ def import_path() -> list[str]:
     here = str(Path.cwd())
     local = [one for one in sys.path if not one or os.path.realpath(one) == here]
     package = str(Path(failpoint.__file__).resolve().parent.parent)
-    first = [] if package in sys.path and package not in local else [package]
-    others = [one for one in sys.path if one not in local]
-    # The package's own folder is no reason to put the other modules of the working directory first.
-    return [*others, *first, *local] if package in local else [*first, *others, *local]
+    return [*(one for one in sys.path if one not in local), package, *local]

@@ -24,19 +24,15 @@ from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.pool import Progress, RunResult, WorkerPool, WorkUnit
 from latentcache.pipeline.workers.process import WorkerHandle
-from latentcache.pipeline.workers.transport import Message, as_error
+from latentcache.pipeline.workers.transport import Message, as_error, jobs_form
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
 
 #: Seconds between two looks at the workers.
 _TICK_S = 0.1
-#: Workers in a row that may be lost on one device.
-_RESTARTS = 3
 #: Deaths in a row after which a known-good job is tried, and that end the build.
 _PROBE_AFTER, _MOST_DEATHS = 3, 6
 #: Deaths alone on fresh workers that reject a job.
 _DEATHS = 2
-#: More suspects are tried in groups of this size before each is tried alone.
-_GROUP = 64
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -113,8 +109,6 @@ class _DeviceSlot:
     device: Device
     worker: _Worker | None = None
     started: int = 0
-    lost: int = 0
-    """Workers in a row that the device failed."""
 
 
 class Scheduler:
@@ -211,10 +205,11 @@ class Scheduler:
         workers = [worker for _, worker in self._workers() if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
-                self._pool.bound(worker.handle, unit)
+                self._pool.bound(worker.handle, alone=unit.alone)
                 self._number += 1
                 worker.leases[self._number], worker.unmade[self._number] = unit, len(unit.jobs)
-                worker.handle.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
+                jobs = jobs_form(unit.jobs)
+                worker.handle.channel.send("work", unit.known, unit=self._number, probe=unit.probe, jobs=jobs)
         if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
             for worker in workers:
                 worker.ending = True
@@ -232,8 +227,6 @@ class Scheduler:
         early = self._good is None and self._streak >= _PROBE_AFTER and bool(self._trials)
         self._fill(1)
         if self._ahead and not early:
-            if self._ahead[0].large and any(u.large for _, w in self._workers() for u in w.leases.values()):
-                return None
             return self._ahead.popleft()
         return self._trials.popleft() if idle and self._trials else None
 
@@ -253,7 +246,7 @@ class Scheduler:
 
     def _handle(self, slot: _DeviceSlot, worker: _Worker, message: Message) -> None:
         if message.kind == "committed":
-            self._committed(slot, worker, message)
+            self._committed(worker, message)
         elif message.kind == "made":
             worker.fresh = False
             worker.unmade.pop(message["unit"], None)
@@ -273,14 +266,14 @@ class Scheduler:
                 worker.said_end, worker.is_reusable = True, message["is_reusable"]
                 self._pool.ended(message)
 
-    def _committed(self, slot: _DeviceSlot, worker: _Worker, message: Message) -> None:
+    def _committed(self, worker: _Worker, message: Message) -> None:
         """Take what a worker has settled."""
         rows = [row[0] for row in (*message["jobs"], *message["failed"])]
         settled = worker.settle([*message["done"], *rows])
         self._pool.committed(worker.shard, message, settled)
         if settled:
-            slot.lost = self._streak = 0
-        if (message["jobs"] or message["done"]) and message["counts"].get("encoded"):
+            self._streak = 0
+        if (message["jobs"] or message["done"]) and message["encoded"]:
             number = message["done"][-1] if message["done"] else message["jobs"][-1][0]
             self._good = (number, settled[number]) if number in settled else self._good
 
@@ -302,57 +295,43 @@ class Scheduler:
             return
         self._pool.progress.restarts += 1
         error = worker.error
-        if error is not None and (not isinstance(error, MemoryError) or isinstance(error, DeviceMemoryError)):
-            self._failed(slot, worker, error, known)
-            return
-        if error is not None:
+        out_of_memory = isinstance(error, MemoryError) and not isinstance(error, DeviceError)
+        device_lost = isinstance(error, DeviceError) and not isinstance(error, DeviceMemoryError)
+        if device_lost and not worker.handle.is_thread and (worker.opened or slot.started > 1):
+            cause, begun = f"lost its device ({_short(error)})", {}
+        elif out_of_memory:
             cause = "ran out of memory (MemoryError)"
+        elif error is not None:
+            raise error
         self._died(slot, worker, begun, known, cause=worker.stuck or cause)
 
-    def _failed(self, slot: _DeviceSlot, worker: _Worker, error: BaseException, known: bytes) -> None:
-        """An error of a worker is the build's, except of a device that has worked before."""
-        fatal = not isinstance(error, DeviceError) or isinstance(error, DeviceMemoryError) or worker.handle.is_thread
-        slot.lost += 1
-        if fatal or slot.lost > _RESTARTS or (not worker.opened and slot.started == 1):
-            raise error
-        for unit in worker.leases.values():
-            self._requeue(unit, unit.jobs, known)
-        self._warn(f"{_short(error)}; starting again on {slot.device.label}")
-
     def _died(self, slot: _DeviceSlot, worker: _Worker, begun: dict[int, int], known: bytes, *, cause: str) -> None:
-        """A worker died without an error; the jobs that it was in the middle of are suspected."""
+        """Give out the jobs of a dead worker again; those that it was in the middle of each alone."""
         self._streak += 1
         if self._streak >= _MOST_DEATHS:
-            raise WorkerError(
+            dead = WorkerError(
                 "worker processes keep dying",
                 where=slot.device.label,
                 why=f"the last one {cause}; {_MOST_DEATHS} died in a row, so no sample is to blame",
             )
+            raise worker.error if isinstance(worker.error, DeviceError) else dead
         for unit in worker.leases.values():
             suspects = {number: job for number, job in unit.jobs.items() if number in begun}
             self._requeue(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
-            if suspects and not unit.probe:
-                self._suspect(replace(unit, known=known), suspects, begun, fresh=worker.fresh, cause=cause)
+            if unit.alone and suspects:
+                ((number, job),) = suspects.items()
+                self._tried(replace(unit, known=known, deaths=unit.deaths + worker.fresh), job, cause, begun[number])
+            elif not unit.probe:
+                self._trials += [replace(unit, jobs={n: job}, known=known, alone=True) for n, job in suspects.items()]
         if worker.leases and not worker.alone:
             self._warn(f"a worker process {cause}{self._on(slot)}; its samples are given out again")
 
-    def _suspect(
-        self, unit: WorkUnit, suspects: dict[int, Job], begun: dict[int, int], *, fresh: bool, cause: str
-    ) -> None:
-        """Try suspects again, each alone; many of them in groups first. Reject one that has died alone twice."""
-        numbers = list(suspects)
-        if unit.alone and len(unit.jobs) == 1:
-            (number,), deaths = numbers, unit.deaths + fresh
-            if deaths < _DEATHS:
-                self._trials.appendleft(replace(unit, deaths=deaths))
-            else:
-                failure = self._pool.crash(suspects[number], cause, encoding=begun[number] == ENCODING)
-                self._pool.failed(suspects[number], failure)
-            return
-        size = 1 if len(numbers) <= _GROUP else _GROUP
-        for start in range(0, len(numbers), size):
-            jobs = {number: suspects[number] for number in numbers[start : start + size]}
-            self._trials.append(replace(unit, jobs=jobs, alone=True))
+    def _tried(self, unit: WorkUnit, job: Job, cause: str, stage: int) -> None:
+        """A job has ended its worker, alone: reject it if that was a fresh one for the second time."""
+        if unit.deaths < _DEATHS:
+            self._trials.appendleft(unit)
+        else:
+            self._pool.failed(job, self._pool.crash(job, cause, encoding=stage == ENCODING))
 
     def _requeue(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
         """Queue jobs again that were not begun."""
@@ -410,7 +389,7 @@ class Scheduler:
         return f" on {slot.device.label}" if len(self._slots) > 1 else ""
 
 
-def _short(error: BaseException) -> str:
+def _short(error: BaseException | None) -> str:
     """What happened and why, without advice."""
     return ": ".join(part for part in (getattr(error, "what", str(error)), getattr(error, "why", "")) if part)
 
@@ -438,4 +417,4 @@ def run_jobs(
         scheduler.run()
     finally:
         stop.orderly = before
-    return pool.result(interrupted=stop.requested)
+    return pool.result()

@@ -18,14 +18,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from latentcache.failpoint import VARIABLE, arm
-from latentcache.fields.protocol import Job
 from latentcache.fields.registry import load
 from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.transport import Channel, Message, error_form, jobs_of
+from latentcache.pipeline.workers.transport import Channel, Message, error_form
 from latentcache.pipeline.workers.watchdog import ActivityBoard
 from latentcache.pipeline.workers.worker import WorkerLoop, WorkerSettings
 
@@ -36,24 +35,17 @@ _BEAT_S = 0.5
 
 
 def serve(
-    channel: Channel,
-    board: int | None,
-    *,
-    opened: Callable[[WorkerLoop], None] = lambda loop: None,
-    on_loss: Callable[[], None] | None = None,
-    jobs_of: Callable[[Message], Mapping[int, Job]] = lambda message: jobs_of(message["jobs"]),
+    channel: Channel, board: int | None, loops: list[WorkerLoop], on_loss: Callable[[], None] | None = None
 ) -> None:
     """Do the work that the build asks for, one field after the other, until it is gone.
 
     Args:
         channel: To the build.
         board: File of the activity board; None in the build's own process.
-        opened: Called with the loop before it runs.
+        loops: Gets the loop that runs.
         on_loss: Called when the build is gone, so that the process does not outlive it for long; None in the build's
             own process, where one field is made.
-        jobs_of: The jobs of a ``work`` message.
     """
-    loops: list[WorkerLoop] = []
     heartbeat = threading.Thread(target=_send_heartbeats, args=(loops, on_loss), name="heartbeat", daemon=True)
     try:
         while (message := channel.receive()) is not None:
@@ -63,8 +55,7 @@ def serve(
             settings = WorkerSettings.from_json(message["settings"])
             loop = WorkerLoop(settings, channel, ActivityBoard(settings.threads, board))
             loops[:] = [loop]
-            opened(loop)
-            threading.Thread(target=_receive, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
+            threading.Thread(target=_receive, args=(loop, on_loss), name="listener", daemon=True).start()
             if on_loss is not None and not heartbeat.is_alive():
                 heartbeat.start()
             facts = loop.run()
@@ -87,20 +78,17 @@ def _answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
-def _receive(
-    loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs_of: Callable[[Message], Mapping[int, Job]]
-) -> None:
+def _receive(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
     """Take messages, in a thread of its own."""
     while (message := loop.channel.receive()) is not None:
-        if message.kind == "work":
-            try:
-                loop.feed(message, jobs_of(message))
-            except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-                loop.fail(error)
-        elif message.kind == "stop":
+        if message.kind == "stop":
             loop.stop_requested = True
             loop.stop()
             return  # what comes next is for the main thread; the heartbeat still sees if the build goes
+        try:
+            loop.feed(message)
+        except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
+            loop.fail(error)
     _build_is_gone(loop, on_loss)
 
 
@@ -129,5 +117,5 @@ def main() -> None:
     arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
     channel = Channel(socket.socket(fileno=int(sys.argv[2])))
     with rare_gc():  # an import of torch and diffusers takes a fifth longer with them
-        serve(channel, int(sys.argv[3]), on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
+        serve(channel, int(sys.argv[3]), [], on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
     os._exit(0)  # threads that are still preparing must not hold the process

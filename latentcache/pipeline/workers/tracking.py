@@ -1,14 +1,12 @@
-"""Which outputs of its jobs a worker has to make, and which jobs are settled.
+"""The jobs of one worker: their item keys, and which outputs have to be made.
 
-A job is settled when the keys of all its outputs are committed, or it has failed. Equal inputs are found before a
-build; two that slip through are made twice, and the store keeps one item for their key.
+Equal inputs are found before a build; two that slip through are made twice, and the store keeps one item for their
+key.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +28,8 @@ class Unit:
     """True for work whose result is dropped: it shows that the worker works."""
     items: list[tuple[int, Any]] = field(default_factory=list)
     """Items that wait to be packed, with their place in the unit."""
+    made: list[TrackedJob] = field(default_factory=list)
+    """Jobs whose items wait to be packed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,35 +48,27 @@ class TrackedJob:
     """Item key by ``Output.item``."""
     there: frozenset[bytes] = frozenset()
     """Those that were committed before this run."""
-    open: set[bytes] = field(default_factory=set)
-    """Keys that are not committed."""
     unmade: int = 0
     """Outputs that are not encoded."""
     read: Read | None = None
-    whole: bool = False
-    """True: it is made in one call with others, and its inputs are not read by themselves."""
-    made: bool = False
-    settled: bool = False
+    """What reading its inputs gave; None if it was made together with others."""
+    failure: Failure | None = None
+
+    def fail(self, failure: Failure) -> None:
+        """Note why it gives no item."""
+        read = self.read or Read(content=self.job.content)
+        self.failure = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
 
 
 class Tracker:
-    """The jobs of one worker. Every method may be called from any thread."""
+    """Looks up which items are committed. Every method may be called from any thread."""
 
     def __init__(self, kind: FieldKind, recipe: FieldRecipe, groups: Sequence[Group], lookup: Catalog | None) -> None:
         self._kind, self._recipe, self._groups, self._lookup = kind, recipe, groups, lookup
-        self._waiting: dict[bytes, list[TrackedJob]] = {}
-        self._committed: set[bytes] = set()
-        self._copied: set[bytes] = set()
-        self._lock = threading.RLock()
-        self._rows: list[list[Any]] = []
-        self._done: list[int] = []
-        self._failed: list[list[Any]] = []
-        self.counts: Counter[str] = Counter()
-
-    def add_committed(self, keys: Iterable[bytes]) -> None:
-        """Note keys that another worker of this build has committed."""
-        with self._lock:
-            self._committed.update(keys)
+        self.committed: set[bytes] = set()
+        """Keys that this build has committed, as far as this worker was told."""
+        self.copied: set[bytes] = set()
+        """Keys of items that are copies of one with an equal ``same`` hash."""
 
     def look_up(self, jobs: Sequence[TrackedJob], contents: Sequence[bytes]) -> None:
         """Find the item keys of jobs, by the content hash of their inputs, and which of them are committed."""
@@ -103,82 +95,32 @@ class Tracker:
         """Outputs that this job has to make, given the content hash of its inputs."""
         if tracked.content != content:
             self.look_up([tracked], [content])
-        if tracked.unit.probe:
-            tracked.missing = tracked.job.outputs
-            return tracked.missing
-        tracked.missing = []
-        with self._lock:
-            for output in tracked.job.outputs:
-                key = tracked.keys[output.item]
-                if key in tracked.there or key in self._committed:
-                    self.counts["skipped"] += key in tracked.there
-                else:
-                    tracked.missing.append(output)
-                    tracked.open.add(key)
-                    self._waiting.setdefault(key, []).append(tracked)
-            return tracked.missing
+        done = set() if tracked.unit.probe else tracked.there | self.committed.intersection(tracked.keys.values())
+        tracked.missing = [one for one in tracked.job.outputs if tracked.keys[one.item] not in done]
+        return tracked.missing
 
-    def was_read(self, tracked: TrackedJob, read: Read) -> None:
-        """Note what reading a job gave."""
-        with self._lock:
-            tracked.read = read
-            self.settle_if_done(tracked)
-
-    def copied(self, key: bytes) -> None:
-        """Note that an item is a copy of one with an equal ``same`` hash."""
-        with self._lock:
-            self._copied.add(key)
-
-    def was_committed(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Note items that are durable; gives those that were not before."""
-        with self._lock:
-            new = [key for key in dict.fromkeys(keys) if key not in self._committed]
-            self._committed.update(new)
-            for key in new:
-                self.counts["copied" if key in self._copied else "encoded"] += 1
-                for tracked in self._waiting.pop(key, ()):
-                    tracked.open.discard(key)
-                    self.settle_if_done(tracked)
-            return new
-
-    def fail(self, tracked: TrackedJob, failure: Failure) -> None:
-        """Settle a job that gives no item."""
-        with self._lock:
-            if tracked.settled:
-                return
-            tracked.settled = True
-            read = tracked.read or Read(content=tracked.job.content)
-            with_content = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
-            if not tracked.unit.probe:
-                self._failed.append([tracked.index, with_content])
-
-    def settle_if_done(self, tracked: TrackedJob) -> None:
-        """Settle a job of which all items are committed."""
-        with self._lock:
-            read = tracked.read
-            if tracked.open or tracked.settled or tracked.unit.probe or (read is None and not tracked.whole):
-                return
-            tracked.settled = True
-            if read is None:
-                self._done.append(tracked.index)
-            else:
-                contents = (read.contents or read.content).hex()
-                self._rows.append([tracked.index, contents, list(map(int, read.stat)), read.facts])
-
-    def take_settled(self) -> dict[str, Any]:
-        """What was settled since the last call.
+    def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob]) -> tuple[bytes, dict[str, Any]]:
+        """The body and the head of a ``committed`` message, for item keys and jobs that are durable.
 
         Returns:
-            ``jobs``: rows (number, content, stat, facts); ``done``: numbers of jobs that were not read; ``failed``:
-            rows (number, failure); ``counts``.
+            The keys that are new, and ``jobs``: rows (number, contents, stat, facts); ``done``: numbers of jobs that
+            were not read by themselves; ``failed``: rows (number, failure); counts of ``encoded``, ``copied`` and
+            ``skipped`` items.
         """
-        with self._lock:
-            found = {"jobs": self._rows, "done": self._done, "failed": self._failed, "counts": dict(self.counts)}
-            self._rows, self._done, self._failed = [], [], []
-            self.counts.clear()
-        return found
+        new = [key for key in dict.fromkeys(keys) if key not in self.committed]
+        self.committed.update(new)
+        told = [one for one in jobs if not one.unit.probe]
+        good = [one for one in told if one.failure is None]
+        copied = sum(key in self.copied for key in new)
+        return b"".join(new), {
+            "jobs": [_row(one.index, one.read) for one in good if one.read is not None],
+            "done": [one.index for one in good if one.read is None],
+            "failed": [[one.index, one.failure] for one in told if one.failure is not None],
+            "encoded": len(new) - copied,
+            "copied": copied,
+            "skipped": sum(one.keys[output.item] in one.there for one in good for output in one.job.outputs),
+        }
 
-    @property
-    def num_settled(self) -> int:
-        """Jobs that wait to be reported."""
-        return len(self._rows) + len(self._done) + len(self._failed)
+
+def _row(index: int, read: Read) -> list[Any]:
+    return [index, (read.contents or read.content).hex(), list(map(int, read.stat)), read.facts]

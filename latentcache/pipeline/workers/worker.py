@@ -27,7 +27,7 @@ from latentcache.fields.registry import field_kinds, load
 from latentcache.pipeline.workers.batching import Batches, PendingItem, Result, num_bytes, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import TrackedJob, Tracker, Unit
-from latentcache.pipeline.workers.transport import Channel, Message, split_keys
+from latentcache.pipeline.workers.transport import Channel, Message, jobs_of, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
@@ -35,9 +35,8 @@ from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.value import Value
 
-#: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
-_TICK_S, _REPORT_S = 0.05, 0.5
-_REPORT_JOBS = 256
+#: Seconds after which the loop looks if it was asked to stop.
+_TICK_S = 0.05
 #: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
 _JOIN_S = 3.0
 #: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
@@ -122,7 +121,6 @@ class WorkerLoop:
         self._preparing: dict[int, TrackedJob] = {}
         self._remaining = 0
         self._units: dict[int, Unit] = {}
-        self._reported_at = time.monotonic()
         self._flushed = self._opened = False
         self.stop_requested = False
         """True if the end came from the build, which may have another field."""
@@ -141,16 +139,16 @@ class WorkerLoop:
             self._loop()
         finally:
             self._end(threads, producer)
-        self._report()
         is_reusable = self.stop_requested and not self.settings.bounded and not any(one.is_alive() for one in threads)
         return {
             "waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s},
             "is_reusable": is_reusable,
         }
 
-    def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
+    def feed(self, message: Message) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
-        self.jobs.add_committed(split_keys(message.body))
+        self.jobs.committed.update(split_keys(message.body))
+        jobs = jobs_of(message["jobs"])
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
         tracked = [TrackedJob(index, job, unit) for index, job in jobs.items()]
         self._inbox.put(unit)
@@ -228,11 +226,9 @@ class WorkerLoop:
             self._flushed = idle
             if idle:
                 self.writer.check()  # it fails on its own, and no further put() would tell
-            if self.jobs.num_settled >= _REPORT_JOBS or time.monotonic() - self._reported_at > _REPORT_S or idle:
-                self._report()
         self._fetch(wait=True)
         for unit in self._units.values():
-            self._pack(unit)
+            self._write(self._packed(unit), unit.made)
 
     def _next(self) -> Any:
         """A unit, a prepared job, or None; without waiting if a batch has to be encoded first."""
@@ -264,8 +260,8 @@ class WorkerLoop:
                 raise outcome
             raise RuntimeError(f"preparing {tracked.job.name} failed") from outcome
         if isinstance(outcome, Failure):
-            self.jobs.fail(tracked, outcome)
-            self._made(tracked)
+            tracked.fail(outcome)
+            self._made([tracked])
             return
         wanted = self.jobs.missing(tracked, outcome.content) if tracked.missing is None else tracked.missing
         missing = {output.item for output in wanted}
@@ -274,19 +270,19 @@ class WorkerLoop:
             self.budget.release(sum(one.num_bytes for one in outcome.items) - sum(one.num_bytes for one in items))
         if len(items) != len(missing):
             raise RuntimeError(f"{self.kind.name}: {tracked.job.name} was prepared without some of its outputs")
-        tracked.unmade += len(items)
-        self.jobs.was_read(tracked, outcome)
+        tracked.unmade = len(items)
+        tracked.read = dataclasses.replace(outcome, items=())
         for one in items:
             self._queue(tracked, one)
         if not items:
-            self._made(tracked)
+            self._made([tracked])
 
     def _queue(self, tracked: TrackedJob, prepared: Prepared) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
         item = PendingItem(owner=tracked, prepared=prepared)
         made = self._stored(item) if prepared.same and not tracked.unit.probe else None
         if made is not None:
-            self.jobs.copied(item.key)
+            self.jobs.copied.add(item.key)
             self._store([(item, made)])
             return
         self._open()
@@ -303,38 +299,31 @@ class WorkerLoop:
         return None if found is None else Made(array=found.array, columns={**found.columns, **found.ragged_columns})
 
     def _make(self, every: Sequence[TrackedJob]) -> None:
-        """Make the only items of jobs in one call."""
-        for one in every:
-            one.whole = True
+        """Make the only items of jobs in one call; one by one if that fails."""
         wanted = [one for one in every if self.jobs.missing(one, one.job.content)]
-        made: Sequence[Made | Failure] = ()
         if wanted:
             self._open()
-        try:
-            with self._encoding([one.index for one in wanted]):
-                for one in wanted:
-                    failpoint("decoding", one.job.name)
-                    failpoint("encoding", one.job.name)
-                made = self.batches.make([one.job for one in wanted]) if wanted else ()
-        except (MemoryError, UnusableSampleError) as error:
-            if self.settings.bounded and isinstance(error, MemoryError):
-                raise
-            self.suspects = []
-            for one in wanted:
-                one.whole = False
-            self._prepare_jobs(wanted)
-        else:
+            try:
+                with self._encoding([one.index for one in wanted]):
+                    for one in wanted:
+                        failpoint("decoding", one.job.name)
+                        failpoint("encoding", one.job.name)
+                    made = self.batches.make([one.job for one in wanted])
+            except (MemoryError, UnusableSampleError) as error:
+                if self.settings.bounded and isinstance(error, MemoryError):
+                    raise
+                self.suspects = []
+                self._prepare_jobs(wanted)
+                every = [one for one in every if not one.missing]
+                wanted, made = [], []
             for one, item in zip(wanted, made, strict=True):
                 if isinstance(item, Failure):
-                    self.jobs.fail(one, item)
+                    one.fail(item)
                 else:
                     ((number, key),) = one.keys.items()
                     one.unit.items.append((number, self._item(key, item)))
-        for one in every:
-            if one.whole:
-                self._remaining -= 1
-                self.jobs.settle_if_done(one)
-                self._made(one)
+        self._remaining -= len(every)
+        self._made(every)
 
     def _encode(self, items: Sequence[PendingItem]) -> None:
         with self._encoding([item.owner.index for item in items]):
@@ -363,29 +352,19 @@ class WorkerLoop:
 
     def _store(self, results: Sequence[Result]) -> None:
         """Hand encoded items to the writer; small ones when their unit is complete."""
-        entries: list[NewEntry] = []
+        done: list[TrackedJob] = []
         for item, made in results:
             tracked = item.owner
             self.budget.release(item.prepared.num_bytes)
             if isinstance(made, Failure):
-                self.jobs.fail(tracked, made)
+                tracked.fail(made)
             elif not tracked.unit.probe:
-                entries += self._packed(tracked, item, made)
+                stored = self._item(item.key, made, item.prepared)
+                tracked.unit.items.append((item.prepared.output.item, stored))
             tracked.unmade -= 1
             if not tracked.unmade:
-                self._made(tracked)
-        if entries:
-            self._write(entries)
-
-    def _packed(self, tracked: TrackedJob, item: PendingItem, made: Made) -> list[NewEntry]:
-        stored = self._item(item.key, made, item.prepared)
-        if self.kind.packing == "entry":
-            return pack_items([stored], self.recipe, self.kind)
-        unit = tracked.unit
-        unit.items.append((item.prepared.output.item, stored))
-        if unit.number not in self._units:  # its other items are packed already
-            self._pack(unit)
-        return []
+                done.append(tracked)
+        self._made(done)
 
     def _item(self, key: bytes, made: Made, prepared: Prepared | None = None) -> Item:
         columns = made.columns if prepared is None else {**made.columns, **prepared.columns}
@@ -397,44 +376,39 @@ class WorkerLoop:
             ragged_columns={name: columns[name] for name in self.kind.ragged_columns if name in columns},
         )
 
-    def _made(self, tracked: TrackedJob) -> None:
-        """A job is encoded, or has failed; its unit may be complete."""
-        if tracked.made:
-            return
-        tracked.made = True
-        unit = tracked.unit
-        unit.unmade -= 1
-        if not unit.unmade:
-            self._unit_made(unit)
+    def _made(self, jobs: Sequence[TrackedJob]) -> None:
+        """Jobs are encoded, or have failed. Small items are packed when their unit is complete."""
+        entries: list[NewEntry] = []
+        settled: list[TrackedJob] = []
+        for tracked in jobs:
+            unit = tracked.unit
+            unit.made.append(tracked)
+            unit.unmade -= 1
+            if self.kind.packing == "entry" or not unit.unmade:
+                entries += self._packed(unit)
+                settled += unit.made
+                unit.made = []
+        if settled:
+            self._write(entries, settled)
+        for number in {one.unit.number for one in jobs if not one.unit.unmade}:
+            del self._units[number]
+            self.channel.send("made", unit=number)
 
-    def _unit_made(self, unit: Unit) -> None:
-        self._pack(unit)
-        self._units.pop(unit.number, None)
-        self.channel.send("made", unit=unit.number)
+    def _packed(self, unit: Unit) -> list[NewEntry]:
+        """The items of a unit that wait, in the order of the plan."""
+        items = [item for _, item in sorted(unit.items, key=lambda one: one[0])]
+        unit.items = []
+        return pack_items(items, self.recipe, self.kind) if items else []
 
-    def _pack(self, unit: Unit) -> None:
-        """Pack the small items of a unit in the order of the plan."""
-        if unit.items:
-            items = [item for _, item in sorted(unit.items, key=lambda one: one[0])]
-            unit.items = []
-            self._write(pack_items(items, self.recipe, self.kind))
-
-    def _write(self, entries: Sequence[NewEntry]) -> None:
+    def _write(self, entries: Sequence[NewEntry], settled: Sequence[TrackedJob]) -> None:
         started = time.monotonic()
-        self.writer.put(entries)
+        self.writer.put(entries, settled)
         self.waits["write"] += time.monotonic() - started
 
-    def _committed(self, entries: Sequence[NewEntry]) -> None:
-        """Report a durable commit; called by the writer thread."""
-        keys = [key for entry in entries for key in entry.item_keys]
-        self._report(self.jobs.was_committed(keys), sum(len(entry.value) for entry in entries))
-
-    def _report(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
-        """Report keys that are durable, and jobs that are settled."""
-        self._reported_at = time.monotonic()
-        settled = self.jobs.take_settled()
-        if keys or any(settled.values()):
-            self.channel.send("committed", b"".join(keys), bytes=num_bytes, **settled)
+    def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
+        """Report a durable commit and the jobs that it settles; called by the writer thread."""
+        keys, told = self.jobs.report([key for entry in entries for key in entry.item_keys], jobs)
+        self.channel.send("committed", keys, bytes=sum(len(entry.value) for entry in entries), **told)
 
     def _warn(self, message: str) -> None:
         self.channel.send("warning", text=message)

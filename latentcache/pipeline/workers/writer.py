@@ -1,6 +1,7 @@
 """Commit entries from a thread of their own, and say which of them are durable.
 
-Guarantee: ``committed`` is called after the commit has returned, never before. A commit comes at 16 MiB, after two
+Guarantee: ``committed`` is called after the commit has returned, never before, and what was put comes out in its
+order: a job that was put with or after its entries is settled when it comes out. A commit comes at 16 MiB, after two
 seconds, after ``commit_every`` items or when the worker has nothing else to do; LMDB is touched by this thread alone.
 """
 
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from latentcache.pipeline.workers.tracking import TrackedJob
 from latentcache.store.entry import NewEntry
 from latentcache.store.paths import OPEN_SUFFIX
 from latentcache.store.shard import ShardWriter
@@ -23,6 +25,7 @@ COMMIT_S = 2.0
 ROLL_S, ROLL_PART = 2.0, 1 / 20
 #: Batches waiting for the writer; more would only hide a slow disk in memory.
 _QUEUE_BATCHES = 8
+_Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
 
 
 class WriterThread:
@@ -31,7 +34,7 @@ class WriterThread:
     Args:
         shards: Folder of all shards.
         name: Of the shard to write; opened when the first entry arrives.
-        committed: Called with the entries of each durable commit, in the writer thread.
+        committed: Called with the entries of each durable commit and the jobs that it settles, in the writer thread.
         commit_every: Items per commit at most.
         rolling: Seal a shard (``name-1``, ``name-2``, ...) every few seconds, for readers that follow the build:
             every :data:`ROLL_S` at first, later every :data:`ROLL_PART` of the time so far, about a hundred shards in
@@ -42,22 +45,22 @@ class WriterThread:
         self,
         shards: Path,
         name: str,
-        committed: Callable[[Sequence[NewEntry]], None],
+        committed: Callable[[Sequence[NewEntry], Sequence[TrackedJob]], None],
         *,
         commit_every: int | None = None,
         rolling: bool = False,
     ) -> None:
         self._shards, self._name, self._committed = shards, name, committed
         self._most, self._rolling = commit_every, rolling
-        self._queue: queue.Queue[Sequence[NewEntry] | None] = queue.Queue(_QUEUE_BATCHES)
+        self._queue: queue.Queue[_Batch | None] = queue.Queue(_QUEUE_BATCHES)
         self._error: BaseException | None = None
         self._sealed = 0
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
-    def put(self, entries: Sequence[NewEntry]) -> None:
-        """Hand entries over; waits while the disk is behind. No entries: commit without waiting for more."""
-        self._put(entries)
+    def put(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob] = ()) -> None:
+        """Hand entries and settled jobs over; waits while the disk is behind. Nothing: commit without waiting."""
+        self._put((entries, jobs))
         self.check()
 
     def finish(self) -> None:
@@ -66,10 +69,10 @@ class WriterThread:
         self._thread.join()
         self.check()
 
-    def _put(self, entries: Sequence[NewEntry] | None) -> None:
+    def _put(self, batch: _Batch | None) -> None:
         while self._thread.is_alive():
             try:
-                self._queue.put(entries, timeout=0.2)
+                self._queue.put(batch, timeout=0.2)
             except queue.Full:
                 continue
             return
@@ -88,24 +91,27 @@ class WriterThread:
     def _loop(self) -> None:
         shard: ShardWriter | None = None
         waiting: list[NewEntry] = []
+        jobs: list[TrackedJob] = []
         began = made = since = time.monotonic()
         try:
             while True:
-                entries = self._next(since + COMMIT_S - time.monotonic() if waiting else None)
-                if not waiting:
-                    since = time.monotonic()
-                waiting += entries or ()
+                held = bool(waiting or jobs)
+                batch = self._next(since + COMMIT_S - time.monotonic() if held else None)
+                since = since if held else time.monotonic()
+                entries, settled = batch or ((), ())
+                waiting += entries
+                jobs += settled
                 if waiting and shard is None:
                     shard, made = ShardWriter(self._shards / f"{self._name}{OPEN_SUFFIX}"), time.monotonic()
-                if shard is not None and waiting and (not entries or self._due(waiting, since)):
-                    self._commit(shard, waiting)
-                    waiting = []
+                if (waiting or jobs) and (not (entries or settled) or self._due(waiting, since)):
+                    self._commit(shard, waiting, jobs)
+                    waiting, jobs = [], []
                     now = time.monotonic()
-                    if self._rolling and now - made >= max(ROLL_S, (now - began) * ROLL_PART):
+                    if shard is not None and self._rolling and now - made >= max(ROLL_S, (now - began) * ROLL_PART):
                         self._sealed += 1
                         shard.seal(f"{self._name}-{self._sealed}")
                         shard = None
-                if entries is None:
+                if batch is None:
                     break
         except BaseException:
             if shard is not None:
@@ -114,27 +120,29 @@ class WriterThread:
         if shard is not None:
             shard.seal()
 
-    def _next(self, timeout: float | None) -> Sequence[NewEntry] | None:
-        """New entries; none of them: a commit is due; None: there are no more."""
+    def _next(self, timeout: float | None) -> _Batch | None:
+        """What was put; nothing: a commit is due; None: there is no more."""
         try:
             return self._queue.get(timeout=None if timeout is None else max(timeout, 0.001))
         except queue.Empty:
-            return ()
+            return (), ()
 
     def _due(self, waiting: Sequence[NewEntry], since: float) -> bool:
         size = sum(len(entry.value) for entry in waiting)
         many = self._most is not None and sum(len(entry.item_keys) for entry in waiting) >= self._most
         return size >= COMMIT_BYTES or many or time.monotonic() - since >= COMMIT_S
 
-    def _commit(self, shard: ShardWriter, waiting: Sequence[NewEntry]) -> None:
-        for batch in _portions(waiting, self._most):
-            shard.write(batch)
-            self._committed(batch)
+    def _commit(self, shard: ShardWriter | None, waiting: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
+        portions = _portions(waiting, self._most)
+        for number, portion in enumerate(portions, 1):
+            if shard is not None and portion:
+                shard.write(portion)
+            self._committed(portion, jobs if number == len(portions) else ())
 
 
 def _portions(entries: Sequence[NewEntry], most: int | None) -> list[list[NewEntry]]:
     """Entries in portions of at most so many items; an entry with more items is a portion of its own."""
-    if most is None:
+    if most is None or not entries:
         return [list(entries)]
     portions: list[list[NewEntry]] = []
     items = most

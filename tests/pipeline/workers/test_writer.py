@@ -36,7 +36,7 @@ class Bench:
         self.paths, self.commits = CachePaths(folder), []
         self.paths.shards.mkdir(parents=True)
         self.writer = WriterThread(
-            self.paths.shards, "one", lambda batch: self.commits.append(keys(batch)), **options
+            self.paths.shards, "one", lambda batch, jobs: self.commits.append(keys(batch)), **options
         )
 
     @property
@@ -102,7 +102,7 @@ def test_a_key_is_reported_after_its_commit_has_returned(tmp_path, monkeypatch):
     order, real = [], ShardWriter.write
     monkeypatch.setattr(ShardWriter, "write", lambda shard, batch: (real(shard, batch), order.append("written"))[0])
     bench = Bench(tmp_path, commit_every=1)
-    bench.writer._committed = lambda batch: order.append("reported")
+    bench.writer._committed = lambda batch, jobs: order.append("reported")
     bench.writer.put(entries(2))
     bench.writer.finish()
     assert order == ["written", "reported"] * 2
