@@ -37,7 +37,8 @@ def inspect(
     """Show what is recognized in DATA and why, and what build would do."""
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.report import quarantined
-    from latentcache.pipeline.settings import BuildSettings, tolerated
+    from latentcache.pipeline.settings import BuildSettings
+    from latentcache.plan.numbers import tolerated
 
     asked = {"fields": requested.fields, "related": not requested.exact, "source": source}
     settings = BuildSettings(data=data, out=out_folder, allow_failed=allow_failed, **asked)

@@ -89,7 +89,7 @@ def verify(
     as_json: flags.Json = False,
 ) -> int:
     """Check a cache against its sources."""
-    from latentcache.pipeline.settings import tolerated
+    from latentcache.plan.numbers import tolerated
     from latentcache.verify.outside import limited_memory
     from latentcache.verify.selection import Depth, parse_selection
 

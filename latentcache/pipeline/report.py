@@ -14,7 +14,7 @@ import numpy as np
 
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline.diff import FieldWork, distinct
-from latentcache.pipeline.settings import tolerated
+from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
 
 if TYPE_CHECKING:

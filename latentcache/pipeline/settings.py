@@ -5,21 +5,19 @@ Every value is checked when it is made, so a contradiction is an error before a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import UsageError, python_words
 from latentcache.pipeline.devices import devices_for
+from latentcache.plan.numbers import tolerated
 from latentcache.sources.part import Part
 
 if TYPE_CHECKING:
     from latentcache.sources.scan import SourceOptions
 
-_ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
 #: The part that is all of the data.
 WHOLE = "0/1"
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
@@ -142,13 +140,3 @@ def at_least(least: int, **given: int | None) -> None:
             raise UsageError(
                 f"{option}={value}: must be {least} or more", fix=f"leave {option} out, or give {least} or more"
             )
-
-
-def tolerated(allow_failed: str, samples: int) -> int:
-    """Number of rejected samples that exit status 0 allows: ``3``, or ``2%`` of all samples."""
-    found = _ALLOWED.fullmatch(allow_failed)
-    if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
-        raise UsageError(
-            f"--allow-failed={allow_failed}: must be a number, or a percentage up to 100%", fix="--allow-failed 1%"
-        )
-    return int(Fraction(found[1]) * samples / 100) if found[2] else int(found[1])

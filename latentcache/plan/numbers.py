@@ -7,11 +7,15 @@ computed with in 8 or 32 bits. ``True`` and ``False`` are not numbers here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
 from latentcache.errors import UsageError
+
+_ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
 
 
 def is_whole(value: object, least: int | None = None) -> bool:
@@ -63,3 +67,13 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
         return value
     words = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
     raise UsageError(f"{name}={value!r}: must be {words}", fix=f"{name}={allowed[0]!r}")
+
+
+def tolerated(allow_failed: str, samples: int) -> int:
+    """Number of rejected samples that exit status 0 allows: ``3``, or ``2%`` of all samples."""
+    found = _ALLOWED.fullmatch(allow_failed)
+    if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
+        raise UsageError(
+            f"--allow-failed={allow_failed}: must be a number, or a percentage up to 100%", fix="--allow-failed 1%"
+        )
+    return int(Fraction(found[1]) * samples / 100) if found[2] else int(found[1])

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import shlex
-import socket
 import stat
 import time
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ def _take(descriptor: int, path: Path, folder: int) -> None:
         others = (one for one in map(asdict, holders(path.parent)) if one["pid"] != os.getpid())
         raise _held_by(unknown | next(others, {}), path.parent, f"its {path.name} was deleted: never delete it")
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+    text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}).encode()
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text, 0)
@@ -174,7 +173,7 @@ def _folder_locked(folder: int) -> bool:
 
 def _is_dead(holder: dict[str, Any]) -> bool:
     """Whether the process that took the lock is known to be gone, so that only workers of it can hold it."""
-    if holder["host"] != socket.gethostname() or not isinstance(holder["pid"], int):
+    if holder["host"] != os.uname().nodename or not isinstance(holder["pid"], int):
         return False
     try:
         os.kill(holder["pid"], 0)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +26,10 @@ from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import COLUMNS, Snapshot, open_snapshot
 from latentcache.value import Value
-from latentcache.verify.drift import Reencode, reencode_samples
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands, Fixes
 from latentcache.verify.outside import check_outside
-from latentcache.verify.payloads import Scanned, scan_payloads
 from latentcache.verify.selection import Chosen, Depth, choose, confidence
 from latentcache.verify.sources import (
     SourcesChecked,
@@ -41,6 +38,10 @@ from latentcache.verify.sources import (
     check_sources,
     find_data,
 )
+
+if TYPE_CHECKING:
+    from latentcache.verify.drift import Reencode
+    from latentcache.verify.payloads import Scanned
 
 
 class Requested(Value):
@@ -127,6 +128,8 @@ class Check:
         changes = check_recipes(store, asked.recipes, asked.provenances)
         again = None
         if reencode is not None and root is not None:
+            from latentcache.verify.drift import reencode_samples
+
             fine, draw = looked & ~store.findings.of(*PROBLEMS), (self.depth.reencode, self.depth.seed)
             again = reencode_samples(store, reencode, root, fine, *draw)
         fixes = Fixes(
@@ -178,15 +181,21 @@ class Check:
             some = None if chosen.everything else chosen.samples
             return check_sources(store, root, full=self.depth.reads, chosen=some)
 
-        with ExitStack() as stack:
-            reading, scanned = look, None
-            if self.depth.reads:  # reading files and reading shards wait for different things
-                reading = stack.enter_context(ThreadPoolExecutor(1)).submit(look).result
+        def check() -> None:
             check_entries(store, chosen.entries)
             check_plans(store, chosen.samples)
-            if self.depth.reads:
-                scanned = scan_payloads(store, chosen.entries)
-            return scanned, reading()
+
+        if not self.depth.reads:
+            check()
+            return None, look()
+        from concurrent.futures import ThreadPoolExecutor
+
+        from latentcache.verify.payloads import scan_payloads
+
+        with ThreadPoolExecutor(1) as pool:  # reading files and reading shards wait for different things
+            sources = pool.submit(look)
+            check()
+            return scan_payloads(store, chosen.entries), sources.result()
 
 
 def open_checked(cache: Path) -> Snapshot:

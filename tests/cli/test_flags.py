@@ -12,7 +12,7 @@ from latentcache.cli import flags
 from latentcache.errors import UsageError
 from latentcache.fields import registry
 from latentcache.fields.protocol import FieldKind
-from latentcache.pipeline.settings import tolerated
+from latentcache.plan.numbers import tolerated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from latentcache.errors import UsageError
-from latentcache.pipeline.settings import BuildSettings, beside, tolerated
+from latentcache.pipeline.settings import BuildSettings, beside
+from latentcache.plan.numbers import tolerated
 
 
 @pytest.mark.parametrize(

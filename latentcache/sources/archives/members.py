@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -104,6 +103,8 @@ def hashed_images(
         except UnusableSampleError as error:
             return error
         return None
+
+    from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(_THREADS)
     try:
