@@ -28,7 +28,7 @@ from token_peers import Epoch, token_peers
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
-from latentcache.encoders.text.producer import open_tokenizer
+from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.plan.documents import Corpus
 from latentcache.plan.rows import packed_rows
@@ -162,8 +162,8 @@ def bench_build(folder: Path, texts: list[str], rounds: int) -> dict[str, float]
     home, data = train(folder, texts), folder / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     records = [Record(source="texts.jsonl", line=n, content=bytes(16), text=text) for n, text in enumerate(texts, 1)]
-    description = describe_tokenizer(str(home), chat=False)
-    reference = open_tokenizer(description)
+    description = describe_tokenizer(InputIdsSettings(tokenizer=str(home)))
+    reference = TextTokenizer(description)
     fast = fast_tokenizer(description, reference, records)
     loaded: Any = AutoTokenizer.from_pretrained(str(home))
     ways: dict[str, Callable[[int], Any]] = {

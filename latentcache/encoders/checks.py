@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from latentcache.encoders.stubs import is_stub
@@ -52,9 +53,9 @@ def check_tokenizer(settings: Any) -> str:
     if settings.tokenizer is None:
         return ""
     try:
-        found = describe_tokenizer(settings.tokenizer, chat=True, chat_template=settings.chat_template)
+        found = describe_tokenizer(settings, chat=True)
     except UsageError:  # no template, which texts need none of
-        found = describe_tokenizer(settings.tokenizer, chat=False, add_bos=False, add_eos=False)
+        found = describe_tokenizer(replace(settings, chat_template=None, add_bos=False, add_eos=False))
     template = "with" if found.chat_template or is_stub(settings.tokenizer) else "without"
     return f"{settings.tokenizer}: {found.recipe.num_ids} ids, {template} a chat template"
 

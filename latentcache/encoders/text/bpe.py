@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import tiktoken
-from numpy.typing import NDArray
 
-from latentcache.encoders.text.engines import Spans, token_spans
+from latentcache.encoders.text.engines import Spans, Tokens, token_spans
 from latentcache.value import Value
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -117,27 +116,16 @@ class TiktokenEngine:
             return False
         return not self._nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
 
-    def ids(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """(n,) ids of each text."""
-        return [self._ids[self._ranks(text)] for text in texts]
-
-    def ids_and_spans(
-        self, texts: Sequence[str], spans: Sequence[Spans]
-    ) -> list[tuple[NDArray[Any], NDArray[np.uint32]]]:
+    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
         """See :class:`~latentcache.encoders.text.engines.Engine`."""
-        results = []
-        for text, wanted in zip(texts, spans, strict=True):
-            ranks = self._ranks(text)
-            ends = np.cumsum(self._lengths[ranks])
-            loss = token_spans(ends - self._lengths[ranks], ends, _in_bytes(text, wanted))
-            results.append((self._ids[ranks], loss))
-        return results
+        return [self._tokens(text, own) for text, own in zip(texts, spans, strict=True)]
 
-    def _ranks(self, text: str) -> NDArray[np.uint32]:
-        ranks: NDArray[np.uint32] = self._encoding.encode_to_numpy(
-            text, allowed_special=self._added, disallowed_special=()
-        )
-        return ranks
+    def _tokens(self, text: str, spans: Spans | None) -> Tokens:
+        ranks = self._encoding.encode_to_numpy(text, allowed_special=self._added, disallowed_special=())
+        if spans is None:
+            return self._ids[ranks], None
+        ends = np.cumsum(self._lengths[ranks])
+        return self._ids[ranks], token_spans(ends - self._lengths[ranks], ends, _in_bytes(text, spans))
 
 
 def _in_bytes(text: str, spans: Spans) -> list[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """From the name of a tokenizer and settings to the description that every worker is made of, and to the recipe.
 
-The recipe has fingerprint, template, ends of texts and the width of ids. If a setting is not given and the cache has
-none: texts begin with the token that the tokenizer itself begins texts with, and end with its end token; the date
-that a template asks for is the fallback of Llama 3.1's template. Cost: a second for 128 000 entries.
+If a setting is not given and the cache has none: texts begin with the token that the tokenizer itself begins texts
+with, and end with its end token; the date that a template asks for is the fallback of Llama 3.1's template.
+Guarantee: a path that does not exist is never looked up on the network; no code of a model repository is run. Cost:
+a second for 128 000 entries.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.encoders.hub import is_hub_id
+from latentcache.encoders.hub import Wanted, find, is_hub_id
 from latentcache.encoders.stubs import is_stub, stub_delay
-from latentcache.encoders.text.locate import load_tokenizer
 from latentcache.encoders.text.protocol import TokenizerDescription
 from latentcache.encoders.text.stub import stub_description
 from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
-from latentcache.fields.input_ids import LOSSES, InputIdsRecipe, InputIdsSettings
+from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described
 from latentcache.identity.content import content_hash
 from latentcache.identity.template import CLOCK, pin_clock
 from latentcache.identity.tokenizer import tokenizer_fingerprint, tokenizer_parts
-from latentcache.identity.tokenizer_files import LoadedTokenizer, read_template, token_ids
+from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, read_template, read_tokenizer, token_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 _DEFAULT_DAY = date(2024, 7, 26)
 _LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
 _DECODERS = ("tokenizers",)
-_FILES = {"--tokenizer PATH": "tokenizer", "--chat-template FILE": "chat template"}
+_WANTED = Wanted(
+    what="tokenizer",
+    flag="--tokenizer",
+    takes="a folder, a tokenizer.json, a hub id, or stub",
+    files=("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
+           "*.model", "config.json"),
+    # Both files decide the recipe; other tools fetch parts.
+    is_complete=lambda folder: all((folder / name).is_file() for name in (JSON_NAME, "tokenizer_config.json")),
+)  # fmt: skip
 #: ``Record.form`` of a conversation, and of a text that begins with a prompt.
 CHAT, PROMPT = 1, 2
 
@@ -50,29 +58,17 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     made, given = cached.provenance, settings
     settings = _completed(settings, before, made)
     word = settings.tokenizer or ""
-    what, flag, path = _gone(given, settings, made)
-    if context.check and not context.check_encoder and before is not None and what:
-        note = f"{what}: {path}; name it with {flag}"
-        return Described(recipe=_changed(before, settings), label=word, provenance=made, notes=(note,))
-    if what == "gone":
-        why = (
-            "--reencode tokenizes records again" if context.check else "settings that are not given follow the cache"
-        )
-        raise UsageError(f"the {_FILES[flag]} of this cache is gone: {path}", why=why, fix=f"add {flag}")
+    if context.check and not context.check_encoder and before is not None:
+        lost = _lost(given, settings, made)
+        if lost:
+            return Described(recipe=_changed(before, settings), label=word, provenance=made, notes=(lost,))
     forms = _forms(before, context)
     if CHAT not in forms:
         _check_unused(given)
-    description = describe_tokenizer(
-        word,
-        chat=CHAT in forms,
-        chat_template=settings.chat_template,
-        template_options={name: json.loads(value) for name, value in settings.template_options or ()},
-        loss=settings.loss or ("assistant" if PROMPT in forms else None),
-        add_bos=settings.add_bos,
-        add_eos=settings.add_eos is not False,
-        split_control=not settings.control_tokens,
-        revision=str(made.get("revision", "")) if word == made.get("tokenizer") else "",
-    )
+    if settings.loss is None and PROMPT in forms:
+        settings = replace(settings, loss="assistant")
+    revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
+    description = describe_tokenizer(settings, chat=CHAT in forms, revision=revision)
     template = settings.chat_template
     provenance = {
         "tokenizer": word,
@@ -87,62 +83,45 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     return Described(recipe=description.recipe, label=word, producer=producer, provenance=provenance, notes=notes)
 
 
-def describe_tokenizer(
-    tokenizer: str,
-    *,
-    chat: bool,
-    chat_template: Path | None = None,
-    template_options: Mapping[str, object] | None = None,
-    loss: str | None = None,
-    add_bos: bool | None = None,
-    add_eos: bool = True,
-    split_control: bool = True,
-    revision: str = "",
-) -> TokenizerDescription:
-    """Describe a tokenizer.
+def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> TokenizerDescription:
+    """Describe the tokenizer that settings name.
 
     Args:
-        tokenizer: Folder, ``tokenizer.json``, hub id, or ``stub`` (``stub:delay_ms=N``).
+        settings: With a ``tokenizer``.
         chat: True if there are conversations: then a template is needed and becomes part of the recipe.
-        chat_template: File with a template, in place of the tokenizer's own.
-        template_options: Values that the template gets beside the conversation, JSON values; ``strftime_now``
-            (``YYYY-MM-DD``) is the date for templates that ask for it.
-        loss: ``assistant`` or ``all`` [default: ``assistant`` for conversations, ``all`` for texts].
-        add_bos: True: a text begins with the begin token [default: as the tokenizer itself does].
-        add_eos: True: a text ends with the end token.
-        split_control: True: special-token text in content stays text.
         revision: Commit of a hub id that an earlier build used.
 
     Raises:
         ModelNotFoundError: No such tokenizer or template.
         UnsupportedModelError: It cannot be used, with the reason.
-        UsageError: An unknown loss, conversations without a template, an option that is not JSON.
+        UsageError: Conversations without a template, or an option that the stub would ignore.
     """
-    if loss is not None and loss not in LOSSES:
-        raise UsageError(f"--loss {loss!r}: not a known value", fix=f"use --loss {' or '.join(LOSSES)}")
-    if is_stub(tokenizer):
-        if chat_template is not None or template_options:
-            flag = "--chat-template" if chat_template is not None else "--template-option"
-            what = f"{flag}: the stub tokenizer has its own turns"
-            raise UsageError(what, fix=f"leave {flag} out, or give a real --tokenizer")
-        delay = stub_delay(tokenizer, "--tokenizer")
-        return stub_description(chat=chat, loss=loss, add_bos=bool(add_bos), add_eos=add_eos, delay_ms=delay)
-    loaded, commit = load_tokenizer(tokenizer, revision=revision)
-    template = _template(loaded, chat_template, tokenizer) if chat else ""
-    template, options = _pinned(template, dict(template_options or {}) if chat else {})
+    word, loss = settings.tokenizer or "", settings.loss or ("assistant" if chat else "all")
+    if is_stub(word):
+        _check_unused(settings, "the stub tokenizer has its own turns")
+        bos, eos = bool(settings.add_bos), settings.add_eos is not False
+        delay = stub_delay(word, "--tokenizer")
+        return stub_description(chat=chat, loss=loss, add_bos=bos, add_eos=eos, delay_ms=delay)
+    loaded, commit = load_tokenizer(word, revision=revision)
+    template, options = _pinned(loaded, settings) if chat else ("", ())
     text = json.dumps(loaded.json, ensure_ascii=False)
-    opened = _opened(text, tokenizer)
+    opened = _opened(text, word)
     parts = tokenizer_parts(loaded.json, loaded.special)
-    recipe = replace(
-        _recipe_of(loaded, parts, begins=_begins_with(opened, loaded) if add_bos is None else add_bos),
+    recipe = InputIdsRecipe(
+        tokenizer=tokenizer_fingerprint(parts),
+        num_ids=1 + max(token_ids(loaded.json).values()),
         chat_template=content_hash(template.encode()).hex() if template else "",
         template_options=options,
-        loss=loss or ("assistant" if chat else "all"),
-        add_eos=add_eos,
-        split_control=split_control,
+        loss=loss,
+        add_bos=_begins_with(opened, loaded) if settings.add_bos is None else settings.add_bos,
+        add_eos=settings.add_eos is not False,
+        bos_id=loaded.id_of("bos_token"),
+        eos_id=loaded.id_of("eos_token"),
+        pad_id=loaded.id_of("pad_token"),
+        split_control=not settings.control_tokens,
     )
     if not chat:
-        check_ends(recipe, tokenizer)
+        _check_ends(recipe, word)
     return TokenizerDescription(
         recipe=recipe,
         tokenizer=text,
@@ -154,7 +133,27 @@ def describe_tokenizer(
     )
 
 
-def check_ends(recipe: InputIdsRecipe, word: str) -> None:
+def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, str]:
+    """A tokenizer by its folder, its ``tokenizer.json``, or a hub id ``org/name``; and the commit of a hub id.
+
+    Raises:
+        ModelNotFoundError: Nothing at this path, or no such repository on the hub.
+        UnsupportedModelError: The files are not those of a usable tokenizer, with the reason.
+    """
+    path, commit = find(word, _WANTED, revision=revision)
+    found = read_tokenizer(path)
+    if found is None:
+        save = f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
+        raise UnsupportedModelError(
+            f"{path} has no {JSON_NAME}",
+            where=str(path),
+            why="only a fast tokenizer gives places in the text",
+            fix=f'python -c "from transformers import AutoTokenizer; {save}"',
+        )
+    return found, commit
+
+
+def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
     """Check that the tokenizer has the tokens that texts begin and end with; conversations need none.
 
     Raises:
@@ -220,26 +219,21 @@ def _forms(before: InputIdsRecipe | None, context: DescribeContext) -> set[int]:
     return {form for form in (CHAT, PROMPT) if found is not None and bool((found == form).any())}
 
 
-def _gone(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What became of a recorded file that the settings follow, the option that names it, and its place.
-
-    Empty words if it is there. A hub id is never looked up for a check.
-    """
+def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:
+    """Why a check cannot read a recorded file that the settings follow; empty: it can. No hub id is looked up."""
     word, template = settings.tokenizer or "", settings.chat_template
     if word == made.get("tokenizer") and not is_stub(word) and not Path(word).exists():
-        is_path = Path(word).is_absolute() or not is_hub_id(word)
-        return "gone" if is_path else "not looked up", "--tokenizer PATH", word
+        return f"{'not looked up' if is_hub_id(word) else 'gone'}: {word}; name it with --tokenizer PATH"
     if given.chat_template is None and template is not None and not template.exists():
-        return "gone", "--chat-template FILE", str(template)
-    return "", "", ""
+        return f"gone: {template}; name it with --chat-template FILE"
+    return ""
 
 
-def _check_unused(given: InputIdsSettings) -> None:
-    """Reject settings of conversations for data without any."""
+def _check_unused(given: InputIdsSettings, what: str = "DATA has no conversations") -> None:
+    """Reject settings of conversations that nothing would use."""
     flag = "--chat-template" if given.chat_template else "--template-option" if given.template_options else ""
     if flag:
-        why = "texts are not written by a template"
-        raise UsageError(f"{flag}: DATA has no conversations", why=why, fix=f"leave {flag} out, or check DATA")
+        raise UsageError(f"{flag}: {what}", why="no template writes its texts", fix=f"leave {flag} out")
 
 
 def _absolute(tokenizer: str) -> str:
@@ -248,46 +242,23 @@ def _absolute(tokenizer: str) -> str:
     return str(path.resolve()) if not is_stub(tokenizer) and path.exists() else tokenizer
 
 
-def _recipe_of(loaded: LoadedTokenizer, parts: Mapping[str, str], *, begins: bool) -> InputIdsRecipe:
-    """The part of a recipe that follows from the tokenizer."""
-    return InputIdsRecipe(
-        tokenizer=tokenizer_fingerprint(parts),
-        num_ids=1 + max(token_ids(loaded.json).values()),
-        add_bos=begins,
-        bos_id=loaded.id_of("bos_token"),
-        eos_id=loaded.id_of("eos_token"),
-        pad_id=loaded.id_of("pad_token"),
-    )
-
-
-def _template(loaded: LoadedTokenizer, given: Path | None, word: str) -> str:
-    template = read_template(given) if given else loaded.chat_template
+def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The template with a fixed date, and its options as sorted JSON."""
+    template = read_template(settings.chat_template) if settings.chat_template else loaded.chat_template
     if not template:
         raise UsageError(
-            f"the tokenizer {word} has no chat template, and the data has conversations",
-            where=word,
+            f"the tokenizer {settings.tokenizer} has no chat template, and the data has conversations",
             why="only a template defines how turns are written",
             fix="give one with --chat-template FILE",
         )
-    return template
-
-
-def _pinned(template: str, options: dict[str, object]) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The template with a fixed date, and its options as sorted JSON."""
+    options = dict(settings.template_options or ())
     if CLOCK in template:
-        options.setdefault(CLOCK, _DEFAULT_DAY.isoformat())
+        options.setdefault(CLOCK, json.dumps(_DEFAULT_DAY.isoformat()))
         try:
-            day = date.fromisoformat(str(options[CLOCK]))
-        except ValueError as error:
+            template = pin_clock(template, date.fromisoformat(json.loads(options[CLOCK])))
+        except (TypeError, ValueError) as error:
             raise UsageError(f"{CLOCK}: not a date", why=str(error), fix="write it as 2024-07-26") from error
-        template = pin_clock(template, day)
-    try:
-        spelled = {name: json.dumps(value, sort_keys=True, allow_nan=False) for name, value in options.items()}
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            "--template-option: not a JSON value", why=str(error), fix="give text, numbers, lists, true"
-        ) from error
-    return template, tuple(sorted(spelled.items()))
+    return template, tuple(sorted(options.items()))
 
 
 def _opened(text: str, word: str) -> Tokenizer:

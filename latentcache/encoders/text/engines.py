@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 Spans = Sequence[tuple[int, int]]
+Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
+"""(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
 
 
 class Engine(Protocol):
     """Ids of texts that write special tokens by the names of ``special``."""
 
-    def ids(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """(n,) ids of each text."""
-
-    def ids_and_spans(
-        self, texts: Sequence[str], spans: Sequence[Spans]
-    ) -> list[tuple[NDArray[Any], NDArray[np.uint32]]]:
-        """(n,) ids of each text, and (r, 2) spans of the tokens that its spans (in characters) touch."""
+    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
+        """Ids and loss spans of each text."""
 
 
 class ReferenceEngine:
@@ -47,33 +44,23 @@ class ReferenceEngine:
         self._tokenizer.no_padding()
         self._dtype = dtype
 
-    def id_of(self, token: str) -> int | None:
-        """The id of one token."""
-        number: int | None = self._tokenizer.token_to_id(token)
-        return number
-
-    def ids(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """(n,) ids of each text."""
-        if _threads_are_off():
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        else:
-            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
-
-    def ids_and_spans(
-        self, texts: Sequence[str], spans: Sequence[Spans]
-    ) -> list[tuple[NDArray[Any], NDArray[np.uint32]]]:
+    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
         """See :class:`Engine`."""
-        if _threads_are_off():
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        else:
+        if not _threads_are_off():
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        results = []
-        for encoding, wanted in zip(encodings, spans, strict=True):
-            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            loss = token_spans(places[:, 0], places[:, 1], wanted)
-            results.append((np.array(encoding.ids, dtype=self._dtype), loss))
-        return results
+        elif any(own is not None for own in spans):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        else:  # without places in the text
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [
+            (np.array(encoding.ids, dtype=self._dtype), None if own is None else _touched(encoding.offsets, own))
+            for encoding, own in zip(encodings, spans, strict=True)
+        ]
+
+
+def _touched(offsets: Sequence[tuple[int, int]], spans: Spans) -> NDArray[np.uint32]:
+    places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    return token_spans(places[:, 0], places[:, 1], spans)
 
 
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:

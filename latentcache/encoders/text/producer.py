@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from latentcache.encoders.text.protocol import RecordTokenizer, TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.protocol import RecordTokenizer, TokenizerDescription
 from latentcache.encoders.text.stub import StubTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
@@ -46,7 +45,7 @@ class TokenProducer(Producer):
     """
 
     def __init__(self, producer: Mapping[str, Any], recipe: InputIdsRecipe, context: ProducerContext) -> None:
-        self._description = replace(TokenizerDescription.from_json(producer["tokenizer"]), recipe=recipe)
+        self._description = TokenizerDescription.from_json(producer["tokenizer"], recipe)
         self._tokenizer = open_tokenizer(self._description)
         self._warn = context.warn
         self._untried = bool(self._description.tokenizer) and context.cost >= FAST_CHARACTERS
@@ -69,13 +68,15 @@ class TokenProducer(Producer):
     def _tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         if self._untried:
             self._try_fast_engine(records)
-        return [_made(document) for document in self._tokenizer.tokenize(records)]
+        return [_not_empty(made) for made in self._tokenizer.tokenize(records)]
 
     def _try_fast_engine(self, records: Sequence[Record]) -> None:
         """Use the fast engine if it gives the same ids; otherwise warn with the reason."""
         from latentcache.encoders.text.fastcheck import fast_tokenizer
+        from latentcache.encoders.text.tokenizer import TextTokenizer
 
         self._untried = False
+        assert isinstance(self._tokenizer, TextTokenizer)
         found = fast_tokenizer(self._description, self._tokenizer, records)
         if isinstance(found, str):
             self._warn(found)
@@ -83,11 +84,8 @@ class TokenProducer(Producer):
             self._tokenizer = found
 
 
-def _made(document: TokenizedDocument | Failure) -> Made | Failure:
-    if isinstance(document, Failure):
-        return document
-    if not len(document.ids):
-        hint = "remove the record, or let every text end with a token (--add-eos)"
-        return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
-    columns = {"control": document.control, "not_rendered": document.not_rendered, "spans": document.spans}
-    return Made(array=document.ids, columns=columns)
+def _not_empty(made: Made | Failure) -> Made | Failure:
+    if isinstance(made, Failure) or len(made.array):
+        return made
+    hint = "remove the record, or let every text end with a token (--add-eos)"
+    return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import asdict
+from typing import Any
 
 from latentcache.fields.input_ids import InputIdsRecipe
-from latentcache.fields.protocol import Failure
+from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.records import Record
 from latentcache.value import Value
 
 
-# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
-@dataclass(slots=True, kw_only=True)
-class TokenizedDocument:
-    """One record as tokens."""
+class RecordTokenizer:
+    """Turns records into items. Made in each process from a description, never sent between processes."""
 
-    ids: NDArray[Any]
-    """(n,) in the recipe's dtype; n may be 0."""
-    spans: NDArray[np.uint32]
-    """(r, 2) first token and number of tokens of each loss span; rising, not touching."""
-    control: int = 0
-    """Occurrences of special-token text in the content."""
-    not_rendered: int = 0
-    """Bits of ``fields.input_ids.NOT_RENDERED``: content that the template leaves out."""
+    recipe: InputIdsRecipe
 
+    def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
+        """One result for each record, in their order. The result of one does not depend on the others.
 
-class RecordTokenizer(Protocol):
-    """Turns records into documents. Made in each process from a description, never sent between processes."""
-
-    @property
-    def recipe(self) -> InputIdsRecipe:
-        """The recipe of its documents."""
-
-    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Failure]:
-        """One result for each record, in their order. The result of one does not depend on the others."""
+        Ids are (n,) in the recipe's dtype; n may be 0. Columns: ``spans`` (r, 2) first token and number of tokens of
+        each loss span, rising, not touching; ``control`` occurrences of special-token text in the content;
+        ``not_rendered`` bits of ``fields.input_ids.NOT_RENDERED``.
+        """
+        raise NotImplementedError
 
 
 class TokenizerDescription(Value):
@@ -65,12 +51,11 @@ class TokenizerDescription(Value):
     """Commit of a hub repository."""
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON values, to open it in a worker."""
-        return asdict(self) | {"recipe": self.recipe.as_json()}
+        """What opens it in a worker, which has the recipe."""
+        said = asdict(self)
+        return {name: said[name] for name in ("tokenizer", "chat_template", "special", "delay_ms")}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TokenizerDescription:
+    def from_json(cls, data: Mapping[str, Any], recipe: InputIdsRecipe) -> TokenizerDescription:
         """Inverse of :meth:`as_json`."""
-        pairs = {name: tuple((str(one), str(other)) for one, other in data[name]) for name in ("special", "parts")}
-        recipe = InputIdsRecipe.from_json(data["recipe"])
-        return cls(**{**data, **pairs, "recipe": recipe, "notes": tuple(data["notes"])})
+        return cls(**{**data, "special": tuple((role, token) for role, token in data["special"])}, recipe=recipe)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.protocol import RecordTokenizer, TokenizerDescription
 from latentcache.fields.input_ids import InputIdsRecipe
-from latentcache.fields.protocol import Failure
+from latentcache.fields.protocol import Failure, Made
 from latentcache.identity.content import json_hash
 from latentcache.sources.records import Message, Record
 
@@ -50,38 +50,32 @@ def stub_description(
     return TokenizerDescription(recipe=recipe, delay_ms=delay_ms)
 
 
-class StubTokenizer:
-    """A :class:`~latentcache.encoders.text.protocol.RecordTokenizer` of bytes.
+class StubTokenizer(RecordTokenizer):
+    """A tokenizer of bytes.
 
     Args:
         description: From :func:`stub_description`.
     """
 
     def __init__(self, description: TokenizerDescription) -> None:
-        self._recipe = description.recipe
+        self.recipe = description.recipe
         self._delay_s = description.delay_ms / 1000
 
-    @property
-    def recipe(self) -> InputIdsRecipe:
-        """The recipe of its documents."""
-        return self._recipe
-
-    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Failure]:
+    def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         """One document for each record."""
         time.sleep(self._delay_s * len(records))
         return [self._document(record) for record in records]
 
-    def _document(self, record: Record) -> TokenizedDocument:
+    def _document(self, record: Record) -> Made:
         if record.messages is None:
-            ids = [*[_BOS] * self._recipe.add_bos, *(record.text or "").encode(), *[_EOS] * self._recipe.add_eos]
-            prompt = (record.text or "")[: record.begin if self._recipe.loss != "all" else 0].encode()
-            first = len(prompt) + self._recipe.add_bos if prompt else 0
+            ids = [*[_BOS] * self.recipe.add_bos, *(record.text or "").encode(), *[_EOS] * self.recipe.add_eos]
+            prompt = (record.text or "")[: record.begin if self.recipe.loss != "all" else 0].encode()
+            first = len(prompt) + self.recipe.add_bos if prompt else 0
             spans = [(first, len(ids) - first)] if len(ids) > first else []
         else:
-            ids, spans = _turns(record.messages, self._recipe.loss == "all")
-        return TokenizedDocument(
-            ids=np.array(ids, dtype=self._recipe.dtype), spans=np.array(spans, dtype=np.uint32).reshape(-1, 2)
-        )
+            ids, spans = _turns(record.messages, self.recipe.loss == "all")
+        columns = {"spans": np.array(spans, dtype=np.uint32).reshape(-1, 2), "control": 0, "not_rendered": 0}
+        return Made(array=np.array(ids, dtype=self.recipe.dtype), columns=columns)
 
 
 def _turns(messages: Sequence[Message], everything: bool) -> tuple[list[int], list[tuple[int, int]]]:

@@ -32,21 +32,24 @@ def test_a_token_that_straddles_the_border_is_learned():
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_ids_are_those_of_the_library_in_the_dtype(dtype):
+def test_ids_are_those_of_the_library_in_the_dtype(dtype, monkeypatch):
     tokenizer = byte_level()
     engine = ReferenceEngine(tokenizer.to_str(), dtype)
     texts = ["hello world", "", "été"]
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert [ids.tolist() for ids in engine.ids(texts)] == wanted
-    assert [ids.tolist() for ids, _ in engine.ids_and_spans(texts, [[(0, 5)], [], []])] == wanted
-    assert {ids.dtype for ids in engine.ids(texts)} == {np.dtype(dtype)}
+    for spans in ([None] * 3, [[(0, 5)], [], None]):
+        for threads in ("false", "true"):  # off, as in workers
+            monkeypatch.setenv("TOKENIZERS_PARALLELISM", threads)
+            found = engine.encode(texts, spans)
+            assert [ids.tolist() for ids, _ in found] == wanted
+            assert {ids.dtype for ids, _ in found} == {np.dtype(dtype)}
 
 
 def test_truncation_and_padding_of_the_file_are_left_aside():
     tokenizer = byte_level()
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
-    (ids,) = ReferenceEngine(tokenizer.to_str(), "uint16").ids(["a b c d e f"])
+    ((ids, _),) = ReferenceEngine(tokenizer.to_str(), "uint16").encode(["a b c d e f"], [None])
     tokenizer.no_truncation()
     tokenizer.no_padding()
     assert ids.tolist() == tokenizer.encode("a b c d e f").ids

@@ -1,21 +1,19 @@
 import sys
 
 import pytest
-from made_templates import CHATML, untagged
+from described import described_tokenizer
 from made_tokenizers import byte_level, save
 
 from latentcache.encoders.text import bpe, fastcheck
-from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
 from latentcache.encoders.text.producer import open_tokenizer
-from latentcache.encoders.text.stub import stub_description
-from latentcache.sources.records import Message, chat_record, text_record
+from latentcache.sources.records import text_record
 
 
 @pytest.fixture(scope="module")
 def description(tmp_path_factory):
     folder = save(byte_level(), tmp_path_factory.mktemp("bpe"), roles={"eos_token": "<|endoftext|>"})
-    return describe_tokenizer(str(folder), chat=False)
+    return described_tokenizer(folder)
 
 
 def tried(description, records):
@@ -32,7 +30,7 @@ def few_characters(monkeypatch):
 def test_equal_ids_turn_it_on(description):
     checked = tried(description, [text_record("a", 1, "hello <|endoftext|>")])
     (document,) = checked.tokenize([text_record("a", 1, "hello")])
-    assert document.ids[-1] == description.recipe.eos_id
+    assert document.array[-1] == description.recipe.eos_id
 
 
 def test_every_character_is_tried(description, monkeypatch):
@@ -70,29 +68,10 @@ def test_no_more_than_a_megabyte_is_looked_at(description):
     assert len(taken) == 11
 
 
-def test_a_megabyte_has_what_turns_carry_beside_their_text(tmp_path):
-    taken = []
-
-    def records():
-        for number in range(100):
-            taken.append(number)
-            fields = (("tool_calls", f'[{{"arguments": "{"word " * 20_000}"}}]'),)
-            said = Message(role="assistant", content="", learned=True, fields=fields)
-            yield chat_record("a", number, (Message(role="user", content="q"), said))
-
-    folder = save(byte_level(), tmp_path, template=untagged(CHATML), roles={"eos_token": "<|im_end|>"})
-    tried(describe_tokenizer(str(folder), chat=True), records())
-    assert len(taken) == 11
-
-
-def test_the_stub_has_no_fast_path():
-    assert "stub" in tried(stub_description(), [])
-
-
 def test_a_record_of_more_than_a_megabyte_is_not_tried_with_the_reference(description, monkeypatch):
     """It would hold hundreds of bytes a character, in the process that builds."""
     lengths = []
-    monkeypatch.setattr(fastcheck, "_is_same", lambda one, other: lengths.append(len(one.ids)) or True)
+    monkeypatch.setattr(fastcheck, "_is_same", lambda one, other: lengths.append(len(one.array)) or True)
     tried(description, [text_record("a", 1, "x" * 2_000_000), text_record("a", 2, "a b c")])
     assert lengths[-1] < 10
     assert max(lengths) < 100_000

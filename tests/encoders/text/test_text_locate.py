@@ -5,7 +5,7 @@ import pytest
 from made_tokenizers import byte_level, save
 from tokenizers import AddedToken
 
-from latentcache.encoders.text.locate import load_tokenizer
+from latentcache.encoders.text.describe import load_tokenizer
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.identity.tokenizer_files import token_ids
 

@@ -1,10 +1,10 @@
 import json
 
 import pytest
+from described import described_tokenizer
 from made_tokenizers import byte_level, save
 
 from latentcache.encoders.text import fastcheck, producer
-from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.producer import TokenProducer
 from latentcache.encoders.text.stub import stub_description
 from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
@@ -42,7 +42,7 @@ def test_a_record_becomes_ids_with_its_columns():
 
 def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
     folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
-    tokens = opened(describe_tokenizer(str(folder), chat=False, add_eos=False))
+    tokens = opened(described_tokenizer(folder, add_eos=False))
     empty, reserved, fine = made(
         tokens, text_record("a", 1, ""), text_record("a", 2, "x\ufdd0"), text_record("a", 3, "fine")
     )
@@ -57,10 +57,10 @@ def test_much_text_goes_through_the_fast_engine_if_that_is_right(tmp_path, monke
     monkeypatch.setattr(fastcheck, "_RANGES", ((0x20, 0x300),))
     folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
     warnings = []
-    tokens = opened(describe_tokenizer(str(folder), chat=False), cost=cost, warn=warnings.append)
+    tokens = opened(described_tokenizer(folder), cost=cost, warn=warnings.append)
     (found,) = made(tokens, text_record("a", 1, "some words"))
     assert (tokens._tokenizer._fast is not None) is tried
-    (again,) = made(opened(describe_tokenizer(str(folder), chat=False)), text_record("a", 1, "some words"))
+    (again,) = made(opened(described_tokenizer(folder)), text_record("a", 1, "some words"))
     assert found.array.tolist() == again.array.tolist()
     assert warnings == []
 
@@ -70,7 +70,7 @@ def test_a_tokenizer_without_a_fast_engine_says_so_once(tmp_path):
 
     folder = save(unigram(), tmp_path, roles={"eos_token": "</s>", "unk_token": "<unk>"})
     warnings = []
-    tokens = opened(describe_tokenizer(str(folder), chat=False), cost=1 << 40, warn=warnings.append)
+    tokens = opened(described_tokenizer(folder), cost=1 << 40, warn=warnings.append)
     for _ in range(2):
         made(tokens, text_record("a", 1, "some words"))
     assert len(warnings) == 1

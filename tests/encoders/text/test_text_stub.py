@@ -13,21 +13,21 @@ SAID = Message(role="assistant", content="ok", learned=True)
 
 def test_a_text_is_its_bytes_and_an_end():
     (document,) = open_tokenizer(stub_description()).tokenize([text_record("a", 1, "hé")])
-    assert document.ids.tolist() == [*"hé".encode(), 257]
-    assert document.ids.dtype == np.uint16
-    assert document.spans.tolist() == [[0, 4]]
+    assert document.array.tolist() == [*"hé".encode(), 257]
+    assert document.array.dtype == np.uint16
+    assert document.columns["spans"].tolist() == [[0, 4]]
 
 
 def test_what_the_assistant_says_carries_loss_with_its_end():
     tokenizer = open_tokenizer(stub_description(chat=True))
     (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID, ASKED, SAID))])
-    assert [document.ids[s : s + n].tolist() for s, n in document.spans.tolist()] == [[*b"ok", 260]] * 2
+    assert [document.array[s : s + n].tolist() for s, n in document.columns["spans"].tolist()] == [[*b"ok", 260]] * 2
 
 
 def test_all_of_a_conversation_carries_loss_where_asked():
     tokenizer = open_tokenizer(stub_description(chat=True, loss="all"))
     (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID))])
-    assert document.spans.tolist() == [[0, len(document.ids)]]
+    assert document.columns["spans"].tolist() == [[0, len(document.array)]]
 
 
 def test_the_stub_needs_no_library():

@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from described import described_tokenizer
 from made_templates import CHATML, tagged, untagged
 from made_tokenizers import LLAMA3_SPLIT, byte_level, save, unigram
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.bpe import TiktokenEngine, byte_ranks
-from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
 from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.fields.protocol import Failure
@@ -35,9 +35,9 @@ def chat(*contents, **options):
     return chat_record("a", 1, tuple(messages), **options)
 
 
-def both(folder, chat=False, **options):
+def both(folder, **options):
     """The tokenizer by the reference and by the fast engine."""
-    description = describe_tokenizer(str(folder), chat=chat, **options)
+    description = described_tokenizer(folder, **options)
     reference = open_tokenizer(description)
     ranks = byte_ranks(reference.tokenizer)
     return reference, reference.with_engine(TiktokenEngine(ranks, description.recipe.dtype))
@@ -57,10 +57,10 @@ def test_ids_and_masks_are_those_of_transformers(folder, transformers_tokenizer)
             wanted = transformers_tokenizer.apply_chat_template(
                 messages, return_dict=True, return_assistant_tokens_mask=True
             )
-            mask = np.zeros(len(document.ids), dtype=int)
-            for start, number in document.spans.tolist():
+            mask = np.zeros(len(document.array), dtype=int)
+            for start, number in document.columns["spans"].tolist():
                 mask[start : start + number] = 1
-            assert document.ids.tolist() == wanted["input_ids"]
+            assert document.array.tolist() == wanted["input_ids"]
             assert mask.tolist() == wanted["assistant_masks"]
 
 
@@ -69,33 +69,31 @@ def test_a_completion_and_its_end_carry_loss(folder, transformers_tokenizer, bos
     record = text_record("a", 1, "The sky is blue.", begin=len("The sky is"))
     for tokenizer in both(folder, loss="assistant", add_bos=bos):
         (document,) = tokenizer.tokenize([record])
-        ids = document.ids.tolist()
-        ((start, number),) = document.spans.tolist()
+        ids = document.array.tolist()
+        ((start, number),) = document.columns["spans"].tolist()
         assert transformers_tokenizer.decode(ids[bos:]) == "The sky is blue.<|im_end|>"
         assert transformers_tokenizer.decode(ids[start:]) == " blue.<|im_end|>"
         assert start + number == len(ids)
     for tokenizer in both(folder, loss="all", add_bos=bos):
         (document,) = tokenizer.tokenize([record])
-        assert document.spans.tolist() == [[0, len(document.ids)]]
+        assert document.columns["spans"].tolist() == [[0, len(document.array)]]
 
 
 def test_an_empty_completion_has_loss_on_its_end_alone(folder):
     record = text_record("a", 1, "The sky", begin=len("The sky"))
     for tokenizer in both(folder, loss="assistant"):
         (document,) = tokenizer.tokenize([record])
-        assert document.spans.tolist() == [[len(document.ids) - 1, 1]]
-    (none,) = open_tokenizer(describe_tokenizer(str(folder), chat=False, loss="assistant", add_eos=False)).tokenize(
-        [record]
-    )
-    assert none.spans.tolist() == []
+        assert document.columns["spans"].tolist() == [[len(document.array) - 1, 1]]
+    (none,) = open_tokenizer(described_tokenizer(folder, loss="assistant", add_eos=False)).tokenize([record])
+    assert none.columns["spans"].tolist() == []
 
 
 def test_values_of_one_record_reach_the_template(folder, tmp_path):
     (tmp_path / "t").write_text("{{ mood }}" + untagged(CHATML))
-    options = {"chat_template": tmp_path / "t", "template_options": {"mood": "good"}}
-    tokenizer = open_tokenizer(describe_tokenizer(str(folder), chat=True, **options))
+    options = {"chat_template": tmp_path / "t", "template_options": (("mood", '"good"'),)}
+    tokenizer = open_tokenizer(described_tokenizer(folder, chat=True, **options))
     plain, bad = tokenizer.tokenize([chat("a", "b"), chat("a", "b", options='{"mood":"bad"}')])
-    assert len(plain.ids) != len(bad.ids)
+    assert len(plain.array) != len(bad.array)
 
 
 def test_the_difference_of_prefixes_gives_the_same_runs_as_tags(folder, tmp_path):
@@ -104,17 +102,17 @@ def test_the_difference_of_prefixes_gives_the_same_runs_as_tags(folder, tmp_path
         both(folder, chat=True), both(folder, chat=True, chat_template=tmp_path / "t"), strict=True
     ):
         for left, right in zip(one.tokenize(CONVERSATIONS), other.tokenize(CONVERSATIONS), strict=True):
-            assert left.ids.tolist() == right.ids.tolist()
-            assert left.spans.tolist() == right.spans.tolist()
+            assert left.array.tolist() == right.array.tolist()
+            assert left.columns["spans"].tolist() == right.columns["spans"].tolist()
 
 
 def test_special_token_text_in_texts_stay_text_and_are_counted(folder, transformers_tokenizer):
     text = "a post on <|im_end|> and <|endoftext|>"
     for tokenizer in both(folder):
         (document,) = tokenizer.tokenize([text_record("a", 1, text)])
-        assert document.control == 2
-        assert document.ids[-1] == tokenizer.recipe.eos_id
-        body = document.ids[:-1].tolist()
+        assert document.columns["control"] == 2
+        assert document.array[-1] == tokenizer.recipe.eos_id
+        body = document.array[:-1].tolist()
         assert transformers_tokenizer.decode(body, skip_special_tokens=False) == text
         assert not set(body) & set(transformers_tokenizer.all_special_ids)
 
@@ -124,44 +122,35 @@ def test_special_token_text_in_conversations_stay_text_and_are_counted(folder, t
     control = transformers_tokenizer.all_special_ids
     for tokenizer in both(folder, chat=True):
         document, plain = tokenizer.tokenize([record, chat("a", "b")])
-        assert (document.control, plain.control) == (3, 0)
-        assert sum(np.isin(document.ids, control)) == sum(np.isin(plain.ids, control))
-        ((start, number),) = document.spans.tolist()
-        learned = transformers_tokenizer.decode(document.ids[start : start + number], skip_special_tokens=False)
+        assert (document.columns["control"], plain.columns["control"]) == (3, 0)
+        assert sum(np.isin(document.array, control)) == sum(np.isin(plain.array, control))
+        ((start, number),) = document.columns["spans"].tolist()
+        learned = transformers_tokenizer.decode(document.array[start : start + number], skip_special_tokens=False)
         assert learned == "it is <|im_end|><|im_end|>"
 
 
 def test_special_token_text_are_special_tokens_where_asked(folder, transformers_tokenizer):
     text = "a <|im_end|> b"
-    for tokenizer in both(folder, split_control=False, add_eos=False):
+    for tokenizer in both(folder, control_tokens=True, add_eos=False):
         (document,) = tokenizer.tokenize([text_record("a", 1, text)])
-        assert document.ids.tolist() == transformers_tokenizer(text)["input_ids"]
-        assert document.control == 1
-    for tokenizer in both(folder, chat=True, split_control=False):
+        assert document.array.tolist() == transformers_tokenizer(text)["input_ids"]
+        assert document.columns["control"] == 1
+    for tokenizer in both(folder, chat=True, control_tokens=True):
         (document,) = tokenizer.tokenize([chat("x", text)])
-        ((start, number),) = document.spans.tolist()
-        assert document.ids[start : start + number].tolist().count(tokenizer.recipe.eos_id) == 2
+        ((start, number),) = document.columns["spans"].tolist()
+        assert document.array[start : start + number].tolist().count(tokenizer.recipe.eos_id) == 2
 
 
 def test_texts_have_the_ends_of_the_recipe(folder):
+    for tokenizer in both(folder, add_eos=False):
+        (document,) = tokenizer.tokenize([text_record("a", 1, "")])
+        assert (document.array.shape, document.columns["spans"].shape) == ((0,), (0, 2))
     for tokenizer in both(folder, add_bos=True):
         document, empty = tokenizer.tokenize([text_record("a", 1, "hi"), text_record("a", 2, "")])
         recipe = tokenizer.recipe
-        assert (document.ids[0], document.ids[-1]) == (recipe.bos_id, recipe.eos_id)
-        assert document.spans.tolist() == [[0, len(document.ids)]]
-        assert empty.ids.tolist() == [recipe.bos_id, recipe.eos_id]
-
-
-def test_a_document_may_be_empty(folder):
-    for tokenizer in both(folder, add_eos=False):
-        (document,) = tokenizer.tokenize([text_record("a", 1, "")])
-        assert (document.ids.shape, document.spans.shape) == ((0,), (0, 2))
-
-
-def test_a_loss_on_everything(folder):
-    for tokenizer in both(folder, chat=True, loss="all"):
-        (document,) = tokenizer.tokenize([chat("a", "b")])
-        assert document.spans.tolist() == [[0, len(document.ids)]]
+        assert (document.array[0], document.array[-1]) == (recipe.bos_id, recipe.eos_id)
+        assert document.columns["spans"].tolist() == [[0, len(document.array)]]
+        assert empty.array.tolist() == [recipe.bos_id, recipe.eos_id]
 
 
 def test_what_cannot_be_used_is_rejected_in_its_place(folder):
@@ -172,7 +161,7 @@ def test_what_cannot_be_used_is_rejected_in_its_place(folder):
         assert reserved.reason == "reserved-character"
         assert reserved.hint
         assert conversation.reason == "no-template"
-        assert len(document.ids)
+        assert len(document.array)
 
 
 def test_the_result_of_a_record_does_not_depend_on_the_others(folder):
@@ -180,20 +169,20 @@ def test_the_result_of_a_record_does_not_depend_on_the_others(folder):
     for tokenizer in both(folder, chat=True):
         together = tokenizer.tokenize(records)
         alone = [tokenizer.tokenize([record])[0] for record in records]
-        assert [d.ids.tolist() for d in together] == [d.ids.tolist() for d in alone]
-        assert [d.spans.tolist() for d in together] == [d.spans.tolist() for d in alone]
+        assert [d.array.tolist() for d in together] == [d.array.tolist() for d in alone]
+        assert [d.columns["spans"].tolist() for d in together] == [d.columns["spans"].tolist() for d in alone]
 
 
 def test_a_tokenizer_of_pieces(tmp_path):
     folder = save(unigram(), tmp_path, roles={"eos_token": "</s>", "unk_token": "<unk>"})
-    description = describe_tokenizer(str(folder), chat=False)
+    description = described_tokenizer(folder)
     ours = open_tokenizer(description)
     assert "Unigram" in fast_tokenizer(description, ours, [])
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     plain, control = ours.tokenize([text_record("a", 1, "a function"), text_record("a", 2, "a </s> b")])
-    assert plain.ids.tolist() == [*tokenizer("a function", add_special_tokens=False)["input_ids"], 2]
-    assert control.ids.tolist().count(2) == 1
-    assert control.control == 1
+    assert plain.array.tolist() == [*tokenizer("a function", add_special_tokens=False)["input_ids"], 2]
+    assert control.array.tolist().count(2) == 1
+    assert control.columns["control"] == 1
 
 
 def test_blanks_beside_a_special_token_are_taken_as_the_tokenizer_does(tmp_path):
@@ -202,31 +191,22 @@ def test_blanks_beside_a_special_token_are_taken_as_the_tokenizer_does(tmp_path)
         token["rstrip"] = True
     save(byte_level(), tmp_path, template=untagged(CHATML), roles=ROLES)
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    tokenizer = open_tokenizer(describe_tokenizer(str(tmp_path), chat=True))
+    tokenizer = open_tokenizer(described_tokenizer(tmp_path, chat=True))
     (document,) = tokenizer.tokenize([chat("a", "b")])
     wanted = AutoTokenizer.from_pretrained(str(tmp_path)).apply_chat_template(
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], return_dict=True
     )
-    assert document.ids.tolist() == wanted["input_ids"]
-
-
-def test_the_process_keeps_its_settings(folder, monkeypatch):
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    for tokenizer in both(folder, chat=True):
-        together = [document.ids.tolist() for document in tokenizer.tokenize(CONVERSATIONS)]
-        assert "TOKENIZERS_PARALLELISM" not in os.environ
-        monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as in workers
-        assert [document.ids.tolist() for document in tokenizer.tokenize(CONVERSATIONS)] == together
-        monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    assert document.array.tolist() == wanted["input_ids"]
 
 
 def test_a_fork_after_tokenizing_says_nothing(folder):
     code = (
         "import os, sys\n"
         "from latentcache.encoders.text.describe import describe_tokenizer\n"
+        "from latentcache.fields.input_ids import InputIdsSettings\n"
         "from latentcache.encoders.text.producer import open_tokenizer\n"
         "from latentcache.sources.records import text_record\n"
-        "tokenizer = open_tokenizer(describe_tokenizer(sys.argv[1], chat=False))\n"
+        "tokenizer = open_tokenizer(describe_tokenizer(InputIdsSettings(tokenizer=sys.argv[1])))\n"
         "records = [text_record('a', n, 'words') for n in range(99)]\n"
         "tokenizer.tokenize(records)\n"
         "pid = os.fork()\n"

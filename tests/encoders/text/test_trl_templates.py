@@ -129,10 +129,10 @@ def test_ids_and_loss_are_those_of_trl(name):
                 trl_says(name, template, conversation)
             continue
         ids, mask = trl_says(name, template, conversation)
-        mine = np.zeros(len(document.ids), dtype=int)
-        for start, number in document.spans.tolist():
+        mine = np.zeros(len(document.array), dtype=int)
+        for start, number in document.columns["spans"].tolist():
             mine[start : start + number] = 1
-        assert document.ids.tolist() == ids, which
+        assert document.array.tolist() == ids, which
         assert mine.tolist() == mask, which
 
 
@@ -268,4 +268,4 @@ def test_arguments_of_calls_are_text_where_the_template_wants_text(as_text):
     (document,) = opened(template).tokenize([record_of(written if as_text else conversation)])
     theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(template), **ROLES)
     found = theirs.apply_chat_template(written, tools=TOOLS, chat_template=template, return_dict=True)
-    assert document.ids.tolist() == found["input_ids"]
+    assert document.array.tolist() == found["input_ids"]
