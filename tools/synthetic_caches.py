@@ -92,16 +92,22 @@ def noise(count: int, shape: Sequence[int]) -> NDArray[np.float16]:
 
 
 def write_shard(
-    paths: CachePaths, plan: FieldPlan, recipe: FieldRecipe, arrays: Iterator[NDArray[Any]], kind: FieldKind = KIND
+    paths: CachePaths,
+    plan: FieldPlan,
+    samples: SampleTable,
+    recipe: FieldRecipe,
+    arrays: Iterator[NDArray[Any]],
+    kind: FieldKind = KIND,
 ) -> None:
     """One sealed shard with the items of a plan, in its order."""
+    keys = kind.plan_keys(plan, kind.content(samples), recipe)
     paths.shards.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
     size = max(2 * abs(int(np.prod(plan.groups[0].shape))), 1)
-    for rows in _batches(len(plan.key), size):
+    for rows in _batches(len(keys), size):
         placed = [_placed(plan, row) if kind is KIND else {} for row in rows]
         items = [
-            Item(key=plan.key[row].tobytes(), array=next(arrays), columns=columns)
+            Item(key=keys[row].tobytes(), array=next(arrays), columns=columns)
             for row, columns in zip(rows, placed, strict=True)
         ]
         writer.write(pack_items(items, recipe, kind))
@@ -128,7 +134,7 @@ def publish(
             sample=plan.sample,
             group=plan.group,
             variant=plan.variant,
-            place=catalog.find(plan.key),
+            place=catalog.find(kind.plan_keys(plan, kind.content(samples), recipe)),
             provenance=found.provenance,
         )
 
@@ -177,7 +183,7 @@ def made_latents(
     size = np.array([(one.height, one.width) for one in sizes], np.uint32)
     samples = table_of(numbered("folder/image_%06d.png", len(sizes)), size)
     plan, prompts = KIND.plan(samples, found.recipe), None
-    write_shard(CachePaths(cache), plan, found.recipe, iter(latents))
+    write_shard(CachePaths(cache), plan, samples, found.recipe, iter(latents))
     if len(embeds):
         caption = samples.inputs["caption"]
         content = np.random.default_rng(2).integers(1, 256, caption.content.shape, dtype=np.uint8)
@@ -188,7 +194,7 @@ def made_latents(
             storage_dtype="float16",
         )  # fmt: skip
         prompts = recipe, PROMPTS.plan(samples, recipe)
-        write_shard(CachePaths(cache), prompts[1], recipe, iter(embeds), PROMPTS)
+        write_shard(CachePaths(cache), prompts[1], samples, recipe, iter(embeds), PROMPTS)
     publish(cache, cache.parent / "data", samples, found, plan, prompts)
 
 
@@ -200,7 +206,8 @@ def made_cache(folder: Path, count: int, side: int) -> tuple[Path, Path]:
     plan = KIND.plan(samples, found.recipe)
     assert isinstance(found.recipe, LatentsRecipe)
     some = noise(64, plan.groups[0].shape)
-    write_shard(CachePaths(cache), plan, found.recipe, (some[n % 64] + np.float16(n % 97) for n in range(count)))
+    arrays = (some[n % 64] + np.float16(n % 97) for n in range(count))
+    write_shard(CachePaths(cache), plan, samples, found.recipe, arrays)
     publish(cache, data, samples, found, plan)
     return data, cache
 
@@ -212,9 +219,10 @@ def stretched(folder: Path, count: int, side: int = 64) -> tuple[Path, Path]:
     samples, found = known_files(data, side, hashed=False), described(Size(side, side))
     plan = KIND.plan(samples, found.recipe)
     assert isinstance(found.recipe, LatentsRecipe)
-    one = replace(plan, **{name: getattr(plan, name)[:1] for name in ("sample", "group", "variant", "cost", "key")})
-    write_shard(CachePaths(cache), one, found.recipe, iter(noise(1, plan.groups[0].shape)))
-    stretch_index(CachePaths(cache).shards / CachePaths(cache).sealed_shards()[0], plan.key)
+    one = replace(plan, **{name: getattr(plan, name)[:1] for name in ("sample", "group", "variant", "cost")})
+    write_shard(CachePaths(cache), one, samples, found.recipe, iter(noise(1, plan.groups[0].shape)))
+    keys = KIND.plan_keys(plan, samples.inputs["image"].content, found.recipe)
+    stretch_index(CachePaths(cache).shards / CachePaths(cache).sealed_shards()[0], keys)
     publish(cache, data, samples, found, plan)
     return data, cache
 

@@ -175,15 +175,13 @@ class InputIds(FieldKind):
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """One item per sample; the content of a record is known before it is tokenized."""
         rows = np.flatnonzero(samples.inputs["record"].file >= 0).astype(np.int32)
-        zeros, group = np.zeros(len(rows), dtype=np.uint8), (Group(label="", shape=(-1,)),)
         size = samples.columns.get("characters")
         return FieldPlan(
             sample=rows,
             group=np.zeros(len(rows), dtype=np.int32),
-            variant=zeros,
+            variant=np.zeros(len(rows), dtype=np.uint8),
             cost=np.ones(len(rows), dtype=np.int64) if size is None else size[rows].astype(np.int64) + 1,
-            key=self.keys(self.content(samples)[rows], zeros, zeros, group, recipe),
-            groups=group,
+            groups=(Group(label="", shape=(-1,)),),
         )
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:

@@ -371,13 +371,11 @@ class Latents(FieldKind):
         variant = (where[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
         groups = tuple(recipe.group(bucket, one[0]) for bucket, one in zip(buckets, used, strict=True))
-        content = self.content(samples)[sample]
         return FieldPlan(
             sample=sample,
             group=group,
             variant=variant,
             cost=costs[group] if len(used) else np.zeros(0, dtype=np.int64),
-            key=self.keys(content, group, variant, groups, recipe),
             groups=groups,
             rejected=(*unfit, *_rejected(samples, known, which, sizes, found)),
             notes=()

@@ -227,7 +227,7 @@ class PromptEmbeds(FieldKind):
         caption = samples.inputs["caption"]
         assert caption.text is not None
         there = np.asarray(caption.content).any(axis=1)
-        rows, group = np.flatnonzero(there).astype(np.int32), (Group(label="", shape=recipe.shape),)
+        rows = np.flatnonzero(there).astype(np.int32)
         counts, notes = self._counts(samples, rows, recipe)
         sample, first = np.repeat(rows, counts), np.repeat(np.cumsum(counts) - counts, counts)
         variant = (np.arange(len(sample)) - first).astype(np.uint8)
@@ -236,14 +236,12 @@ class PromptEmbeds(FieldKind):
             sample = np.insert(sample, counts[0], [rows[0]] * len(prompts))
             variant = np.insert(variant, counts[0], prompts)
         size = np.diff(np.asarray(caption.text.ends), prepend=0)
-        zeros = np.zeros(len(sample), dtype=np.int32)
         return FieldPlan(
             sample=sample,
-            group=zeros,
+            group=np.zeros(len(sample), dtype=np.int32),
             variant=variant,
             cost=size[sample].astype(np.int64) + _FIXED_COST,
-            key=self.keys(self.content(samples)[sample], zeros, variant, group, recipe),
-            groups=group,
+            groups=(Group(label="", shape=recipe.shape),),
             rejected=tuple((row, self._without(samples, row)) for row in np.flatnonzero(~there).tolist()),
             notes=notes,
         )

@@ -126,8 +126,6 @@ class FieldPlan(Value):
     """(P,)"""
     cost: NDArray[np.int64]
     """(P,) work of one item: pixels, or characters of text."""
-    key: NDArray[np.uint8]
-    """(P, 32) item keys; rows of zeros where the content is unknown before the input is read."""
     groups: tuple[Group, ...]
     rejected: tuple[tuple[int, Rejected], ...] = ()
     """Samples that this field cannot use, with the row of each in the sample table."""
@@ -519,6 +517,13 @@ class FieldKind:
         halves = np.ascontiguousarray(content).view(np.uint64)
         keys[halves[:, 0] | halves[:, 1] == 0] = 0
         return keys
+
+    def plan_keys(
+        self, plan: FieldPlan, content: NDArray[np.uint8], recipe: FieldRecipe, items: Any = slice(None)
+    ) -> NDArray[np.uint8]:
+        """(n, 32) keys of items of a plan; zeros while the content is unknown. ``content``: see :meth:`content`."""
+        own = np.asarray(content[plan.sample[items]])
+        return self.keys(own, plan.group[items], plan.variant[items], plan.groups, recipe)
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
         """(S, 16) what keys of this field are made from: the content of its only input, or a hash of all of them."""

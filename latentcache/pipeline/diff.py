@@ -218,14 +218,16 @@ def field_work(
         before is not None
         and before.recipe_id == described.recipe.recipe_id
         and set(before.shards) <= set(catalog.shards)  # the others are damaged or gone
-        and before.holds(plan)
+        and before.holds(plan, samples)
     )
     if unchanged and before is not None:
-        known, place = np.ones(len(plan.key), dtype=np.bool_), _item_numbers(before)
+        place, repeated, known = _item_numbers(before), np.empty(0, dtype=np.intp), np.ones(0, dtype=np.bool_)
     else:
-        known, place = np.asarray(plan.key.any(axis=1)), _find(catalog, plan.key)
-    missing = np.flatnonzero(known & (place < 0))
-    repeated = missing[_repeats(plan.key[missing])]
+        content = np.asarray(kind.content(samples))
+        place = _find(catalog, kind, plan, content, described.recipe)
+        known = _is_known(content)[plan.sample]
+        missing = np.flatnonzero(known & (place < 0))
+        repeated = missing[_repeats(kind.plan_keys(plan, content, described.recipe, missing))]
     assumed = _assumed(known, place, catalog, kind, described) if unfinished else 0
     wanted = place < 0
     wanted[repeated] = False
@@ -235,7 +237,7 @@ def field_work(
         kind=kind,
         described=described,
         before=before,
-        plan=replace(plan, key=plan.key[:0].copy(), cost=plan.cost[:0].copy()),
+        plan=replace(plan, cost=plan.cost[:0].copy()),
         place=place,
         todo=todo,
         costs=plan.cost[todo],
@@ -260,7 +262,7 @@ def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
     """The plan of some of its items."""
     if len(rows) == len(plan.sample):
         return plan
-    columns = {name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost", "key")}
+    columns = {name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")}
     return replace(plan, **columns)
 
 
@@ -289,16 +291,10 @@ def find_items(
     work: FieldWork, samples: SampleTable, before: tuple[Sequence[str], int], catalog: Catalog
 ) -> NDArray[np.int64]:
     """(P,) places of all items after a run, with the contents that it found by reading."""
-    plan, content, recipe = work.plan, work.kind.content(samples), work.described.recipe
-    place, moved = np.full(len(plan.sample), -1, dtype=np.int64), catalog.moved(before, work.place)
-    if moved is not None:
-        place = np.where(work.place >= 0, moved, -1)
+    plan, content, moved = work.plan, work.kind.content(samples), catalog.moved(before, work.place)
+    place = np.full(len(plan.sample), -1, dtype=np.int64) if moved is None else np.where(work.place >= 0, moved, -1)
     lacking = np.flatnonzero(place < 0)
-    for start in range(0, len(lacking), SLICE):
-        part = lacking[start : start + SLICE]
-        contents = np.asarray(content[plan.sample[part]])
-        keys = work.kind.keys(contents, plan.group[part], plan.variant[part], plan.groups, recipe)
-        place[part] = _find(catalog, keys)
+    place[lacking] = _find(catalog, work.kind, plan, content, work.described.recipe, lacking)
     return place
 
 
@@ -362,12 +358,27 @@ def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) ->
             yield row, one
 
 
-def _find(catalog: Catalog, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
-    place = np.full(len(keys), -1, dtype=np.int64)
-    if len(catalog):
-        for start in range(0, len(keys), SLICE):
-            place[start : start + SLICE] = catalog.find(keys[start : start + SLICE])
+def _find(
+    catalog: Catalog,
+    kind: FieldKind,
+    plan: FieldPlan,
+    content: NDArray[np.uint8],
+    recipe: FieldRecipe,
+    items: NDArray[np.intp] | None = None,
+) -> NDArray[np.int64]:
+    """(n,) places of items of a plan, of all if none are given; -1: not committed, or not read yet."""
+    count = len(plan.sample if items is None else items)
+    place = np.full(count, -1, dtype=np.int64)
+    for start in range(0, count if len(catalog) else 0, SLICE):
+        part = slice(start, start + SLICE)
+        place[part] = catalog.find(kind.plan_keys(plan, content, recipe, part if items is None else items[part]))
     return place
+
+
+def _is_known(content: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """(n,) True for contents (n, 16) that are not zeros."""
+    halves = np.ascontiguousarray(content).view(np.uint64)
+    return np.asarray(halves[:, 0] | halves[:, 1] != 0)
 
 
 def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:

@@ -136,13 +136,14 @@ def new_snapshot(
     used = np.zeros(len(samples), dtype=np.bool_)
     for outcome, chosen in zip(outcomes, items, strict=True):
         used[outcome.work.plan.sample[chosen]] = True
-    numbers = np.cumsum(used, dtype=np.int32) - 1
+    numbers = None if used.all() else np.cumsum(used, dtype=np.int32) - 1
     fields = tuple(_field(outcome, chosen, numbers, catalog) for outcome, chosen in zip(outcomes, items, strict=True))
     rejected = [*base.rejected, *(one for outcome in outcomes for one in outcome.rejected.values())]
-    kept = samples if used.all() else select_samples(samples, np.flatnonzero(used))
+    kept = samples if numbers is None else select_samples(samples, np.flatnonzero(used))
+    stat = _without_young_stats(kept.files.stat)
     return replace(
         base,
-        samples=replace(kept, files=replace(kept.files, stat=_without_young_stats(kept.files.stat))),
+        samples=kept if stat is kept.files.stat else replace(kept, files=replace(kept.files, stat=stat)),
         fields=fields,
         shards=catalog.shards,
         rejected=sorted(map(_rejection_without_young_stat, rejected), key=_order),
@@ -155,19 +156,21 @@ def new_snapshot(
     )
 
 
-def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32], catalog: Catalog) -> FieldColumns:
-    """Rows of one field, in the order of samples, then groups, then variants."""
+def _field(
+    outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32] | None, catalog: Catalog
+) -> FieldColumns:
+    """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     work, every = outcome.work, slice(None) if len(items) == len(outcome.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.before
     same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
     noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
     if work.unchanged and before is not None:
-        moved = len(numbers) and numbers[-1] != len(numbers) - 1
+        same_shards = before.shards == catalog.shards[: len(before.shards)]
         shard = np.array([catalog.shards.index(name) for name in before.shards], dtype=np.int32)
         return replace(
             before,
-            shard=shard[np.asarray(before.shard)],
-            sample=numbers[plan.sample] if moved else before.sample,
+            shard=before.shard if same_shards else shard[np.asarray(before.shard)],
+            sample=before.sample if numbers is None else numbers[plan.sample],
             provenance=provenance(work.described),
             noise=noise,
         )
@@ -177,7 +180,7 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
         kind=work.kind,
         recipe=recipe,
         groups=groups,
-        sample=numbers[plan.sample[every]],
+        sample=plan.sample[every] if numbers is None else numbers[plan.sample[every]],
         group=group,
         variant=plan.variant[every],
         place=outcome.place[every],
@@ -233,7 +236,7 @@ def publish_if_changed(paths: CachePaths, new: NewSnapshot, current: Snapshot | 
     def is_unchanged(manifest: Mapping[str, Any]) -> bool:
         return current is not None and _comparable(manifest) == _comparable(current.manifest)
 
-    return publish_snapshot(paths, new, is_unchanged)
+    return publish_snapshot(paths, new, current, is_unchanged)
 
 
 def _comparable(manifest: Mapping[str, Any]) -> Any:

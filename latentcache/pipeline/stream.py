@@ -95,7 +95,7 @@ def _field(
         sample=numbers[sample].astype(np.int32),
         group=used,
         variant=variant,
-        key=work.kind.keys(content[sample], group, variant, plan.groups, recipe),
+        key=work.kind.plan_keys(plan, content, recipe, items),
         provenance=work.described.provenance,
     )
 

@@ -194,9 +194,9 @@ def compare(
         found.state[~chosen] = State.NOT_CHECKED
     rows = np.flatnonzero((found.state == State.OK) & (found.place >= 0))
     comparison = _Comparison(found, own, full=full)
-    if own == "record":
+    if own == "record" and now.samples is not samples:
         comparison.records(rows)
-    else:
+    elif own == "image":
         comparison.images(rows, sorted(set(inputs).intersection(samples.inputs) - {"image", "caption"}))
     said = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
     comparison.absent(said)
@@ -352,10 +352,15 @@ def _records_paired(
     samples: SampleTable, now: SampleTable, rejected: Sequence[Rejected]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """(S + R,) state and row of the listing of each record and each rejected one, by place and content."""
+    state = np.full(len(samples) + len(rejected), State.OK, dtype=np.uint8)
+    place = np.full(len(state), -1, dtype=np.int64)
+    if now is samples:  # no file has changed
+        place[: len(samples)] = np.arange(len(samples))
+        return state, place
     old, new = samples.inputs["record"], now.inputs["record"]
     assert old.line is not None
     assert new.line is not None
-    names, count = _numbered(now.files.names), len(samples) + len(rejected)
+    names = _numbered(now.files.names)
     numbers = match_names(_numbered(samples.files.names), names)[np.asarray(old.file)]
     apart = match_names(Strings.of(dict.fromkeys(item.name for item in rejected)), names)
     number_of = dict(zip(dict.fromkeys(item.name for item in rejected), apart.tolist(), strict=True))
@@ -366,7 +371,6 @@ def _records_paired(
         np.concatenate([np.asarray(old.content), np.frombuffer(content, dtype=np.uint8).reshape(-1, HASH_BYTES)]),
     )
     theirs = new.file, new.line, new.content
-    state, place = np.full(count, State.OK, dtype=np.uint8), np.full(count, -1, dtype=np.int64)
     left, right = np.flatnonzero(mine[0] >= 0), np.arange(len(now))
     for word, by_line, by_content in (
         (State.OK, True, True),

@@ -124,6 +124,9 @@ class RecordScan(Scan):
         readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
         held = self.held(files.names, memos_of([files.stats]), reading)
+        lacking = {item.name for item in self.rejected if item.content}
+        if lacking:  # a record that every field rejected has no row in the snapshot
+            held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
         known, old = self._known_rows(held, files)
         again, rows, notes = list[Rejected](), _Rows(), Notes()
         for item in files.notes:
@@ -132,7 +135,9 @@ class RecordScan(Scan):
             if self.stopping():
                 break
             self._file(file, files, held, rows, again, notes)
-        table = _joined(files, held, reading, known, rows.columns())
+        same = self.known is not None and held.all_trusted
+        table = self.known if same else _joined(files, held, reading, known, rows.columns())
+        assert table is not None
         return Scanned(
             samples=table,
             rejected=(*in_order(files.rejected), *_in_files(files.names, [*old, *again])),
@@ -162,28 +167,21 @@ class RecordScan(Scan):
         held.remember(file, reader.content, reader.stat)
 
     def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
-        """Rows of trusted files, in their order, and rejected lines of those files.
-
-        A file with a record that every field rejected is read again: the snapshot has no row for it.
-        """
-        lacking = {item.name for item in self.rejected if item.content}
-        if lacking:
-            held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
+        """Rows of trusted files, in their order, and rejected lines of those files; no rows if all are trusted."""
         own = np.flatnonzero(held.place >= 0)
         if self.known is None or not len(own):
             return {}, []
+        bad = {item.name for item in self.rejected if item.line}
+        bad = bad.intersection(files.names.take(own)) if bad else bad
+        said = [item for item in self.rejected if item.line and item.name in bad]
+        if held.all_trusted:
+            return {}, said
         old = self.known.inputs["record"]
         rows, file = held.rows_in("record", own)
         columns = {"content": old.content, "line": old.line}
         columns |= {name: self.known.columns[name] for name in ("characters", "form")}
-        whole = held.is_whole(rows)
-        known: dict[str, NDArray[np.generic]] = {
-            name: np.asarray(column) if whole else np.asarray(column)[rows] for name, column in columns.items()
-        }
-        known["file"] = file.astype(np.int32)
-        bad = {item.name for item in self.rejected if item.line}
-        bad = bad.intersection(files.names.take(own)) if bad else bad
-        return known, [item for item in self.rejected if item.line and item.name in bad]
+        known: dict[str, NDArray[np.generic]] = {name: np.asarray(one)[rows] for name, one in columns.items()}
+        return known | {"file": file.astype(np.int32)}, said
 
 
 def _joined(
@@ -203,11 +201,9 @@ def _joined(
         order = np.argsort(place, kind="stable")
         rows = {name: column[order] for name, column in rows.items()}
     file, line = rows["file"], rows["line"]
-    before = held.table
-    same = before is not None and held.all_trusted and len(before) == len(line) and parts[0] is known
     content = np.ascontiguousarray(rows["content"], dtype=np.uint8)
     return SampleTable(
-        names=before.names if same and before is not None else _row_names(files.names, file, line),
+        names=_row_names(files.names, file, line),
         files=Files(names=files.names, stat=held.stat, content=held.content, reading=reading),
         inputs={"record": Input(content=content, file=file.astype(np.int32), line=line.astype(np.uint32))},
         columns={"characters": rows["characters"], "form": rows["form"]},

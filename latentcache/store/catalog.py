@@ -117,6 +117,8 @@ class Catalog:
 
     def forgotten(self) -> tuple[Sequence[str], int]:
         """Give the memory back: its shards and the number of its items, for :meth:`moved`, are all that is kept."""
+        if "_columns" not in vars(self):  # nobody has looked anything up
+            return self.shards, -1
         count = len(self)
         self._columns = {name: column[:0].copy() for name, column in self._columns.items()}  # views keep memory
         self._indexes, self._lengths = {}, {}

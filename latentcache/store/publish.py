@@ -208,19 +208,25 @@ class _OwnColumns:
 
 
 def publish_snapshot(
-    paths: CachePaths, new: NewSnapshot, told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False
+    paths: CachePaths,
+    new: NewSnapshot,
+    current: Snapshot | None = None,
+    told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
 ) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
 
     Args:
         paths: The cache.
         new: The snapshot.
+        current: One whose columns it may have taken over; then these are not encoded to see that nothing is new.
         told: Is shown the manifest first; True if it tells nothing new.
 
     Returns:
         Its number; 0 if nothing was published.
     """
     number = max(paths.snapshots(), default=0) + 1
+    if current is not None and _has_columns_of(new, current) and told(_contents(new, number, current)[0]):
+        return 0
     manifest, files = _contents(new, number)
     if told(manifest):
         return 0
@@ -243,16 +249,29 @@ def _write(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Sequen
     write_atomically(folder / MANIFEST, json_bytes({**manifest, "checksum": own_checksum(manifest)}))
 
 
-def _contents(new: NewSnapshot, number: int) -> tuple[dict[str, Any], dict[str, Sequence[Buffer]]]:
-    """The manifest, without its checksum, and the other files."""
+def _has_columns_of(new: NewSnapshot, current: Snapshot) -> bool:
+    """True if samples and fields are those objects that were read from a snapshot."""
+    names = ("key", *ENTRY_TYPES, *ROW_TYPES, "columns", "ragged_columns")
+    return new.samples is current.samples and all(
+        one.name in current.fields
+        and all(getattr(one, name) is getattr(current.fields[one.name], name) for name in names)
+        for one in new.fields
+    )
+
+
+def _contents(
+    new: NewSnapshot, number: int, columns_of: Snapshot | None = None
+) -> tuple[dict[str, Any], dict[str, Sequence[Buffer]]]:
+    """The manifest, without its checksum, and the other files; no columns if they are those of a snapshot."""
     shards, new_fields = _needed_shards(new)
-    columns = _sample_columns(new.samples)
-    described = {}
-    for one in new_fields:
-        own = _field_columns(one)
-        columns |= {f"fields/{one.name}/{name}": values for name, values in own.items()}
-        described[one.name] = _described(one)
-    parts, signature = encoded_columns(columns)
+    if columns_of is None:
+        columns = _sample_columns(new.samples)
+        for one in new_fields:
+            columns |= {f"fields/{one.name}/{name}": values for name, values in _field_columns(one).items()}
+        parts, signature = encoded_columns(columns)
+        print_of, about = fingerprint(new.samples, new_fields), {"file": COLUMNS, "checksum": f"{signature:016x}"}
+    else:
+        parts, print_of, about = [], columns_of.fingerprint, columns_of.manifest["columns"]
     lines = [rejected_line("rejected", one) for one in new.rejected]
     rejected = len(lines)
     lines += [rejected_line("note", one) for one in new.notes]
@@ -264,7 +283,7 @@ def _contents(new: NewSnapshot, number: int) -> tuple[dict[str, Any], dict[str, 
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "demo": new.demo,
         "allow_failed": new.allow_failed,
-        "fingerprint": fingerprint(new.samples, new_fields),
+        "fingerprint": print_of,
         "source": dict(new.source),
         "shards": list(shards),
         "counts": {
@@ -273,9 +292,9 @@ def _contents(new: NewSnapshot, number: int) -> tuple[dict[str, Any], dict[str, 
             "quarantined": rejected,
         },
         "inputs": {name: sorted(_input_columns(one)) for name, one in new.samples.inputs.items()},
-        "columns": {"file": COLUMNS, "checksum": f"{signature:016x}"},
+        "columns": about,
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
-        "fields": described,
+        "fields": {one.name: _described(one) for one in new_fields},
         **new.facts,
     }
     return manifest, {COLUMNS: parts, REJECTED: [listed]}
@@ -318,8 +337,10 @@ def fingerprint(samples: SampleTable, fields: Iterable[FieldColumns]) -> str:
 
 def _needed_shards(new: NewSnapshot) -> tuple[list[str], list[FieldColumns]]:
     """Names of the shards that entries need, sorted, and the fields pointing into these."""
-    used = {number for one in new.fields for number in np.unique(one.shard).tolist()}
+    used = {number for one in new.fields for number in np.flatnonzero(np.bincount(one.shard)).tolist()}
     order = sorted(used, key=lambda number: new.shards[number])
+    if order == list(range(len(order))):
+        return list(new.shards[: len(order)]), list(new.fields)
     position = np.zeros(len(new.shards) + 1, dtype=np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
     moved = [replace(one, shard=position[np.asarray(one.shard)]) for one in new.fields]

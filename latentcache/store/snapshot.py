@@ -24,8 +24,8 @@ from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe, Field
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES, canonical_json, checksum
-from latentcache.identity.key import CONTENT_AT, Keys
+from latentcache.identity.content import canonical_json, checksum
+from latentcache.identity.key import Keys
 from latentcache.store.atomic_io import (
     read_file,
     read_json,
@@ -125,23 +125,27 @@ class FieldRows(FieldColumns):
         group, variant = np.asarray(self.group[chosen]), np.asarray(self.variant[chosen])
         return self.kind.keys(content, group, variant, self.groups, self.recipe)
 
-    def holds(self, plan: FieldPlan) -> bool:
-        """True if these rows are exactly the items of a plan that was made by the same recipe."""
+    def holds(self, plan: FieldPlan, samples: SampleTable) -> bool:
+        """True if these rows are exactly the items of a plan of these samples by the same recipe."""
+        kind, recipe = self.kind, self.recipe
+        if kind is None or recipe is None or len(plan.sample) != len(self):
+            return False
+        content = kind.content(samples)
         position = {group: number for number, group in enumerate(self.groups)}
         group = np.array([position.get(one, -1) for one in plan.groups], dtype=np.int32)[plan.group]
         columns = ((plan.sample, self.sample), (plan.variant, self.variant), (group, self.group))
 
         def same(part: slice) -> bool:
-            keys = plan.key[part]
             if not all(np.array_equal(mine[part], theirs[part]) for mine, theirs in columns):
                 return False
             if self.packing != "block":
-                return np.array_equal(keys, self.key[self.entry[part]])
-            content = keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES]  # the rest is that of the group and the recipe
-            return np.array_equal(content, self._content(np.asarray(self.sample[part])))
+                return np.array_equal(kind.plan_keys(plan, content, recipe, part), self.key[self.entry[part]])
+            # The rest of a key is that of the group and the recipe.
+            return samples is self.samples or np.array_equal(
+                content[plan.sample[part]], self._content(self.sample[part])
+            )
 
-        parts = (slice(start, start + _SLICE) for start in range(0, len(self), _SLICE))
-        return len(plan.sample) == len(self) and all(map(same, parts))
+        return all(same(slice(start, start + _SLICE)) for start in range(0, len(self), _SLICE))
 
     def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
         """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""

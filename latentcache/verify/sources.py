@@ -139,12 +139,13 @@ def check_recipes(
 
 def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
     """Compare the rows of each field with what its kind plans for the same samples today; ``chosen`` (S,)."""
+    table = store.findings.table
     for view in store.views.values():
         if view.rows.kind is None or view.rows.recipe is None:
             _check_absent(store, view, chosen, set())
             continue
         try:
-            plan = view.rows.kind.plan(_loaded(store.findings.table), view.rows.recipe)
+            plan = view.rows.kind.plan(_loaded(table), view.rows.recipe)
         except (LatentcacheError, ValueError, TypeError, KeyError) as error:
             every = np.flatnonzero(chosen)
             store.findings.add(
@@ -152,11 +153,12 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
             )
             continue
         rejected = {int(row): item for row, item in plan.rejected}
-        if view.rows.holds(plan):
+        if view.rows.holds(plan, table):
             _check_absent(store, view, chosen, set(), rejected)
             continue
-        keys, known = view.rows.row_keys(), plan.key.any(axis=1)
-        planned, stored = _marks(plan.sample[known], plan.key[known]), _marks(view.sample, keys)
+        keys = view.rows.kind.plan_keys(plan, view.rows.kind.content(table), view.rows.recipe)
+        known = keys.any(axis=1)
+        planned, stored = _marks(plan.sample[known], keys[known]), _marks(view.sample, view.rows.row_keys())
         absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
         extra = np.unique(view.sample[~np.isin(stored, planned)])
         moved = extra[chosen[extra]]

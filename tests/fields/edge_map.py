@@ -71,14 +71,12 @@ class EdgeMap(FieldKind):
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         rows = np.flatnonzero(samples.inputs["image"].file >= 0).astype(np.int32)
-        zeros, groups = np.zeros(len(rows), np.uint8), (Group(label="", shape=(-1, 8)),)
         return FieldPlan(
             sample=rows,
-            group=zeros.astype(np.int32),
-            variant=zeros,
+            group=np.zeros(len(rows), np.int32),
+            variant=np.zeros(len(rows), np.uint8),
             cost=np.full(len(rows), 1 << 14, np.int64),
-            key=self.keys(self.content(samples)[rows], zeros, zeros, groups, recipe),
-            groups=groups,
+            groups=(Group(label="", shape=(-1, 8)),),
         )
 
 

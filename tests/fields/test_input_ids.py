@@ -76,13 +76,15 @@ def table(contents, **columns):
 
 
 def test_every_record_is_one_item_with_a_key():
-    plan = KIND.plan(table([7, 8, 7], characters=np.array([1, 20, 1], np.int64)), a_recipe())
+    samples, recipe = table([7, 8, 7], characters=np.array([1, 20, 1], np.int64)), a_recipe()
+    plan = KIND.plan(samples, recipe)
+    keys = KIND.plan_keys(plan, KIND.content(samples), recipe)
     assert plan.sample.tolist() == [0, 1, 2]
     assert plan.cost.tolist() == [2, 21, 2]
-    assert plan.key[0].tobytes() == plan.key[2].tobytes() != plan.key[1].tobytes()
-    assert plan.key[0, 8:24].tobytes() == bytes([7]) * 16
+    assert keys[0].tobytes() == keys[2].tobytes() != keys[1].tobytes()
+    assert keys[0, 8:24].tobytes() == bytes([7]) * 16
     assert plan.groups == (Group(label="", shape=(-1,)),)
-    assert len(KIND.plan(table([]), a_recipe()).key) == 0
+    assert len(KIND.plan(table([]), a_recipe()).sample) == 0
 
 
 @pytest.mark.parametrize(

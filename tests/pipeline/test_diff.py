@@ -60,7 +60,7 @@ class FakeCatalog:
 
 
 def keys_of(samples, one):
-    return KIND.plan(samples, one.recipe).key
+    return KIND.plan_keys(KIND.plan(samples, one.recipe), KIND.content(samples), one.recipe)
 
 
 def test_committed_items_are_not_made_and_equal_ones_are_made_once():

@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,10 @@ class Made(FieldKind):
         return self.made_recipe(scale=data["scale"])
 
     def plan(self, samples, recipe):
-        content = np.asarray(self.content(samples))
-        total = len(content)
-        sample, zeros = np.arange(total, dtype=np.int32), np.zeros(total, dtype=np.int32)
-        groups = (Group(label="", shape=self.shape),)
-        keys = self.keys(content, zeros, zeros.astype(np.uint8), groups, recipe)
-        return FieldPlan(sample=sample, group=zeros, variant=zeros.astype(np.uint8), cost=np.ones(total, np.int64),
-                         key=keys, groups=groups)  # fmt: skip
+        sample = np.arange(len(samples), dtype=np.int32)
+        group, variant, cost = (np.full(len(sample), n, dtype) for n, dtype in ((0, "i4"), (0, "u1"), (1, "i8")))
+        return FieldPlan(sample=sample, group=group, variant=variant, cost=cost,
+                         groups=(Group(label="", shape=self.shape),))  # fmt: skip
 
     def encode(self, content: bytes, recipe: MadeRecipe) -> np.ndarray:
         raise NotImplementedError
@@ -154,25 +151,28 @@ class Case:
         listing = scan(self.data, SourceOptions(), None if known is None else known.samples, hash_all=True)
         table, made, found, plans = listing.samples, 0, 0, []
         if settled:  # files that are old enough to be trusted: the test of racy stats is another one
-            table.files.stat[:, 5] = table.files.stat[:, 1:3].max(axis=1) + np.uint64(10**12)
+            stat = np.array(table.files.stat)
+            stat[:, 5] = stat[:, 1:3].max(axis=1) + np.uint64(10**12)
+            table = replace(table, files=replace(table.files, stat=stat))
         for name in self.names:
             kind = field_kind(name)
             recipe = kind.made_recipe(scale=scale)
             plan = kind.plan(table, recipe)
-            absent = load_catalog(self.paths).find(plan.key) < 0
-            keys = {plan.key[place].tobytes(): place for place in np.flatnonzero(absent).tolist()}
+            planned = kind.plan_keys(plan, kind.content(table), recipe)
+            absent = load_catalog(self.paths).find(planned) < 0
+            keys = {planned[place].tobytes(): place for place in np.flatnonzero(absent).tolist()}
             items = [self._item(kind, recipe, key) for key in keys]
-            made, found = made + len(items), found + len({key.tobytes() for key in plan.key}) - len(items)
+            made, found = made + len(items), found + len({key.tobytes() for key in planned}) - len(items)
             for start in range(0, len(items), per_shard):
                 writer = ShardWriter(self.paths.shards / f"{secrets.token_hex(8)}.open")
                 writer.write(pack_items(items[start : start + per_shard], recipe, kind))
                 writer.seal()
-            plans.append((kind, recipe, plan))
+            plans.append((kind, recipe, plan, planned))
         catalog = load_catalog(self.paths)
         new_fields = [
             new_field(catalog, kind=kind, recipe=recipe, groups=plan.groups, sample=plan.sample, group=plan.group,
-                        variant=plan.variant, place=catalog.find(plan.key))
-            for kind, recipe, plan in plans
+                        variant=plan.variant, place=catalog.find(planned))
+            for kind, recipe, plan, planned in plans
         ]  # fmt: skip
         source = {"root": str(self.data), "relative": "../data", "options": listing.options.as_json()}
         new = NewSnapshot(samples=table, fields=tuple(new_fields), shards=catalog.shards, source=source,

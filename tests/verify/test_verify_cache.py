@@ -326,8 +326,7 @@ def test_a_plan_that_gives_other_keys_today_is_stale(tmp_path, monkeypatch):
         found = plan(self, samples, recipe)
         groups = (Group(label="", shape=self.shape), Group(label="", shape=self.shape, dims=(1, 2, 2)))
         group = (np.arange(len(found.sample)) == 5).astype(np.int32)
-        keys = self.keys(np.asarray(self.content(samples)), group, found.variant, groups, recipe)
-        return replace(found, group=group, key=keys, groups=groups)
+        return replace(found, group=group, groups=groups)
 
     monkeypatch.setattr(made_cache.Flat, "plan", moved)
     report = check(case, Depth())
