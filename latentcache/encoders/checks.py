@@ -22,7 +22,7 @@ def check_vae(settings: Any) -> str:
     """
     if settings.model is None:
         return ""
-    description = describe_model(settings.model, config=settings.model_config)
+    description = describe_model(settings)
     if description.weights:
         _check_finite(description)
     spec = description.spec

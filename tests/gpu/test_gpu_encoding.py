@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from described_models import described_model
 from diffusers import AutoencoderKL
 
 from latentcache.encoders.protocol import Pixels
 from latentcache.encoders.vae.copies import _host
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder
 from latentcache.errors import DeviceMemoryError
 
@@ -45,7 +45,7 @@ def batches() -> list[Pixels]:
 
 
 def opened(model: Path, compute_dtype: str = "float32") -> VaeEncoder:
-    return VaeEncoder(describe_model(str(model), compute_dtype=compute_dtype, storage_dtype="float32"), CUDA)
+    return VaeEncoder(described_model(model, compute_dtype=compute_dtype, storage_dtype="float32"), CUDA)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])

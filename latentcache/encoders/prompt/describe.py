@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.prompt.locate import Part, Pipeline, locate_pipeline
+from latentcache.encoders.hub import expanded
+from latentcache.encoders.prompt.locate import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import FROM_CALL
 from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.versions import installed, on_cuda
@@ -57,18 +58,45 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
         raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
     followed = context.followed.recipe if context.followed is not None else None
     beside = followed if isinstance(followed, PromptRecipe) else None
-    texts = _texts(settings, before or beside, context.samples)
-    if is_stub(model):
-        return _stub(name, model, settings, before, texts)
+    found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
+    assert isinstance(found.recipe, PromptRecipe)
+    recipe = _changed(_followed(found.recipe, before), settings)
+    return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, context.samples)))
+
+
+def _pipeline(
+    name: str,
+    model: str,
+    settings: PromptSettings,
+    before: PromptRecipe | None,
+    made: Mapping[str, Any],
+    context: DescribeContext,
+) -> Described:
+    """The recipe of one output of a pipeline, with the best precision of this machine."""
     revision = str(made.get("revision", "")) if made.get("text_encoder") == model else ""
-    found = locate_pipeline(model, name, revision=revision)
-    recipe, memo = _recipe(name, found, settings, before, made.get("weights") or {}, context)
-    recipe, path = replace(recipe, **texts), Path(model).expanduser()
-    missing = [library for library in found.output.libraries if not installed((library,))[library]]
-    notes = tuple(
-        f"{library} is not installed, so captions are cleaned less than {found.cls} does; pip install {library}"
-        for library in missing
+    found, path = locate_pipeline(model, name, revision=revision), expanded(model)
+    output, known = found.output, made.get("weights") or {}
+    if settings.text_length is not None and output.fixed:
+        raise UsageError(
+            f"--text-length={settings.text_length}: {found.cls} takes prompts of {output.length} tokens",
+            fix="leave --text-length out",
+        )
+    memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
+    half = "float16" if output.clip else "bfloat16"
+    recipe = PromptRecipe(
+        output=name,
+        pipeline=found.cls,
+        fingerprint=json_hash([memos[part.name]["fingerprint"] for part in found.parts]).hex(),
+        config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in found.parts]).hex(),
+        tokenizer=json_hash([_tokenizer(part.tokenizer) for part in found.parts]).hex(),
+        width=output.width({part.name: part.config for part in found.parts}),
+        length=output.length if name == "prompt_embeds" else 1,
+        trimmed=output.trim,
+        arguments=_arguments(found, before, context),
+        compute_dtype=half if not context.check and on_cuda(context.device) else "float32",
+        storage_dtype=half,
     )
+    missing = [library for library in output.libraries if not installed((library,))[library]]
     return Described(
         recipe=recipe,
         label=model,
@@ -76,12 +104,51 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
         provenance={
             "text_encoder": str(path.resolve()) if path.exists() else model,
             "revision": found.revision,
-            "weights": memo,
+            "weights": memos,
             "libraries": installed(_LIBRARIES),
         },
-        notes=notes,
+        notes=tuple(
+            f"{library} is not installed, so captions are cleaned less than {found.cls} does; pip install {library}"
+            for library in missing
+        ),
         needs_torch=True,
     )
+
+
+def _stub(name: str, model: str) -> Described:
+    """Description of the stub: numpy, one token per word."""
+    recipe = PromptRecipe(
+        output=name,
+        pipeline="stub",
+        fingerprint=json_hash({"stub": name}).hex(),
+        config="",
+        tokenizer="",
+        width=_STUB_WIDTH,
+        length=_STUB_LENGTH if name == "prompt_embeds" else 1,
+        trimmed=name == "prompt_embeds",
+        storage_dtype="float16",
+    )
+    producer = {"stub": stub_delay(model, "--text-encoder"), "output": name}
+    return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
+
+
+def _followed(found: PromptRecipe, before: PromptRecipe | None) -> PromptRecipe:
+    """With the choices of a cache of the same pipeline; with its precision if the weights are the same as well."""
+    if before is None or before.pipeline != found.pipeline:
+        return found
+    same = all(getattr(before, one) == getattr(found, one) for one in ("fingerprint", "config", "tokenizer"))
+    compute = before.compute_dtype if same else found.compute_dtype
+    return replace(found, length=before.length, storage_dtype=before.storage_dtype, compute_dtype=compute)
+
+
+def _changed(recipe: PromptRecipe, settings: PromptSettings) -> PromptRecipe:
+    """With the settings that were given."""
+    given: dict[str, Any] = {
+        "length": settings.text_length if recipe.is_sequence else None,
+        "compute_dtype": None if settings.text_compute_dtype == "auto" else settings.text_compute_dtype,
+        "storage_dtype": settings.text_storage_dtype,
+    }
+    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: SampleTable | None) -> dict[str, Any]:
@@ -111,65 +178,10 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     }
 
 
-def _changed(before: PromptRecipe, settings: PromptSettings) -> PromptRecipe:
-    """The recipe of the cache with the settings that were given."""
-    given = {
-        "length": settings.text_length,
-        "compute_dtype": None if settings.text_compute_dtype == "auto" else settings.text_compute_dtype,
-        "storage_dtype": settings.text_storage_dtype,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    return PromptRecipe.from_json(before.as_json() | changes)
-
-
-def _recipe(
-    name: str,
-    found: Pipeline,
-    settings: PromptSettings,
-    before: PromptRecipe | None,
-    known: Mapping[str, Any],
-    context: DescribeContext,
-) -> tuple[PromptRecipe, dict[str, Any]]:
-    """The recipe of one output, and the memos of the fingerprints."""
-    output = found.output
-    if settings.text_length is not None and output.fixed:
-        raise UsageError(
-            f"--text-length={settings.text_length}: {found.cls} takes prompts of {output.length} tokens",
-            fix="leave --text-length out",
-        )
-    memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
-    same = before is not None and before.pipeline == found.cls
-    identity: dict[str, Any] = {
-        "fingerprint": json_hash([memos[part.name]["fingerprint"] for part in found.parts]).hex(),
-        "config": json_hash([_config(part) for part in found.parts]).hex(),
-        "tokenizer": json_hash([_tokenizer(part.tokenizer) for part in found.parts]).hex(),
-    }
-    same_model = before is not None and {one: getattr(before, one) for one in identity} == identity
-    compute = settings.text_compute_dtype or "auto"
-    if compute == "auto":
-        half = "float16" if output.clip else "bfloat16"
-        best = half if not context.check and on_cuda(context.device) else "float32"
-        compute = before.compute_dtype if before is not None and same_model else best
-    storage = settings.text_storage_dtype or (before.storage_dtype if before is not None and same else "")
-    length = settings.text_length or (before.length if before is not None and same else output.length)
-    recipe = PromptRecipe(
-        output=name,
-        pipeline=found.cls,
-        **identity,
-        width=output.width({part.name: part.config for part in found.parts}),
-        length=length if name == "prompt_embeds" else 1,
-        trimmed=output.trim,
-        arguments=_arguments(found, before if same else None, context),
-        compute_dtype=compute,
-        storage_dtype=storage or ("float16" if output.clip else "bfloat16"),
-    )
-    return recipe, memos
-
-
 def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeContext) -> tuple[tuple[str, str], ...]:
     """What ``encode_prompt`` gets, and which libraries clean the text, as canonical JSON."""
     values: dict[str, Any] = {}
-    known = dict(before.arguments) if before else {}
+    known = dict(before.arguments) if before is not None and before.pipeline == found.cls else {}
     for name, value in found.output.arguments.items():
         if value != FROM_CALL:
             values[name] = value
@@ -179,10 +191,6 @@ def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeCo
             values[name] = json.loads(known.get(name, "null"))
     values |= {f"has {library}": bool(installed((library,))[library]) for library in found.output.libraries}
     return tuple(sorted((name, json.dumps(value, sort_keys=True)) for name, value in values.items()))
-
-
-def _config(part: Part) -> dict[str, Any]:
-    return {"class": part.cls, "config": _relevant(part.config)}
 
 
 def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,28 +203,6 @@ def _tokenizer(folder: Path) -> list[list[str]]:
     """(File, hash) of everything that decides the ids of a text."""
     files = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
     return [[path.name, content_hash(path.read_bytes()).hex()] for path in files]
-
-
-def _stub(
-    name: str, model: str, settings: PromptSettings, before: PromptRecipe | None, texts: Mapping[str, Any]
-) -> Described:
-    """Description of the stub: numpy, one token per word."""
-    delay = stub_delay(model, "--text-encoder")
-    length = settings.text_length or (before.length if before is not None else _STUB_LENGTH)
-    recipe = PromptRecipe(
-        output=name,
-        pipeline="stub",
-        fingerprint=json_hash({"stub": name}).hex(),
-        config="",
-        tokenizer="",
-        width=_STUB_WIDTH,
-        length=length if name == "prompt_embeds" else 1,
-        trimmed=name == "prompt_embeds",
-        storage_dtype=settings.text_storage_dtype or (before.storage_dtype if before is not None else "float16"),
-        **texts,
-    )
-    producer = {"stub": delay, "output": name}
-    return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
 
 
 def _as_json(found: Pipeline) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Diffusion 1 to 3 and Flux.2 attend to the embeddings of padding: their sequences
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -213,8 +213,3 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
 def tokenizer_of(part: str) -> str:
     """Folder of the tokenizer of a text encoder: ``text_encoder_2`` has ``tokenizer_2``."""
     return part.replace("text_encoder", "tokenizer")
-
-
-def outputs(pipelines: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """(Pipeline, output) of every row."""
-    return [(name, output) for name in pipelines or PIPELINES for output in PIPELINES[name]]

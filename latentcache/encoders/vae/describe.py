@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from latentcache.encoders.stubs import is_stub, stub_delay
@@ -87,14 +88,14 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
         EncoderError: The model cannot be used.
         DeviceError: The device does not exist.
     """
-    before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
+    before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
     if context.check and before is not None and settings.model is None and not context.check_encoder:
         given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
         given |= {"posterior": settings.latents, "tiling": settings.tiling}
         changes = {name: value for name, value in given.items() if value not in (None, "auto")}
         recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels, _frame_step(before))
-        return Described(recipe=recipe, label=str(cached.provenance.get("model", "")), provenance=cached.provenance)
-    description = _described(settings, before, cached, context)
+        return Described(recipe=recipe, label=str(made.get("model", "")), provenance=made)
+    description = _described(settings, before, made, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
     unused = not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu"))
@@ -110,26 +111,16 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
 
 
 def describe_model(
-    model: str,
-    *,
-    compute_dtype: str = "auto",
-    storage_dtype: str = "float16",
-    posterior: str = "mode",
-    tiling: bool = False,
-    config: str | None = None,
-    on_cuda: bool = False,
-    known: Mapping[str, Any] | None = None,
+    settings: LatentsSettings, *, on_cuda: bool = False, known: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelDescription:
-    """Describe a model without loading it.
+    """Describe the model that settings name, without loading it.
+
+    A precision that was not given is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
+    bfloat16 if the configuration says ``force_upcast``.
 
     Args:
-        model: ``demo``; ``stub`` or ``stub:delay_ms=N``; a VAE or pipeline folder; a ``.safetensors`` file; a hub id.
-        compute_dtype: ``auto`` is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
-            bfloat16 if the configuration says ``force_upcast``.
-        storage_dtype: float16, bfloat16 or float32.
-        posterior: The part that is stored: mode or moments.
-        tiling: Encode large images in tiles, as the class itself does. Other latents than of whole images.
-        config: ``config.json`` for weights that have none beside them.
+        settings: Its ``model``: ``demo``; ``stub`` or ``stub:delay_ms=N``; a VAE or pipeline folder; a
+            ``.safetensors`` file; a hub id.
         on_cuda: True if the encoder runs on a CUDA device.
         known: Provenance of an earlier build, with its memo of the weights.
 
@@ -139,26 +130,29 @@ def describe_model(
         UnsupportedModelError: Not an image encoder, or without a requested ability, or a damaged file.
         EncoderError: A lone file without configuration, or a tensor that is missing.
     """
+    model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
+    storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)
     if tiling and (model == "demo" or is_stub(model)):
         raise no_tiling(model)
     if model == "demo":
         if posterior != "mode":
             raise no_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
-        spec = builtin.demo_spec(storage_dtype)
+        spec = builtin.demo_spec(storage)
         return ModelDescription(label=model, kind="demo", spec=spec, frame_step=builtin.FRAME_STEP)
     if is_stub(model):
-        delay, spec = stub_delay(model, "--model"), builtin.stub_spec(storage_dtype, posterior)
+        delay, spec = stub_delay(model, "--model"), builtin.stub_spec(storage, posterior)
         return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
-    known = known or {}
-    located = locate(model, config, revision=str(known.get("revision", "")) if known.get("model") == model else "")
-    if compute_dtype == "auto":
+    revision = str(known.get("revision", "")) if known.get("model") == model else ""
+    located = locate(model, settings.model_config, revision=revision)
+    compute = settings.compute_dtype or "auto"
+    if compute == "auto":
         half = "bfloat16" if located.config.get("force_upcast") else "float16"
-        compute_dtype = half if on_cuda else "float32"
+        compute = half if on_cuda else "float32"
     spec, step, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
     return ModelDescription(
         label=model,
         kind="diffusers",
-        spec=replace(spec, compute_dtype=compute_dtype, storage_dtype=storage_dtype),
+        spec=replace(spec, compute_dtype=compute, storage_dtype=storage),
         weights=located.weights,
         config_path=located.config_path,
         revision=located.revision,
@@ -209,22 +203,20 @@ def no_tiling(family: str) -> UnsupportedModelError:
 
 
 def _described(
-    settings: LatentsSettings, before: LatentsRecipe | None, cached: Cached, context: DescribeContext
+    settings: LatentsSettings, before: LatentsRecipe | None, made: Mapping[str, Any], context: DescribeContext
 ) -> ModelDescription:
     """The model, with the precision of the cache or the best one of this machine."""
-    made, old = cached.provenance, before.encoder if before else None
-    here = not context.check and on_cuda(context.device)
+    old = before.encoder if before else None
+    asked = replace(settings, model=settings.model or made.get("model"))
+    if settings.model is None:
+        asked = replace(asked, model_config=settings.model_config or made.get("model_config"))
+    if old is not None:
+        # Another model does not inherit tiles: it may have none.
+        tiling = old.tiling and settings.model is None if settings.tiling is None else settings.tiling
+        storage, posterior = settings.storage_dtype or old.storage_dtype, settings.latents or old.posterior
+        asked = replace(asked, storage_dtype=storage, latents=posterior, tiling=tiling)
     try:
-        description = describe_model(
-            settings.model or str(made.get("model") or DEFAULT_MODEL),
-            compute_dtype=settings.compute_dtype or "auto",
-            storage_dtype=settings.storage_dtype or (old.storage_dtype if old else "float16"),
-            posterior=settings.latents or (old.posterior if old else "mode"),
-            tiling=_tiling(settings, old),
-            config=settings.model_config or (made.get("model_config") if settings.model is None else None),
-            on_cuda=here,
-            known=made,
-        )
+        description = describe_model(asked, on_cuda=not context.check and on_cuda(context.device), known=made)
     except ModelNotFoundError as error:
         if settings.model is None and context.check:
             error.fix = "give its present place with --model; without --reencode a check needs no model"
@@ -275,13 +267,6 @@ def _provenance(description: ModelDescription, *, clips: bool) -> dict[str, Any]
         "libraries": installed(_LIBRARIES),
         "decoders": installed((*_DECODERS, *("av",) * clips)),
     }
-
-
-def _tiling(settings: LatentsSettings, old: EncoderSpec | None) -> bool:
-    """As given. A cache keeps its tiles, but another model does not inherit them: it may have none."""
-    if settings.tiling is not None:
-        return settings.tiling
-    return old is not None and old.tiling and settings.model is None
 
 
 def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:

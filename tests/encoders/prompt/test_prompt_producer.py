@@ -10,13 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
-from latentcache.encoders.prompt.pipelines import PIPELINES, outputs
+from latentcache.encoders.prompt.pipelines import PIPELINES
 from latentcache.encoders.prompt.producer import PromptProducer, _parts, call_default
 from latentcache.errors import EncoderError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext
 
+OUTPUTS = [(name, output) for name, row in PIPELINES.items() for output in row]
 TEXTS = ["a red fox", "", "a caption about a dog and a cat, " * 3, "word " * 300]
 
 
@@ -53,7 +54,7 @@ def asked_alone(pipe, output, text):
     return embeds
 
 
-@pytest.mark.parametrize(("name", "output"), outputs())
+@pytest.mark.parametrize(("name", "output"), OUTPUTS)
 def test_items_equal_those_of_the_pipeline(pipelines, name, output):
     pipe, folder = pipelines(name)
     found, texts = described(folder, output), TEXTS[:2] if name == "Flux2KleinPipeline" else TEXTS  # 28 layers
@@ -65,7 +66,7 @@ def test_items_equal_those_of_the_pipeline(pipelines, name, output):
         torch.testing.assert_close(array, expected.float(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "output"), outputs())
+@pytest.mark.parametrize(("name", "output"), OUTPUTS)
 def test_lengths_are_the_defaults_of_the_pipeline(pipelines, name, output):
     pipe, row = pipelines(name)[0], PIPELINES[name][output]
     default = inspect.signature(type(pipe).__call__).parameters.get("max_sequence_length")
@@ -99,8 +100,8 @@ def test_storage_types_round_once(pipelines, storage):
 
 def test_values_that_storage_cannot_hold_are_a_failure(pipelines, monkeypatch):
     folder = pipelines("StableDiffusionPipeline")[1]
-    producer = PromptProducer(*(found := described(folder, "prompt_embeds"), found.producer)[1:], found.recipe,
-                              ProducerContext(root=""))  # fmt: skip
+    found = described(folder, "prompt_embeds")
+    producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
     producer.open()
     monkeypatch.setattr(producer._encoder, "encode", lambda texts: [(np.full((77, 16), np.inf, np.float32), {})])
     (made,) = producer.encode([type("Item", (), {"value": "a"})()]).result()

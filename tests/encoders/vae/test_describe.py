@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from described_models import described_model
 from made_weights import edit, rewrite
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders import weights
-from latentcache.encoders.vae.describe import ModelDescription, describe, describe_model
+from latentcache.encoders.vae.describe import ModelDescription, describe
 from latentcache.encoders.versions import on_cuda
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe, LatentsSettings, Normalization
@@ -20,7 +21,7 @@ from latentcache.fields.protocol import Cached, DescribeContext
 
 
 def test_a_folder_is_described(tiny):
-    described = describe_model(str(tiny("AutoencoderKL")))
+    described = described_model(tiny("AutoencoderKL"))
     spec = described.spec
     assert (described.kind, described.label) == ("diffusers", str(tiny("AutoencoderKL")))
     assert described.weights == (tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors",)
@@ -32,7 +33,7 @@ def test_a_folder_is_described(tiny):
 
 
 def test_a_class_without_a_row_is_generic(tiny):
-    spec = describe_model(str(tiny("AutoencoderKLCogVideoX"))).spec
+    spec = described_model(tiny("AutoencoderKLCogVideoX")).spec
     assert spec.generic
     assert (spec.channels, spec.factor, spec.multiple) == (4, 8, 16)
     assert spec.normalization == Normalization(kind="scale-shift", scale=1.15258426)
@@ -40,7 +41,7 @@ def test_a_class_without_a_row_is_generic(tiny):
 
 def test_flux2_brings_its_batch_norm(tiny):
     tensors = load_file(tiny("AutoencoderKLFlux2") / "diffusion_pytorch_model.safetensors")
-    found = describe_model(str(tiny("AutoencoderKLFlux2"))).spec.normalization
+    found = described_model(tiny("AutoencoderKLFlux2")).spec.normalization
     assert (found.kind, found.patch) == ("batch-norm", 2)
     assert found.mean == pytest.approx(tensors["bn.running_mean"].tolist(), abs=1e-7)
     assert found.std == pytest.approx((tensors["bn.running_var"] + 1e-4).sqrt().tolist(), abs=1e-6)
@@ -50,7 +51,7 @@ def test_flux2_brings_its_batch_norm(tiny):
 def test_statistics_among_the_weights_are_used(tiny, name):
     """Also where the class has no row: its configuration only says that the scale is 1."""
     tensors = load_file(tiny(name) / "diffusion_pytorch_model.safetensors")
-    found = describe_model(str(tiny(name))).spec.normalization
+    found = described_model(tiny(name)).spec.normalization
     assert found.kind == "mean-std"
     assert found.mean == pytest.approx(tensors["latents_mean"].tolist())
     assert found.std == pytest.approx(tensors["latents_std"].tolist())
@@ -61,25 +62,25 @@ def test_flux2_without_its_batch_norm_is_an_error(copied):
     tensors = load_file(model.weights)
     save_file({name: t for name, t in tensors.items() if not name.startswith("bn.")}, model.weights)
     with pytest.raises(EncoderError, match=r"the weights lack the tensor bn\.running_var"):
-        describe_model(str(model.folder))
+        described_model(model.folder)
 
 
 def test_a_scaling_factor_is_read_time_and_no_identity(copied):
     model = copied()
-    before = describe_model(str(model.folder)).spec
+    before = described_model(model.folder).spec
     edit(model.config, scaling_factor=0.5, shift_factor=0.25)
-    after = describe_model(str(model.folder)).spec
+    after = described_model(model.folder).spec
     assert after.normalization == Normalization(kind="scale-shift", scale=0.5, shift=0.25)
     assert after.identity() == before.identity()
     edit(model.config, act_fn="relu")
-    assert describe_model(str(model.folder)).spec.identity() != before.identity()
+    assert described_model(model.folder).spec.identity() != before.identity()
 
 
 def test_saving_again_changes_nothing(tiny, tmp_path):
     from diffusers import AutoencoderKL
 
     AutoencoderKL.from_pretrained(tiny("AutoencoderKL")).save_pretrained(tmp_path / "again")
-    assert describe_model(str(tmp_path / "again")).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+    assert described_model(tmp_path / "again").spec == described_model(tiny("AutoencoderKL")).spec
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,14 @@ def test_saving_again_changes_nothing(tiny, tmp_path):
     ],
 )
 def test_compute_type(tiny, asked, on_cuda, upcast, found):
-    described = describe_model(str(tiny("AutoencoderKL", force_upcast=upcast)), compute_dtype=asked, on_cuda=on_cuda)
+    described = described_model(tiny("AutoencoderKL", force_upcast=upcast), compute_dtype=asked, on_cuda=on_cuda)
     assert described.spec.compute_dtype == found
 
 
 def test_demo_and_stub():
-    demo = describe_model("demo")
+    demo = described_model("demo")
     assert (demo.kind, demo.spec.family, demo.spec.channels, demo.spec.factor) == ("demo", "demo", 16, 8)
-    stub, slow = describe_model("stub"), describe_model("stub:delay_ms=20", storage_dtype="float32")
+    stub, slow = described_model("stub"), described_model("stub:delay_ms=20", storage_dtype="float32")
     assert (stub.delay_ms, slow.delay_ms, stub.kind) == (0, 20, "stub")
     assert replace(slow.spec, storage_dtype="float16") == stub.spec
 
@@ -108,7 +109,7 @@ def test_demo_and_stub():
 @pytest.mark.parametrize("option", ["", "delay=3", "delay_ms=", "delay_ms=-1", "delay_ms=1.5", "delay_ms=²"])
 def test_unknown_stub_options(option):
     with pytest.raises(UsageError) as caught:
-        describe_model(f"stub:{option}")
+        described_model(f"stub:{option}")
     assert caught.value.what == f"--model stub:{option}: unknown option of the stub"
     assert caught.value.fix == "use --model stub or --model stub:delay_ms=20"
 
@@ -118,7 +119,7 @@ def test_a_configuration_of_another_model(copied, name):
     model = copied()
     edit(model.config, _class_name=name)
     with pytest.raises(UnsupportedModelError) as caught:
-        describe_model(str(model.folder))
+        described_model(model.folder)
     assert caught.value.what == f"{name} is not an image encoder"
 
 
@@ -127,16 +128,17 @@ def test_weights_without_an_encoder(copied):
     tensors = load_file(model.weights)
     save_file({name: t for name, t in tensors.items() if name.startswith("decoder.")}, model.weights)
     with pytest.raises(UnsupportedModelError, match="has no encoder"):
-        describe_model(str(model.folder))
+        described_model(model.folder)
 
 
 def test_the_torch_free_modules_import_no_torch(tiny):
     program = (
         "import sys\n"
         "from latentcache.encoders.vae import describe, opening, producer\n"
-        f"described = describe.describe_model({str(tiny('AutoencoderKLFlux2'))!r})\n"
-        "opening.checked_noise(opening.open_encoder(describe.describe_model('demo')))\n"
-        "opening.checked_noise(opening.open_encoder(describe.describe_model('stub:delay_ms=1')))\n"
+        "of = lambda model: describe.describe_model(describe.LatentsSettings(model=model))\n"
+        f"described = of({str(tiny('AutoencoderKLFlux2'))!r})\n"
+        "opening.checked_noise(opening.open_encoder(of('demo')))\n"
+        "opening.checked_noise(opening.open_encoder(of('stub:delay_ms=1')))\n"
         "assert isinstance(describe.on_cuda('auto'), bool)\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'safetensors'} & set(sys.modules)))\n"
     )
@@ -271,6 +273,6 @@ def test_a_check_of_the_encoder_finds_other_weights_and_lost_ones(copied):
 
 def test_a_description_travels_as_json(tiny):
     for model in ("demo", "stub:delay_ms=3", str(tiny("AutoencoderKLFlux2"))):
-        made = describe_model(model)
+        made = described_model(model)
         read = ModelDescription.from_json(json.loads(json.dumps(made.as_json())), made.spec)
         assert read == replace(made, memo=None, frame_step=0)

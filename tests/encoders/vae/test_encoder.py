@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from described_models import described_model
 from made_weights import rewrite
 
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.opening import checked_noise, open_encoder
@@ -23,7 +23,7 @@ GENERIC += ["AutoencoderKLMochi"]
 
 def opened(folder, **changes):
     options = {"storage_dtype": "float32"} | changes
-    return VaeEncoder(describe_model(str(folder), **options), choose_device("cpu"))
+    return VaeEncoder(described_model(folder, **options), choose_device("cpu"))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *GENERIC])
@@ -95,7 +95,7 @@ def test_a_batch_and_its_parts_agree(tiny, images):
 
 
 def test_a_factor_that_is_not_the_models_is_an_error_with_both_shapes(tiny, images):
-    description = describe_model(str(tiny("AutoencoderKL")), storage_dtype="float32")
+    description = described_model(tiny("AutoencoderKL"), storage_dtype="float32")
     wrong = replace(description, spec=replace(description.spec, factor=4))
     with pytest.raises(EncoderError) as caught:
         VaeEncoder(wrong, choose_device("cpu")).encode(images)
@@ -135,7 +135,7 @@ def test_a_size_the_model_cannot_take_is_an_encoder_error(tiny):
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
 def test_a_device_that_is_not_there(device, tiny):
     with pytest.raises(DeviceError) as caught:
-        open_encoder(describe_model(str(tiny("AutoencoderTiny"))), device=device)
+        open_encoder(described_model(tiny("AutoencoderTiny")), device=device)
     assert caught.value.what == f"--device {device}: torch cannot use it"
     assert "--device cpu" in caught.value.fix
 

@@ -5,8 +5,8 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from described_models import described_model
 
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES, GENERIC, UNSUPPORTED, family_of
 from latentcache.encoders.vae.modules import enable_tiling, load_module
@@ -71,7 +71,7 @@ def test_tiles_are_those_of_the_class(name, tiny, images):
         sides = ("encoder_block_out_channels", "decoder_block_out_channels")
         blocks = ("num_encoder_blocks", "num_decoder_blocks")
         changes = dict.fromkeys(sides, (8,) * 4) | dict.fromkeys(blocks, (1,) * 4)
-    description = describe_model(str(tiny(name, **changes)), storage_dtype="float32", tiling=True)
+    description = described_model(tiny(name, **changes), storage_dtype="float32", tiling=True)
     encoder = VaeEncoder(description, choose_device("cpu"))
     assert encoder.module.use_tiling
     assert encoder.encode(images).finite.all()
@@ -80,7 +80,7 @@ def test_tiles_are_those_of_the_class(name, tiny, images):
 def test_a_image_larger_than_a_tile_gets_other_latents(tiny, images):
     folder = str(tiny("AutoencoderKL"))  # its tiles have 32 pixels
     whole, tiled = (
-        VaeEncoder(describe_model(folder, storage_dtype="float32", tiling=tiling), choose_device("cpu"))
+        VaeEncoder(described_model(folder, storage_dtype="float32", tiling=tiling), choose_device("cpu"))
         .encode(images)
         .latents
         for tiling in (False, True)
@@ -90,7 +90,7 @@ def test_a_image_larger_than_a_tile_gets_other_latents(tiny, images):
 
 
 def test_a_generic_class_without_tiles_is_rejected_when_it_is_loaded(tiny):
-    description = describe_model(str(tiny("AutoencoderKLHunyuanImage")), tiling=True)
+    description = described_model(tiny("AutoencoderKLHunyuanImage"), tiling=True)
     module = load_module(description, torch.float32)
     del module.use_tiling
     with pytest.raises(UnsupportedModelError, match="AutoencoderKLHunyuanImage cannot encode in tiles"):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from described_models import described_model
 
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.fold import fold_single_frames
 from latentcache.encoders.vae.modules import load_module
@@ -13,12 +13,12 @@ FOUR = ["AutoencoderKLQwenImage", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo
 
 
 def module_of(folder, dtype=torch.float32):
-    return load_module(describe_model(str(folder)), dtype)
+    return load_module(described_model(folder), dtype)
 
 
 @pytest.mark.parametrize("name", [*FOUR, "AutoencoderKLMochi"])
 def test_latents_are_equal_to_1e_4_of_their_spread(name, tiny, images):
-    description = describe_model(str(tiny(name)), storage_dtype="float32")
+    description = described_model(tiny(name), storage_dtype="float32")
     folded = VaeEncoder(description, choose_device("cpu")).encode(images).latents
     unfolded = VaeEncoder(description, choose_device("cpu"), fold=False).encode(images).latents
     assert np.abs(folded - unfolded).max() <= 1e-4 * unfolded.std()
@@ -61,7 +61,7 @@ def test_what_has_no_rule_is_left_alone(tiny):
 def test_the_mask_of_one_frame_is_not_made(tiny, images, monkeypatch):
     from diffusers.models.autoencoders import autoencoder_kl_hunyuan_video as theirs
 
-    description = describe_model(str(tiny("AutoencoderKLHunyuanVideo")), storage_dtype="float32")
+    description = described_model(tiny("AutoencoderKLHunyuanVideo"), storage_dtype="float32")
     expected = VaeEncoder(description, choose_device("cpu"), fold=False).encode(images).latents
     monkeypatch.setattr(theirs, "prepare_causal_attention_mask", None)
     np.testing.assert_allclose(

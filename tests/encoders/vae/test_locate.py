@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from described_models import described_model
 from safetensors.numpy import save_file
 
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
@@ -222,10 +222,10 @@ def hub_cache(root, source, *, nested, weights=WEIGHTS_NAME):
 
 PROGRAM = """
 import sys
-from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.describe import LatentsSettings, describe_model
 from latentcache.errors import LatentcacheError
 try:
-    described = describe_model("someone/some-vae")
+    described = describe_model(LatentsSettings(model="someone/some-vae"))
     print(described.spec.family, described.spec.fingerprint)
 except LatentcacheError as error:
     print(error.slug, error.what, error.fix, sep="|")
@@ -244,7 +244,7 @@ def run_with_hub(cache, **environment):
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_hub_id_is_read_from_the_local_cache_without_torch(tiny, tmp_path, nested):
     hub_cache(tmp_path, tiny("AutoencoderKL"), nested=nested)
-    spec = describe_model(str(tiny("AutoencoderKL"))).spec
+    spec = described_model(tiny("AutoencoderKL")).spec
     assert run_with_hub(tmp_path, HF_HUB_OFFLINE="1") == [f"AutoencoderKL {spec.fingerprint}", "[]"]
 
 

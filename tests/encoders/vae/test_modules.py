@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from described_models import described_model
 from diffusers import AutoencoderKL
 from diffusers.utils import logging
 from made_weights import edit, ldm_name, ldm_tensor, renamed, rewrite
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.locate import WEIGHTS_NAME
 from latentcache.encoders.vae.modules import drop_decoder, load_module
@@ -16,7 +16,7 @@ from latentcache.errors import EncoderError
 
 
 def loaded(folder, dtype=torch.float32, **options):
-    return load_module(describe_model(str(folder), **options), dtype)
+    return load_module(described_model(folder, **options), dtype)
 
 
 def assert_equal(module, expected):
@@ -54,23 +54,23 @@ def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, prefix,
     saved = load_file(folder / WEIGHTS_NAME)
     rest = {"model.diffusion_model.out.weight": torch.ones(3)} if prefix else {}
     save_file({prefix + ldm_name(n): ldm_tensor(n, t) for n, t in saved.items()} | rest, path)
-    described = describe_model(str(path), config=str(folder))
-    assert described.spec == describe_model(str(folder)).spec
+    described = described_model(path, model_config=str(folder))
+    assert described.spec == described_model(folder).spec
     assert_equal(load_module(described, torch.float32), loaded(folder))
 
 
 def test_diffusers_reads_the_original_layout_as_we_do(tiny, tmp_path):
     folder, path = tiny("AutoencoderKL"), tmp_path / "original.safetensors"
     save_file({ldm_name(name): ldm_tensor(name, t) for name, t in load_file(folder / WEIGHTS_NAME).items()}, path)
-    theirs = AutoencoderKL.from_single_file(str(path), config=str(folder), local_files_only=True)
-    assert_equal(loaded(path, config=str(folder)), theirs)
+    theirs = AutoencoderKL.from_single_file(str(path), model_config=str(folder), local_files_only=True)
+    assert_equal(loaded(path, model_config=str(folder)), theirs)
 
 
 def test_names_written_by_old_diffusers_are_read(copied, tiny):
     model = copied()
     old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
     rewrite(model.weights, lambda tensors: {renamed(name, old): tensor for name, tensor in tensors.items()})
-    assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+    assert described_model(model.folder).spec == described_model(tiny("AutoencoderKL")).spec
     assert_equal(loaded(model.folder), loaded(tiny("AutoencoderKL")))
 
 
@@ -87,7 +87,7 @@ def test_shards_are_loaded(copied, tiny):
     model.weights.unlink()
     AutoencoderKL.from_pretrained(tiny("AutoencoderKL")).save_pretrained(model.folder, max_shard_size="20KB")
     assert len(list(model.folder.glob("*.safetensors"))) > 1
-    assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+    assert described_model(model.folder).spec == described_model(tiny("AutoencoderKL")).spec
     assert_equal(loaded(model.folder), loaded(tiny("AutoencoderKL")))
 
 
@@ -122,7 +122,7 @@ def test_weights_of_another_class_or_configuration(copied, change, why):
 def test_a_class_that_this_diffusers_does_not_have(copied):
     model = copied()
     model.config.write_text(model.config.read_text().replace("AutoencoderKL", "AutoencoderOfTomorrow"))
-    described = describe_model(str(model.folder))
+    described = described_model(model.folder)
     assert described.spec.generic
     with pytest.raises(EncoderError, match="has no class AutoencoderOfTomorrow"):
         load_module(described, torch.float32)

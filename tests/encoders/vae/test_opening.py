@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from described_models import described_model
 from hypothesis import given
 from hypothesis import strategies as st
 from made_weights import rewrite
 
 from latentcache.encoders.protocol import EncodedBatch, Encoder
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder, stub_spec
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder
 from latentcache.encoders.vae.opening import checked_noise, open_encoder, sample_image
 from latentcache.errors import EncoderError
@@ -20,7 +20,7 @@ MODELS = [("demo", DemoEncoder), ("stub:delay_ms=1", StubEncoder)]
 
 
 def opened(model, **options):
-    return open_encoder(describe_model(str(model), **options), device="cpu")
+    return open_encoder(described_model(model, **options), device="cpu")
 
 
 class Faulty(Encoder):
@@ -44,12 +44,12 @@ class Faulty(Encoder):
 def test_what_is_described_is_opened(model, kind, storage):
     encoder = opened(model, storage_dtype=storage)
     assert isinstance(encoder, kind)
-    assert encoder.spec == describe_model(model, storage_dtype=storage).spec
+    assert encoder.spec == described_model(model, storage_dtype=storage).spec
     checked_noise(encoder)
 
 
 def test_a_model_is_opened_with_its_description(tiny):
-    described = describe_model(str(tiny("AutoencoderTiny")))
+    described = described_model(tiny("AutoencoderTiny"))
     encoder = open_encoder(described, device="cpu")
     assert isinstance(encoder, VaeEncoder)
     assert encoder.spec == described.spec
@@ -128,7 +128,7 @@ def test_exact_encoders_have_no_noise(model, _):
 
 
 def test_the_noise_of_a_real_model_is_far_below_its_latents(tiny):
-    encoder = opened(tiny("AutoencoderKL"), posterior="moments", storage_dtype="bfloat16")
+    encoder = opened(tiny("AutoencoderKL"), latents="moments", storage_dtype="bfloat16")
     noise = checked_noise(encoder)
     assert 0 <= noise["mean"] <= noise["largest"] < 0.05
     assert noise["devices"] == ["cpu"]

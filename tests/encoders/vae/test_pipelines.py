@@ -7,8 +7,8 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from described_models import described_model
 
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.loader.values import Affine
 
 IMAGE = torch.zeros(1, 3, 16, 16)
@@ -107,7 +107,7 @@ PLAYGROUND = {"latents_mean": [1.0, 2.0, 3.0, 4.0], "latents_std": [4.0, 3.0, 2.
 def test_a_latent_is_normalized_as_in_the_pipeline(tiny, name, changes, theirs):
     folder = tiny(name, **changes)
     model = getattr(diffusers, name).from_pretrained(folder, local_files_only=True)
-    spec = describe_model(str(folder)).spec
+    spec = described_model(folder).spec
     raw = torch.from_numpy(np.random.default_rng(5).normal(size=(1, spec.channels, 4, 6)).astype(np.float32))
     ours = Affine.of(asdict(spec.normalization)).apply(raw, torch.empty_like(raw))
     torch.testing.assert_close(ours, theirs(model, raw), rtol=1e-5, atol=1e-6)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from described_models import described_model
 
 from latentcache.encoders.vae.builtin import stub_spec
-from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.opening import checked_noise, open_encoder
@@ -16,7 +16,7 @@ WITH = sorted(set(FAMILIES) - set(WITHOUT))
 
 
 def described(folder, **changes):
-    return describe_model(str(folder), **{"storage_dtype": "float32"} | changes)
+    return described_model(folder, **{"storage_dtype": "float32"} | changes)
 
 
 def recipe_of(spec):
@@ -26,7 +26,7 @@ def recipe_of(spec):
 @pytest.mark.parametrize("name", [*WITH, "AutoencoderKLMochi"])
 def test_moments_are_mean_and_logvar_of_the_class_itself(name, tiny, images):
     plain = VaeEncoder(described(tiny(name)), choose_device("cpu")).encode(images).latents
-    encoder = VaeEncoder(described(tiny(name), posterior="moments"), choose_device("cpu"))
+    encoder = VaeEncoder(described(tiny(name), latents="moments"), choose_device("cpu"))
     moments = encoder.encode(images)
     checked_noise(encoder)
     channels = encoder.spec.channels
@@ -41,7 +41,7 @@ def test_moments_are_mean_and_logvar_of_the_class_itself(name, tiny, images):
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_class_without_a_posterior_is_rejected_before_its_weights_are_read(name, tiny):
     with pytest.raises(UnsupportedModelError) as caught:
-        described(tiny(name), posterior="moments")
+        described(tiny(name), latents="moments")
     assert caught.value.slug == "no-posterior"
     assert caught.value.what == f"--latents moments: {name} has no posterior"
     assert caught.value.fix.startswith("--latents mode")
@@ -49,11 +49,11 @@ def test_a_class_without_a_posterior_is_rejected_before_its_weights_are_read(nam
 
 def test_the_demo_encoder_has_none():
     with pytest.raises(UnsupportedModelError, match="demo has no posterior"):
-        describe_model("demo", posterior="moments")
+        described_model("demo", latents="moments")
 
 
 def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):
-    encoder = VaeEncoder(described(tiny("AutoencoderKLCosmos"), posterior="moments"), choose_device("cpu"))
+    encoder = VaeEncoder(described(tiny("AutoencoderKLCosmos"), latents="moments"), choose_device("cpu"))
     with pytest.raises(UnsupportedModelError, match="AutoencoderKLCosmos has no posterior") as caught:
         checked_noise(encoder)
     assert "gives IdentityDistribution, without mean and logvar" in caught.value.why
@@ -61,7 +61,7 @@ def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):
 
 @pytest.mark.parametrize(("posterior", "channels"), [("mode", 4), ("moments", 8)])
 def test_what_an_encoder_gives_is_what_is_stored(posterior, channels, images):
-    encoder = open_encoder(describe_model("stub", posterior=posterior))
+    encoder = open_encoder(described_model("stub", latents=posterior))
     assert encoder.spec.stored_channels == channels
     assert encoder.encode(images).latents.shape[1] == channels
     checked_noise(encoder)
