@@ -31,7 +31,9 @@ class Scan:
     """What a scan is asked for; see ``scan.scan``."""
 
     image_column: str = ""
+    """Of archives: column of the images, or the end of their names in a tar; empty: the only possible one."""
     caption_column: str = ""
+    """Of archives: column of the captions, or their key in the JSON members of a tar; empty: likewise."""
     videos: bool = False
     part: Part | None = None
     known: SampleTable | None = None

@@ -16,6 +16,7 @@ from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.rows import opened
 from latentcache.sources.causes import rejected
 from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at, shown
 from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
@@ -66,7 +67,7 @@ class RecordReader:
 
         Raises:
             UnusableSampleError: The file as a whole cannot be read.
-            SourceError: Too many of its records are rejected, or a parquet or Arrow file is damaged.
+            SourceError: Too many of its records are rejected.
         """
         self._form = self.way.form
         with LineReader(self.path) as reader:
@@ -176,52 +177,17 @@ class RecordReader:
             raise fault("no-json", "there is something after the end of the list")
 
     def _columnar(self) -> Iterator[Record]:
-        # An extra that most data sets do not need.
-        import pyarrow
-
-        try:
-            rows = _parquet_rows(self.path) if self.way.kind == "parquet" else _arrow_rows(self.path)
-            for number, (row, kinds) in enumerate(rows, start=1):
+        with opened(self.path, self.way.kind) as table:
+            # ``datasets`` (its feature ``Json``) writes values of several forms as JSON.
+            kinds = {column.name: column.type for column in table.schema if "arrow.json" in str(column.type)}
+            rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
                 try:
                     row.update({name: _parsed(row[name], kind) for name, kind in kinds.items()})
                 except UnusableSampleError as error:
                     self._reject(number, error)
                     continue
                 yield from self._record(number, row)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise SourceError(
-                f"{self.path.name} cannot be read as {self.way.kind}",
-                where=str(self.path),
-                why=str(error).splitlines()[0] if str(error) else type(error).__name__,
-                fix="download or export it again",
-            ) from error
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows, each with the types of the columns that hold JSON."""
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as table:
-        kinds = _json_columns(table.schema_arrow)
-        for batch in table.iter_batches(batch_size=_ROWS):
-            yield from ((row, kinds) for row in batch.to_pylist())
-
-
-def _arrow_rows(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """As :func:`_parquet_rows`."""
-    import pyarrow
-    import pyarrow.ipc
-
-    with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
-        kinds = _json_columns(stream.schema)
-        for batch in stream:
-            for start in range(0, batch.num_rows, _ROWS):
-                yield from ((row, kinds) for row in batch.slice(start, _ROWS).to_pylist())
-
-
-def _json_columns(schema: Any) -> dict[str, Any]:
-    """Name -> type of columns with JSON: ``datasets`` (its feature ``Json``) writes values of several forms so."""
-    return {column.name: column.type for column in schema if "arrow.json" in str(column.type)}
 
 
 def _parsed(value: Any, kind: Any) -> Any:

@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -19,30 +19,21 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
 from latentcache.fields.table import Rejected
-from latentcache.sources.archives.rows import Columns, columns_of, count_rows, spans_of, texts_of
+from latentcache.sources.archives.rows import Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, rejected
+from latentcache.sources.known import Scan
 from latentcache.sources.lines import listed
 from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS
-from latentcache.value import Value
 
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
 #: Members that are looked at to see if a tar holds images.
 _LOOKED_AT = 256
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-
-
-class Wanted(Value):
-    """What is read of an archive."""
-
-    image_column: str = ""
-    """Column of the images, or the end of their names in a tar; empty: the only one that can be meant."""
-    caption_column: str = ""
-    """Column of the captions, or their key in the JSON members of a tar; empty: likewise."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,14 +52,14 @@ class Entries:
     notes: list[Rejected] = field(default_factory=list)
 
 
-def read_archive(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
+def read_archive(root: Path, name: str, kind: str, asked: Scan) -> Entries:
     """The samples in one archive; images are not read.
 
     Raises:
         UnusableSampleError: It cannot be read at all.
         SourceAmbiguousError: Several columns may be meant.
     """
-    return _Tar(root, name, wanted).entries() if kind == TAR else _table(root, name, kind, wanted)
+    return _Tar(root, name, asked).entries() if kind == TAR else _table(root, name, kind, asked)
 
 
 def shows_images(path: Path, kind: str) -> bool:
@@ -78,7 +69,8 @@ def shows_images(path: Path, kind: str) -> bool:
         UnusableSampleError: It cannot be read.
     """
     if kind != TAR:
-        return bool(columns_of(path, kind).images)
+        with opened(path, kind) as table:
+            return bool(table.columns().images)
     with open_source(path) as file:
         endings = (member.name.rpartition(".")[2].lower() for member in islice(tar_members(file), _LOOKED_AT))
         return any(ending in _IMAGES for ending in endings)
@@ -87,10 +79,10 @@ def shows_images(path: Path, kind: str) -> bool:
 class _Tar:
     """A tar while it is read."""
 
-    def __init__(self, root: Path, name: str, wanted: Wanted) -> None:
-        self._path, self._name, self._wanted = root / name, name, wanted
-        asked = wanted.image_column.lower().removeprefix(".")
-        self._image_endings = frozenset((asked,)) if asked else _IMAGES
+    def __init__(self, root: Path, name: str, asked: Scan) -> None:
+        self._path, self._name, self._asked = root / name, name, asked
+        ending = asked.image_column.lower().removeprefix(".")
+        self._image_endings = frozenset((ending,)) if ending else _IMAGES
         self._images, self._texts = dict[str, list[Member]](), defaultdict[str, dict[str, Member]](dict)
         self._others = dict[str, tuple[int, str]]()
         self._rejected, self._notes = list[Rejected](), list[Rejected]()
@@ -157,7 +149,7 @@ class _Tar:
     def _caption(self, descriptor: int, texts: dict[str, Member], image: Member) -> str:
         """The text of the first caption member that has one; a second one that differs is noted."""
         found, source = "", ""
-        for ending in ("json",) if self._wanted.caption_column else _CAPTIONS:
+        for ending in ("json",) if self._asked.caption_column else _CAPTIONS:
             if ending not in texts or (found and ending == "json"):
                 continue
             member = texts[ending]
@@ -165,7 +157,7 @@ class _Tar:
             if member.size > MAX_CAPTION_BYTES:
                 raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
             data = os.pread(descriptor, member.size, member.offset)
-            text = caption_of(data, path, self._wanted.caption_column)
+            text = caption_of(data, path, self._asked.caption_column)
             if found and text != found:
                 detail = f"{source} is used; {member.name} says something else"
                 self._notes.append(rejected(f"{self._name}/{member.name}", "caption-conflict", detail))
@@ -191,47 +183,29 @@ def _ending(name: str) -> tuple[str, str]:
     return (name[:dot], name[dot + 1 :].lower()) if dot > base else ("", "")
 
 
-def _table(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
+def _table(root: Path, name: str, kind: str, asked: Scan) -> Entries:
     """The rows of a parquet or Arrow file."""
-    path = root / name
-    columns = columns_of(path, kind)
-    image = _image_column(path, columns, wanted.image_column)
-    notes, bad = list[Rejected](), list[Rejected]()
-    caption = _caption_column(path, name, columns, wanted, notes)
-    count = count_rows(path, kind)
-    if kind == ARROW:
-        span = spans_of(path, image)
-    else:
-        span = np.zeros((count, 2), dtype=np.uint64)
-        span[:, 0] = columns.names.index(image)
-    texts = [""] * count
-    good = np.ones(count, dtype=np.bool_)
-    row = 0
-    for block in texts_of(path, kind, caption) if caption else ():
-        for text in block:
-            texts[row], fault = captions_in(text or "")
+    path, bad, notes = root / name, list[Rejected](), list[Rejected]()
+    good, texts = list[int](), list[str]()
+    with opened(path, kind) as table:
+        columns = table.columns()
+        span = table.spans(_image_column(path, columns, asked.image_column))
+        caption = _caption_column(path, name, columns, asked, notes)
+        values = (one for batch in table.batches([caption]) for one in batch.column(0).to_pylist()) if caption else ()
+        for row, value in zip_longest(range(len(span)), values):
+            text, fault = captions_in(value or "")
             if fault:
-                good[row] = False
                 error = unusable("caption-unicode", path, f"{caption}: {fault}")
-                bad.append(_in_row(name, row, error))
-            row += 1
-    if kind == ARROW:
-        for empty in np.flatnonzero(good & (span[:, 1] == 0)).tolist():
-            good[empty] = False
-            bad.append(_in_row(name, empty, unusable("no-image", path, "the row holds no bytes of an image")))
-    rows = np.flatnonzero(good)
-    return Entries(
-        names=[f":{number}" for number in (rows + 1).tolist()],
-        line=(rows + 1).astype(np.uint32),
-        span=span[rows],
-        texts=[texts[number] for number in rows.tolist()],
-        rejected=bad,
-        notes=notes,
-    )
-
-
-def _in_row(name: str, row: int, error: UnusableSampleError) -> Rejected:
-    return replace(as_rejected(name, error), line=row + 1)
+            elif kind == ARROW and not span[row, 1]:
+                error = unusable("no-image", path, "the row holds no bytes of an image")
+            else:
+                good.append(row)
+                texts.append(text)
+                continue
+            bad.append(replace(as_rejected(name, error), line=row + 1))
+    line = np.array(good, dtype=np.uint32) + 1
+    names = [f":{number}" for number in line.tolist()]
+    return Entries(names=names, line=line, span=span[good], texts=texts, rejected=bad, notes=notes)
 
 
 def _image_column(path: Path, columns: Columns, asked: str) -> str:
@@ -254,18 +228,18 @@ def _image_column(path: Path, columns: Columns, asked: str) -> str:
     return columns.images[0]
 
 
-def _caption_column(path: Path, name: str, columns: Columns, wanted: Wanted, notes: list[Rejected]) -> str:
+def _caption_column(path: Path, name: str, columns: Columns, asked: Scan, notes: list[Rejected]) -> str:
     """The column that holds the captions; empty: there is none.
 
     Raises:
         UnusableSampleError: The column that was asked for holds no text.
         SourceAmbiguousError: There are several.
     """
-    if wanted.caption_column:
-        if wanted.caption_column not in columns.texts:
-            what = f"it has no column {wanted.caption_column} of texts; it has {listed(columns.names)}"
+    if asked.caption_column:
+        if asked.caption_column not in columns.texts:
+            what = f"it has no column {asked.caption_column} of texts; it has {listed(columns.names)}"
             raise unusable("no-caption-column", path, what)
-        return wanted.caption_column
+        return asked.caption_column
     found = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
     if len(found) > 1:
         raise _ambiguous(path, "captions", found, "--caption-column")

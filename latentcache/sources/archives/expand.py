@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.archives.entries import Wanted, read_archive
+from latentcache.sources.archives.entries import read_archive
 from latentcache.sources.archives.members import SPAN
 from latentcache.sources.captions import Chosen
 from latentcache.sources.causes import as_rejected, unused_lines
@@ -57,9 +58,9 @@ class Archives:
 
     def readings(self, asked: Scan, rules: Sequence[CaptionRule]) -> NDArray[np.uint8]:
         """(n, 16) how each is read."""
-        wanted = _wanted(asked)
+        columns = asked.image_column, asked.caption_column
         said = [
-            (_RULE, wanted, rule.reading, rule.text, rule.from_name and one.name)
+            (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
             for one, rule in zip(self.layout.sets, rules, strict=True)
         ]
         each = [content_hash(repr(said[owner]).encode()) for owner in self.owner]
@@ -97,27 +98,20 @@ class Archives:
 
     def _from_snapshot(self, held: Known, files: NDArray[np.int64]) -> Chosen:
         rows, file = held.rows_in("image", files)
-        table, n = held.table, len(rows)
-        if table is None or not n:
+        table = held.table
+        if table is None or not len(rows):
             return Chosen.none()
-        caption, line = table.inputs["caption"], table.inputs["image"].line
-        assert line is not None
-        of_archive = np.asarray(caption.file)[rows] >= 0
-        owner = self._owner(file)
-        return Chosen(
-            image=file,
-            caption=np.where(of_archive, file, -1),
-            which=np.full(n, -1, dtype=np.int8),
-            owner=owner,
-            repeats=self._repeats(owner),
-            line=of_archive.astype(np.uint32) if caption.line is None else np.asarray(caption.line)[rows],
-            texts=[""] * n,
-            member=np.asarray(line)[rows],
+        caption, member = table.inputs["caption"], table.inputs["image"].line
+        assert member is not None
+        has_text = np.asarray(caption.file)[rows] >= 0
+        names = zip(file.tolist(), table.names.take(rows), strict=True)
+        return self._chosen(
+            file,
+            line=has_text if caption.line is None else np.asarray(caption.line)[rows] * has_text,
+            texts=[""] * len(rows),
+            member=np.asarray(member)[rows],
             span=np.asarray(table.columns[SPAN])[rows],
-            own=[
-                name[len(self.names[at - self.first]) :]
-                for at, name in zip(file.tolist(), table.names.take(rows), strict=True)
-            ],
+            own=[name[len(self.names[at - self.first]) :] for at, name in names],
             known=rows,
         )
 
@@ -125,43 +119,37 @@ class Archives:
         self, file: int, asked: Scan, rules: Sequence[CaptionRule], bad: list[Rejected], notes: Notes
     ) -> Chosen:
         name, number = self.names[file - self.first], self.owner[file - self.first]
-        found = read_archive(self.layout.root, name, self.layout.sets[number].archives, _wanted(asked))
+        found = read_archive(self.layout.root, name, self.layout.sets[number].archives, asked)
         bad += found.rejected
         rule, lines = rules[number], zip(found.line.tolist(), found.texts, strict=True)
         for note in (*found.notes, *unused_lines([(name, at) for at, text in lines if rule.unused_line(text)])):
             notes.add(note)
-        count = len(found.names)
         texts = [rule.made(text) for text in found.texts]
-        has_text = np.array([bool(text) for text in texts], dtype=np.bool_)
-        owner = np.full(count, number, dtype=np.int64)
-        chosen = Chosen(
-            image=np.full(count, file, dtype=np.int64),
-            caption=np.where(has_text, file, -1),
-            which=np.full(count, -1, dtype=np.int8),
-            owner=owner,
-            repeats=self._repeats(owner),
-            line=np.where(has_text, found.line, 0).astype(np.uint32),
+        chosen = self._chosen(
+            np.full(len(texts), file, dtype=np.int64),
+            line=found.line * np.array([bool(text) for text in texts], dtype=np.bool_),
             texts=texts,
             member=found.line,
             span=found.span,
             own=found.names,
-            known=np.full(count, -1, dtype=np.int64),
+            known=np.full(len(texts), -1, dtype=np.int64),
         )
         if asked.part is None:
             return chosen
         return chosen.take(np.array([asked.part.holds_name(name + own) for own in found.names], dtype=np.bool_))
 
-    def _owner(self, files: NDArray[np.int64]) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = np.array(self.owner, dtype=np.int64)[files - self.first]
-        return found
-
-    def _repeats(self, owner: NDArray[np.int64]) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = np.array([one.repeats for one in self.layout.sets], dtype=np.int64)[owner]
-        return found
-
-
-def _wanted(asked: Scan) -> Wanted:
-    return Wanted(image_column=asked.image_column, caption_column=asked.caption_column)
+    def _chosen(self, file: NDArray[np.int64], *, line: NDArray[Any], **columns: Any) -> Chosen:
+        """Samples in archives; ``line``: members or rows with their captions, 0: they have none."""
+        owner = np.array(self.owner, dtype=np.int64)[file - self.first]
+        return Chosen(
+            image=file,
+            caption=np.where(line > 0, file, -1),
+            which=np.full(len(file), -1, dtype=np.int8),
+            owner=owner,
+            repeats=np.array([one.repeats for one in self.layout.sets], dtype=np.int64)[owner],
+            line=line.astype(np.uint32),
+            **columns,
+        )
 
 
 def _above(name: str) -> list[str]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.tars import ARROW, PARQUET
+from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.causes import sniff_cause
 from latentcache.sources.reading import stat_source, unusable
 from latentcache.value import Value
@@ -50,71 +50,100 @@ class Columns(Value):
     """Those that hold text."""
 
 
-def columns_of(path: Path, kind: str) -> Columns:
-    """Read the columns of a file: its schema, and one value of a binary column that the schema does not explain.
+class Rows:
+    """An open file of rows that is read from front to back, as often as it is asked for."""
 
-    Raises:
-        UnusableSampleError: It is damaged, or cannot be read.
-    """
-    with _opened(path, kind) as table:
-        schema = table.schema
-        told = _told(schema.metadata or {})
-        binary = [field.name for field in schema if _bytes_of(field) is not None]
-        images = [name for name in binary if _holds_images(table, schema.field(name), told.get(name))]
+    def __init__(self, path: Path, file: Any, schema: Any) -> None:
+        self._path, self._file, self.schema = path, file, schema
+        self._is_parquet = hasattr(file, "iter_batches")
+
+    def __len__(self) -> int:
+        return int(self._file.metadata.num_rows) if self._is_parquet else sum(map(len, self.batches()))
+
+    def batches(self, columns: Sequence[str] | None = None, rows: int = _ROWS) -> Iterator[Any]:
+        """Record batches of some columns or of all, of at most so many rows."""
+        if self._is_parquet:
+            yield from self._file.iter_batches(batch_size=rows, columns=columns)
+            return
+        from pyarrow import ipc
+
+        self._file.seek(0)
+        for batch in ipc.open_stream(self._file):
+            for start in range(0, batch.num_rows, rows):
+                yield (batch if columns is None else batch.select(columns)).slice(start, rows)
+
+    def columns(self) -> Columns:
+        """What the schema says; of a binary column that it does not explain, the first value does."""
+        told = _told(self.schema.metadata or {})
+        binary = [field.name for field in self.schema if _bytes_of(field) is not None]
         return Columns(
-            names=tuple(schema.names),
+            names=tuple(self.schema.names),
             binary=tuple(binary),
-            images=tuple(images),
-            texts=tuple(field.name for field in schema if _is_text(field.type)),
+            images=tuple(name for name in binary if self._holds_images(self.schema.field(name), told.get(name))),
+            texts=tuple(field.name for field in self.schema if _is_text(field.type)),
         )
 
+    def spans(self, column: str) -> NDArray[np.uint64]:
+        """(n, 2) see ``members.SPAN``, of images; 0 bytes: the row of an Arrow file has none.
 
-def texts_of(path: Path, kind: str, column: str) -> Iterator[list[str | list[str] | None]]:
-    """The texts of a column, or lists of them, some thousand rows at a time.
+        Raises:
+            UnusableSampleError: The columns of an Arrow file are compressed.
+        """
+        if self._is_parquet:
+            return np.tile(np.array([self.schema.names.index(column), 0], dtype=np.uint64), (len(self), 1))
+        import pyarrow
+        import pyarrow.compute
 
-    Raises:
-        UnusableSampleError: The file is damaged.
-    """
-    with _opened(path, kind) as table:
-        for batch in table.batches([column], _ROWS):
-            yield batch.column(0).to_pylist()
-
-
-def count_rows(path: Path, kind: str) -> int:
-    """Rows of a file.
-
-    Raises:
-        UnusableSampleError: The file is damaged.
-    """
-    with _opened(path, kind) as table:
-        return table.count()
-
-
-def spans_of(path: Path, column: str) -> NDArray[np.uint64]:
-    """(n, 2) offset and bytes of the images in an Arrow file; 0 bytes: the row has none.
-
-    Raises:
-        UnusableSampleError: The file is damaged, or its columns are compressed.
-    """
-    import pyarrow
-    import pyarrow.compute
-
-    found = [np.zeros((0, 2), dtype=np.uint64)]
-    with _opened(path, ARROW) as table:
-        begin, end = table.addresses()
-        for batch in table.batches([column], 0):
+        self._file.seek(0)
+        begin, found = self._file.read_buffer(1).address, [np.zeros((0, 2), dtype=np.uint64)]
+        for batch in self.batches([column]):
             values, there = batch.column(0), batch.column(0).is_valid()
             child = _bytes_of(batch.schema.field(0))
             values = values.field(child) if child else values
             _, bounds, data = values.buffers()
-            if data is not None and not begin <= data.address <= end - data.size:
-                raise unusable("arrow-compressed", path, "its columns are compressed")
+            if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
+                raise unusable("arrow-compressed", self._path, "its columns are compressed")
             wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
             ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
             start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
             has_bytes = pyarrow.compute.and_(there, values.is_valid()).to_numpy(zero_copy_only=False)
             found.append(np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1))
-    return np.concatenate(found)
+        return np.concatenate(found)
+
+    def _holds_images(self, field: Any, told: str | None) -> bool:
+        """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
+        if told and told != "Value":
+            return told == "Image"
+        child = _bytes_of(field)
+        column = f"{field.name}.{child}" if child and self._is_parquet else field.name
+        for batch in self.batches([column], 1):
+            values = batch.column(0).field(child) if child else batch.column(0)
+            if values[0].is_valid:
+                return sniff_cause(values[0].as_py()[:_HEAD_BYTES]) in _IMAGES
+        return False
+
+
+@contextmanager
+def opened(path: Path, kind: str) -> Iterator[Rows]:
+    """A file of rows, ``parquet`` or ``arrow``.
+
+    Raises:
+        UnusableSampleError: It cannot be read, or is damaged: also of the rows that are read in the block.
+    """
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    stat_source(path)  # a pipe would block
+    try:
+        if kind == PARQUET:
+            with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+                yield Rows(path, file, file.schema_arrow)
+        else:
+            with pyarrow.memory_map(str(path)) as file:
+                yield Rows(path, file, pyarrow.ipc.open_stream(file).schema)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from error
 
 
 def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
@@ -221,61 +250,6 @@ def _table(path: Path, now: StatMemo, column: int) -> _Parquet:
         return table
 
 
-# both formats
-
-
-@dataclass(slots=True)
-class _Open:
-    """A file of rows that is read from front to back."""
-
-    schema: Any
-    source: Any
-    """The ``ParquetFile``, or the file in memory that Arrow batches are parts of."""
-    stream: Any = None
-    """Of Arrow batches."""
-
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        """Record batches of some columns; of parquet files, of so many rows."""
-        if self.stream is None:
-            yield from self.source.iter_batches(batch_size=rows, columns=list(columns))
-            return
-        for batch in self.stream:
-            yield batch.select(list(columns))
-
-    def addresses(self) -> tuple[int, int]:
-        """Where an Arrow file begins and ends in memory."""
-        place = self.source.tell()
-        self.source.seek(0)
-        begin = self.source.read_buffer(1).address
-        self.source.seek(place)
-        return begin, begin + self.source.size()
-
-    def count(self) -> int:
-        """Rows."""
-        if self.stream is None:
-            return int(self.source.metadata.num_rows)
-        return sum(batch.num_rows for batch in self.stream)
-
-
-@contextmanager
-def _opened(path: Path, kind: str) -> Iterator[_Open]:
-    """A file of rows; errors of pyarrow in the block are those of a damaged file."""
-    import pyarrow
-    import pyarrow.ipc
-    import pyarrow.parquet
-
-    stat_source(path)  # a pipe would block
-    try:
-        if kind == PARQUET:
-            with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
-                yield _Open(table.schema_arrow, table)
-        else:
-            with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
-                yield _Open(stream.schema, source, stream)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
-
-
 def _damaged(path: Path, error: Exception) -> UnusableSampleError:
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     return unusable("rows-damaged", path, f"pyarrow cannot read it: {words}")
@@ -312,17 +286,3 @@ def _is_text(kind: Any) -> bool:
 
     kind = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def _holds_images(table: _Open, field: Any, told: str | None) -> bool:
-    """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
-    if told and told != "Value":
-        return told == "Image"
-    child = _bytes_of(field)
-    column = field.name if table.stream is not None or not child else f"{field.name}.{child}"
-    for batch in table.batches([column], 1):
-        values = batch.column(0).field(child) if child else batch.column(0)
-        first = next((one.as_py() for one in values if one.is_valid), None)
-        if first is not None:
-            return sniff_cause(first[:_HEAD_BYTES]) in _IMAGES
-    return False

@@ -14,14 +14,7 @@ from made_archives import rows_of, some_images
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.archives import rows
-from latentcache.sources.archives.rows import (
-    close_tables,
-    columns_of,
-    count_rows,
-    read_row,
-    spans_of,
-    texts_of,
-)
+from latentcache.sources.archives.rows import Columns, close_tables, opened, read_row
 from latentcache.sources.archives.tars import ARROW, PARQUET
 from latentcache.sources.scan import SourceOptions, scan
 
@@ -42,6 +35,16 @@ def table(count: int = 20, **more: Any) -> pa.Table:
     structs = [{"bytes": data, "path": None} for data in images(count)]
     columns = {"image": pa.array(structs, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))}
     return pa.table({**columns, "text": [f"caption {number}" for number in range(count)], **more})
+
+
+def columns_of(path: Path, kind: str = PARQUET) -> Columns:
+    with opened(path, kind) as table:
+        return table.columns()
+
+
+def spans_of(path: Path) -> Any:
+    with opened(path, ARROW) as table:
+        return table.spans("image")
 
 
 def as_parquet(path: Path, data: pa.Table, **how: Any) -> Path:
@@ -67,15 +70,17 @@ def test_columns_of_both_formats(tmp_path: Path) -> None:
         assert found.binary == ("image", "other", "audio")
         assert found.images == ("image",)
         assert found.texts == ("text",)
-        assert count_rows(path, kind) == 20
-        assert [text for block in texts_of(path, kind, "text") for text in block] == data["text"].to_pylist()
+        with opened(path, kind) as table_:
+            assert len(table_) == 20
+            rows = [row for batch in table_.batches(rows=3) for row in batch.to_pylist()]
+            assert rows == data.to_pylist()
 
 
 @pytest.mark.parametrize(("feature", "found"), [("Image", ("image",)), ("Audio", ())])
 def test_what_datasets_says_of_a_column_decides(tmp_path: Path, feature: str, found: tuple[str, ...]) -> None:
     said = b'{"info": {"features": {"image": {"_type": "%s"}}}}' % feature.encode()
     data = table().replace_schema_metadata({b"huggingface": said})
-    assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == found
+    assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == found
 
 
 def test_a_struct_that_datasets_knows_as_plain_values_is_known_by_its_first_value(tmp_path: Path) -> None:
@@ -83,12 +88,12 @@ def test_a_struct_that_datasets_knows_as_plain_values_is_known_by_its_first_valu
     said = b'{"info": {"features": {"image": {"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}}}}'
     column = pa.array([{"bytes": data, "path": None} for data in images(3)])
     data = pa.table({"image": column}).replace_schema_metadata({b"huggingface": said})
-    assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == ("image",)
+    assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == ("image",)
 
 
 def test_a_plain_binary_column_is_known_by_its_first_value(tmp_path: Path) -> None:
     data = pa.table({"jpg": pa.array([None, None, *images(3)], pa.large_binary()), "n": range(5)})
-    assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == ("jpg",)
+    assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == ("jpg",)
 
 
 @pytest.mark.parametrize("how", [{}, {"row_group_size": 3}, {"compression": "zstd", "row_group_size": 5}], ids=str)
@@ -141,7 +146,7 @@ def test_spans_of_arrow_are_the_bytes_in_the_file(tmp_path: Path) -> None:
     data = table()
     path = as_arrow(tmp_path / "a.arrow", data)
     raw = path.read_bytes()
-    found = [raw[start : start + size] for start, size in spans_of(path, "image").tolist()]
+    found = [raw[start : start + size] for start, size in spans_of(path).tolist()]
     assert found == images(20)
 
 
@@ -154,13 +159,13 @@ def test_rows_of_arrow_without_an_image_have_no_bytes(tmp_path: Path) -> None:
         {"bytes": b"", "path": ""},
     ]
     path = as_arrow(tmp_path / "a.arrow", pa.table({"image": pa.array(values, kind)}))
-    assert spans_of(path, "image")[:, 1].tolist() == [len(PNG), 0, 0, 0]
+    assert spans_of(path)[:, 1].tolist() == [len(PNG), 0, 0, 0]
 
 
 def test_compressed_arrow_is_refused_with_a_fix(tmp_path: Path) -> None:
     path = as_arrow(tmp_path / "a.arrow", table(200), compression="zstd")
     with pytest.raises(UnusableSampleError, match="compressed") as error:
-        spans_of(path, "image")
+        spans_of(path)
     assert error.value.slug == "arrow-compressed"
     assert "save_to_disk" in error.value.fix
 
@@ -190,7 +195,7 @@ def test_damaged_files_have_a_reason(tmp_path: Path, cut: int) -> None:
     for path, kind in ((parquet, PARQUET), (arrow, ARROW)):
         path.write_bytes(path.read_bytes()[:cut])
         with pytest.raises(UnusableSampleError) as error:
-            (columns_of(path, kind), count_rows(path, kind))
+            columns_of(path, kind)
         assert error.value.slug == "rows-damaged"
         assert error.value.fix
 
