@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import as_rejected, hint_for, rejected, unused_lines
+from latentcache.sources.causes import as_rejected, hint_for, unused_lines
 from latentcache.sources.known import Known, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, parse_json, shown
@@ -105,15 +104,8 @@ class Chosen(Value):
 class CaptionFiles:
     """The captions of samples, from the snapshot, their files, their tables or their sets."""
 
-    def __init__(
-        self,
-        root: Path,
-        names: Strings,
-        held: Known,
-        links_out: AbstractSet[str],
-        rules: Sequence[CaptionRule],
-    ) -> None:
-        self._root, self._names, self._held, self._links_out = os.fspath(root), names, held, links_out
+    def __init__(self, root: Path, names: Strings, held: Known, rules: Sequence[CaptionRule]) -> None:
+        self._root, self._names, self._held = os.fspath(root), names, held
         self._rules, self._texts = rules, dict[int, str]()
         self._empty_by_choice = [number for number, rule in enumerate(rules) if rule.is_empty_by_choice]
 
@@ -125,7 +117,11 @@ class CaptionFiles:
             self._known = np.maximum(self._known, chosen.known)
         for number in np.flatnonzero((files >= 0) & (self._known < 0)).tolist():
             try:
-                self._open(int(files[number]), int(chosen.owner[number]))
+                file = int(files[number])
+                text, content, memo = read_caption(self._root, self._names[file])
+                self._texts[file] = self._rules[int(chosen.owner[number])].made(text)
+                if memo is not None:
+                    self._held.remember(file, content, memo)
             except UnusableSampleError as error:
                 good[number] = False
                 image = int(chosen.image[number])
@@ -143,22 +139,9 @@ class CaptionFiles:
         for number in np.flatnonzero(longer & (chosen.which >= 0) & np.isin(chosen.owner, asked)).tolist():
             name = self._names[int(chosen.caption[number])]
             with suppress(UnusableSampleError):  # it was read before
-                text = read_caption(self._root, name, outside=name in self._links_out)[0]
+                text = read_caption(self._root, name)[0]
                 found += [(name, line)] if (line := self._rules[int(chosen.owner[number])].unused_line(text)) else []
         yield from unused_lines(found)
-
-    def conflicts(self, chosen: Chosen, more: Mapping[int, Sequence[int]]) -> Iterator[Rejected]:
-        """Notes on further caption files (image -> files) that say something else."""
-        for number in np.flatnonzero(np.isin(chosen.image, list(more))).tolist() if more else []:
-            first, owner = int(chosen.caption[number]), int(chosen.owner[number])
-            for other in more[int(chosen.image[number])]:
-                try:
-                    says = "" if self._open(first, owner) == self._open(other, owner) else "says something else"
-                except UnusableSampleError:
-                    says = "cannot be read"
-                if says:
-                    used, name = self._names.take([first, other])
-                    yield rejected(name, "caption-conflict", f"{used} is used; {name} {says}")
 
     def column(self, chosen: Chosen) -> Input:
         """The captions of the samples that ``read`` gave."""
@@ -205,16 +188,6 @@ class CaptionFiles:
                     continue
                 some[number] = rule.fallback(self._names[int(chosen.image[start + number])])
 
-    def _open(self, file: int, owner: int) -> str:
-        """The caption in a file."""
-        if file not in self._texts:
-            name = self._names[file]
-            text, content, memo = read_caption(self._root, name, outside=name in self._links_out)
-            self._texts[file] = self._rules[owner].made(text)
-            if memo is not None:
-                self._held.remember(file, content, memo)
-        return self._texts[file]
-
 
 def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
     """(n, 16) content hashes of captions."""
@@ -222,16 +195,14 @@ def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
     return np.frombuffer(bytearray(joined), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
-def read_caption(root: str, file: str, *, outside: bool = False) -> tuple[str, bytes, StatMemo | None]:
+def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:
     """Text, content hash and memo of one caption file; a file without bytes is an empty caption without a memo.
 
     Raises:
-        UnusableSampleError: ``caption-encoding``, ``caption-unicode``, ``caption-too-large``, ``outside-root``, or a
+        UnusableSampleError: ``caption-encoding``, ``caption-unicode``, ``caption-too-large``, or a
             reason of ``reading.read_source``; ``what`` names the caption file.
     """
     path = f"{root}/{file}"
-    if outside:
-        raise unusable_caption("outside-root", path, "it is a link to a place outside the data folder")
     try:
         data, memo = read_source(path, max_bytes=MAX_CAPTION_BYTES)
     except UnusableSampleError as error:

@@ -102,7 +102,7 @@ HINTS: Mapping[str, str] = {
     "hidden": "names that begin with a dot are not used: rename it to use it",
     "cache-folder": "a cache inside the data folder is not read as data",
     "nested-link": "links inside a linked folder are not followed: the files are used under their own names",
-    "caption-conflict": "remove one of the two caption files, or make them equal",
+    "caption-conflict": "remove one of the two caption files",
     "caption-lines": "give --caption-lines all to use each line as a caption, or first to leave the others out",
     "caption-unused": "no image beside it has this name: rename it, or remove it",
     "split-unused": "read another split with --split NAME",
@@ -127,12 +127,10 @@ HINTS: Mapping[str, str] = {
     "in-two-sets": "keep it in one set, or give both sets the same captions",
     "duplicate-row": "remove one of the rows",
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the images",
-    "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
     "text-unused": "the folder has records in JSON or parquet: give the text files their own folder to use them",
     "table-unused": "this format is not supported: save it as JSON lines or parquet",
     "all-samples": "num_samples draws at random and is not followed: all records are used",
     "unused": "no reader takes these files: convert them if they are data",
-    "backslash": "write the paths with / to make the table work on every system",
 }
 _GENERIC = "look at the file; replace or remove it"
 

@@ -130,9 +130,7 @@ class _Files:
     def __init__(self, walk: Walk, layout: Layout, part: Part | None) -> None:
         self.walk, self._layout, self._part, self._count = walk, layout, part, 0
         self.found, self.partners, self._first_outside = Found(), Partners(), ""
-        self.more = dict[int, list[int]]()
-        """Image -> further caption files, by position."""
-        self.links_out, self.owners = set[str](), dict[tuple[int, ...], int]()
+        self.owners = dict[tuple[int, ...], int]()
         self.sizes = [0] * len(layout.sets)
         """Images of each set, those of other parts too."""
         self._stats = bytearray()
@@ -200,22 +198,19 @@ class _Files:
         if role or _ASIDE in "/".join(names):
             is_sample = is_image & ~self._set_aside(level, is_image, role)
         caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
-        more = dict[int, list[int]]()
         kept = is_sample.copy()
         if self._part is not None:
             kept &= np.array([self._part.holds_name(prefix + name) for name in names], dtype=np.bool_)
         if not is_image.all():
             rule = self._rule(owners)
-            used = _beside(names, is_sample, rule, caption, which, more) | is_image
+            others = _beside(names, is_sample, rule, caption, which)
+            used = is_image.copy()
+            used[caption[caption >= 0]] = True
             for number in np.flatnonzero(~used).tolist():
-                self._orphan(prefix + names[number], role, rule)
-            more = {image: files for image, files in more.items() if kept[image]}
+                self._unused(prefix + names[number], role, rule, others.get(number, ""))
             kept[caption[kept & (caption >= 0)]] = True
-            kept[[file for files in more.values() for file in files]] = True
         place = np.where(kept, np.cumsum(kept) - 1 + self._count, -1)
         caption = np.where(caption >= 0, place[caption], -1)
-        self.more |= {int(place[image]): place[files].tolist() for image, files in more.items()}
-        self.links_out.update(prefix + name for name in level.links_out)
         names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
         memos = np.zeros((len(names), STAT_WIDTH), dtype=np.uint64)
         memos[:, :5] = level.stats[kept]
@@ -261,19 +256,20 @@ class _Files:
         for name, number in zip(names, numbers, strict=True):
             self.partners.add(word, name, level.stats[number], ending)
 
-    def _orphan(self, name: str, role: str, rule: CaptionRule) -> None:
-        """A caption file that belongs to no sample."""
-        if role == "split":
+    def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
+        """A caption file that belongs to no sample, or to one that has ``other``."""
+        if role == "split" or name in self._layout.used:
             return
-        if extension_of(name) == ".json" or name in self._layout.used:
-            if name not in self._layout.used:
-                self.walk.pass_over(name)
-            return
-        self.found.orphans += 1
-        detail = "its folder is in no set" if role else "no image beside it has its name"
-        if not role and extension_of(name) not in rule.extensions:
-            detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
-        self.walk.notes.add(rejected(name, "caption-unused", detail))
+        if extension_of(name) == ".json":
+            self.walk.pass_over(name)
+        elif other:
+            self.walk.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
+        else:
+            self.found.orphans += 1
+            detail = "its folder is in no set" if role else "no image beside it has its name"
+            if not role and extension_of(name) not in rule.extensions:
+                detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
+            self.walk.notes.add(rejected(name, "caption-unused", detail))
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -295,12 +291,10 @@ class ImageScan(Scan):
             SourceError: The folder cannot be listed.
         """
         tables = [one.captions.table for one in layout.sets if one.captions.table]
-        own = {ending for one in layout.sets for ending in one.captions.extensions}
-        loose = frozenset((*CAPTION_EXTENSIONS, *own))
+        texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
         walk = Walk(
             layout.root,
-            (IMAGE_EXTENSIONS if self.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | loose,
-            loose=loose,
+            (IMAGE_EXTENSIONS if self.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts,
             used=layout.used.union(tables, *(one.files for one in layout.sets)),
             folders=layout.folders,
         )
@@ -340,12 +334,10 @@ class ImageScan(Scan):
             order = _by_name(names, chosen)
             chosen, none = chosen.take(order), np.full(len(inside.image), -1, dtype=np.int64)
             further = {name: np.concatenate([file, none])[order] for name, file in further.items()}
-        captions = CaptionFiles(walk.root, names, held, files.links_out, rules)
+        captions = CaptionFiles(walk.root, names, held, rules)
         good = captions.read(chosen, bad)
         if not good.all():
             chosen, further = chosen.take(good), {name: file[good] for name, file in further.items()}
-        for item in captions.conflicts(chosen, {} if tables else files.more):
-            walk.notes.add(item)
         caption = captions.column(chosen)
         found, called = files.found, _names(names, chosen, held)
         assert caption.text is not None
@@ -436,42 +428,30 @@ def _beside(
     rule: CaptionRule,
     caption: NDArray[np.int64],
     which: NDArray[np.int8],
-    others: dict[int, list[int]],
-) -> NDArray[np.bool_]:
-    """Fill in the caption file of each image, which extension it has, and further files; (n,) True for all of them.
-
-    A JSON file counts only if there is no other one: most of them are about the image, and hold no caption.
-    """
-    order, endings = {ending: at for at, ending in enumerate(rule.extensions)}, rule.extensions
-    texts, of_names = dict[str, list[tuple[int, int]]](), False
+) -> dict[int, str]:
+    """Fill in the caption file of each image, and which extension it has; further files -> the one that is used."""
+    order, texts = {ending: at for at, ending in enumerate(rule.extensions)}, dict[str, list[tuple[int, int]]]()
+    of_names = False
     for number in np.flatnonzero(~is_image).tolist():
-        name = names[number]
-        stem, dot, ending = name.rpartition(".")
+        stem, dot, ending = names[number].rpartition(".")
         at = order.get(dot + ending.lower(), -1)
         if at >= 0:
             texts.setdefault(stem, []).append((at, -number))  # of a.TXT and a.txt the later one wins
             of_names = of_names or ("." in stem and extension_of(stem) in IMAGE_EXTENSIONS)
-    taken = list[int]()
+    others = dict[int, str]()
     for number in np.flatnonzero(is_image).tolist() if texts else []:
         name = names[number]
         stem = name[: name.rfind(".")]
-        files = texts.get(stem, [])
+        files = sorted(texts[stem]) if stem in texts else []
         if of_names and name in texts:
-            files = sorted(texts.get(stem, ())) + sorted(texts[name])
+            files += sorted(texts[name])
         if rule.face_crops and name.count("_") > 3:
-            files = sorted(texts.get(stem, ())) + sorted(texts.get(stem.rsplit("_", 4)[0], ()))
-        if len(files) > 1:
-            files = sorted(files) if files is texts.get(stem) else files
-            more = [-file for at, file in files[1:] if endings[at] != ".json"]
-            if more:
-                others[number] = more
-                taken += more
+            files += sorted(texts.get(stem.rsplit("_", 4)[0], ()))
         if files:
-            which[number], caption[number] = files[0][0], -files[0][1]
-            taken.append(-files[0][1])
-    used = np.zeros(len(names), dtype=np.bool_)
-    used[taken] = True
-    return used
+            (which[number], first), *more = files
+            caption[number] = -first
+            others |= {-file: names[-first] for _, file in more} if more else {}
+    return others
 
 
 def _of_folders(layout: Layout, files: _Files) -> Chosen:

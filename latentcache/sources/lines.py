@@ -44,7 +44,6 @@ class LineReader:
         self._before = os.fstat(self._file.fileno())
         try:
             first = self._read()
-            self.has_bom = first.startswith(codecs.BOM_UTF8)
             self.head = self._checked(first)
         except BaseException:
             self._file.close()

@@ -17,7 +17,6 @@ from latentcache.fields.table import Rejected
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.rows import opened
-from latentcache.sources.causes import rejected
 from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at, shown
 from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
 from latentcache.sources.records import RECORD_RULE, TEXT, Record, RecordFormat, detect_format, map_record
@@ -57,7 +56,6 @@ class RecordReader:
     way: Way
     rejected: list[Rejected] = field(default_factory=list)
     """Takes the records that are rejected; may be shared by several readers."""
-    notes: list[Rejected] = field(default_factory=list)
     stat: StatMemo | None = None
     content: bytes = b""
     _form: RecordFormat | None = None
@@ -71,8 +69,6 @@ class RecordReader:
         """
         self._form = self.way.form
         with LineReader(self.path) as reader:
-            if reader.has_bom:
-                self.notes.append(rejected(self.name, "bom", f"{self.name} begins with a UTF-8 BOM"))
             if self.way.kind in ("parquet", "arrow"):
                 for _ in reader.chunks():
                     pass

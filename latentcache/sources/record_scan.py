@@ -26,7 +26,7 @@ from latentcache.sources.known import Known, Scan, Scanned, match_names, memos_o
 from latentcache.sources.part import Part
 from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
-from latentcache.sources.walk import Notes, in_order
+from latentcache.sources.walk import in_order
 
 _OFTEN = 4096
 _BLOCK = 1 << 14
@@ -128,25 +128,21 @@ class RecordScan(Scan):
         if lacking:  # a record that every field rejected has no row in the snapshot
             held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
         known, old = self._known_rows(held, files)
-        again, rows, notes = list[Rejected](), _Rows(), Notes()
-        for item in files.notes:
-            notes.add(item)
+        again, rows = list[Rejected](), _Rows()
         for file in np.flatnonzero(held.place < 0).tolist():
             if self.stopping():
                 break
-            self._file(file, files, held, rows, again, notes)
+            self._file(file, files, held, rows, again)
         same = self.known is not None and held.all_trusted
         table = self.known if same else _joined(files, held, reading, known, rows.columns())
         assert table is not None
         return Scanned(
             samples=table,
             rejected=(*in_order(files.rejected), *_in_files(files.names, [*old, *again])),
-            notes=notes.all(),
+            notes=files.notes,
         )
 
-    def _file(
-        self, file: int, files: RecordFiles, held: Known, rows: _Rows, bad: list[Rejected], notes: Notes
-    ) -> None:
+    def _file(self, file: int, files: RecordFiles, held: Known, rows: _Rows, bad: list[Rejected]) -> None:
         """Read one file. Its rejected records go to ``bad``."""
         name, first = files.names[file], len(rows.line)
         reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
@@ -161,8 +157,6 @@ class RecordScan(Scan):
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
             bad.append(as_rejected(name, error))
             return
-        for note in reader.notes:
-            notes.add(note)
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
 

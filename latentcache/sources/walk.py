@@ -87,8 +87,6 @@ class Level:
     """Without the prefix, in byte order."""
     stats: NDArray[np.uint64]
     """(n, 5) size, mtime_ns, ctime_ns, inode, device; times before 1970 wrap into 64 bits."""
-    links_out: AbstractSet[str]
-    """Of ``names``, those that lead out of the root; only of ``loose`` endings."""
     mark: Any = None
     """The consumer's own."""
 
@@ -107,7 +105,6 @@ class _Listed:
     folder: _Folder
     odd: dict[str, os.stat_result] = field(default_factory=dict)
     """Wanted names that are no plain files -> the state of what they lead to."""
-    links_out: set[str] = field(default_factory=set)
     folders: list[_Folder] = field(default_factory=list)
 
 
@@ -121,8 +118,6 @@ class Walk:
     Args:
         root: The folder.
         wanted: Extensions in lower case with their dot.
-        loose: Of these, the ones whose links may be broken or lead out of the root (captions; the user of the file
-            says so).
         used: Names of other files that are read, and so are not unused.
         folders: Folders below the root to list, none inside another one; by default all of the root.
 
@@ -135,12 +130,11 @@ class Walk:
         root: Path,
         wanted: AbstractSet[str],
         *,
-        loose: AbstractSet[str] = frozenset(),
         used: AbstractSet[str] = frozenset(),
         folders: Sequence[str] = ("",),
     ) -> None:
         self._folders = sorted(folders, key=lambda one: os.fsencode(one + "/"))
-        self.root, self._wanted, self._loose, self._used = root, wanted, loose, used
+        self.root, self._wanted, self._used = root, wanted, used
         # In the one case in which they are written, mostly: saves a call per file.
         self._plain = frozenset((*wanted, *map(str.upper, wanted)))
         self._start, self._real = os.fspath(root), os.path.realpath(root)
@@ -206,10 +200,10 @@ class Walk:
                     fix=f"check it with `ls -la {shlex.quote(folder.path)}`",
                 ) from error
             self.rejected.append(rejected(prefix, cause_of(error), f"the folder cannot be listed: {error.strerror}"))
-            return Level(prefix, [], _NO_STATS, found.links_out), []
+            return Level(prefix, [], _NO_STATS), []
         if prefix and "shards" in rest and rest & _CACHE_MARKS:
             self.notes.add(rejected(prefix, "cache-folder", "it holds a cache"))
-            return Level(prefix, [], _NO_STATS, found.links_out), []
+            return Level(prefix, [], _NO_STATS), []
         for entry in entries:
             try:
                 self._sort_out(entry, prefix + entry.name, found)
@@ -220,7 +214,7 @@ class Walk:
             memos = np.array(list(map(pack_identity, found.odd.values())), dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
             names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
-        return Level(prefix, names, stats, found.links_out), found.folders
+        return Level(prefix, names, stats), found.folders
 
     def _sort_out(self, entry: os.DirEntry[str], name: str, found: _Listed) -> None:
         """One name that is not plainly a wanted file."""
@@ -237,7 +231,7 @@ class Walk:
         elif extension not in self._wanted:
             self._other(name)
         else:
-            self._take(entry.name, name, extension, entry.stat(follow_symlinks=False), found)
+            self._take(entry.name, name, entry.stat(follow_symlinks=False), found)
 
     def _hidden(self, entry: os.DirEntry[str], name: str, extension: str) -> None:
         """A name that begins with a dot: of a folder, how many files are in it."""
@@ -256,7 +250,11 @@ class Walk:
         try:
             target = entry.stat()
         except OSError as error:
-            self._broken(entry, name, extension, error, found)
+            item = rejected(name, cause_of(error), f"the link cannot be followed: {error.strerror}")
+            if extension in self._wanted or error.errno != errno.ENOENT:
+                self.rejected.append(item)
+            else:  # it could be a folder
+                self.notes.add(item)
             return
         inside, leads_to = is_inside(entry.path, self._real), f"the link leads to {os.readlink(entry.path)}"  # noqa: PTH115
         if stat.S_ISDIR(target.st_mode):
@@ -266,31 +264,18 @@ class Walk:
                 self.rejected.append(rejected(name, "outside-root", leads_to))
         elif extension not in self._wanted:
             self._other(name)
-        elif not inside and extension not in self._loose:
+        elif not inside:
             self.rejected.append(rejected(name, "outside-root", leads_to))
         else:
-            self._take(entry.name, name, extension, target, found)
-            if not inside:
-                found.links_out.add(entry.name)
+            self._take(entry.name, name, target, found)
 
-    def _take(self, own: str, name: str, extension: str, state: os.stat_result, found: _Listed) -> None:
-        """A wanted name that is a regular file; of loose endings, anything."""
-        if stat.S_ISREG(state.st_mode) or extension in self._loose:
+    def _take(self, own: str, name: str, state: os.stat_result, found: _Listed) -> None:
+        """A wanted name that is a regular file."""
+        if stat.S_ISREG(state.st_mode):
             found.odd[own] = state
         else:
             detail = f"it is {kind_of(state.st_mode)}, not a regular file"
             self.rejected.append(rejected(name, "not-regular", detail))
-
-    def _broken(self, entry: os.DirEntry[str], name: str, extension: str, error: OSError, found: _Listed) -> None:
-        """A link that leads nowhere: rejected if a file is meant, a note if it could be a folder."""
-        if extension in self._loose:
-            found.odd[entry.name] = entry.stat(follow_symlinks=False)
-            return
-        item = rejected(name, cause_of(error), f"the link cannot be followed: {error.strerror}")
-        if extension in self._wanted or error.errno != errno.ENOENT:
-            self.rejected.append(item)
-        else:
-            self.notes.add(item)
 
     def _linked_folder(self, entry: os.DirEntry[str], name: str, leads_to: str, found: _Listed) -> None:
         """Follow a link to a folder inside the root once, unless that would never end."""

@@ -8,19 +8,11 @@ import pytest
 
 import latentcache
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.causes import HINTS, as_rejected, cause_of, hint_for, sniff_cause
-
-WORDS = """truncated empty zeros html git-lfs svg heic-needs-plugin jxl-needs-plugin eps pdf unknown float too-small
-extreme-aspect too-many-pixels bomb png-metadata-too-large not-regular symlink-loop not-found outside-root
-permission io-error changing vanished caption-encoding caption-unicode non-finite storage-overflow out-of-memory
-decoder-error duplicate-row table-row hidden cache-folder caption-conflict unlisted bom"""
+from latentcache.sources.causes import HINTS, as_rejected, cause_of, sniff_cause
 
 
-@pytest.mark.parametrize("cause", WORDS.split())
-def test_every_cause_word_has_a_hint_of_one_line(cause):
-    assert cause in HINTS
-    assert 20 < len(hint_for(cause)) < 110
-    assert "\n" not in hint_for(cause)
+def test_every_hint_is_one_line():
+    assert all(10 < len(hint) < 240 and "\n" not in hint for hint in HINTS.values())
 
 
 def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():

@@ -62,23 +62,17 @@ def test_sidecars(tmp_path):
 
 
 def test_the_first_of_two_caption_files_counts(tmp_path):
-    for name in "abc":
-        (tmp_path / f"{name}.jpg").touch()
-        (tmp_path / f"{name}.txt").write_text("one")
-        (tmp_path / f"{name}.caption").write_text("one \n")
-    (tmp_path / "b.caption").write_text("two")
-    (tmp_path / "c.caption").write_bytes(b"\xff")
+    put(tmp_path, a_jpg="x", a_txt="one", a_caption="two", b_jpg="x", b_caption="two")
     found = scan(tmp_path)
-    assert {text for _, text in captions(found)} == {"one"}
-    assert [(note.name, note.detail) for note in found.notes] == [
-        ("b.caption", "b.txt is used; b.caption says something else"),
-        ("c.caption", "c.txt is used; c.caption cannot be read"),
+    assert captions(found) == [("a.jpg", "one"), ("b.jpg", "two")]
+    assert [(note.name, note.reason, note.detail) for note in found.notes] == [
+        ("a.caption", "caption-conflict", "a.txt is used")
     ]
 
 
-def test_a_sample_with_a_caption_that_cannot_be_used_is_rejected(tmp_path):
+def test_a_caption_that_cannot_be_used(tmp_path):
     root = tmp_path / "data"
-    put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", f_jpg="x", shared="text")
+    put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", shared="text")
     (tmp_path / "secret").write_text("secret")
     (root / "a.txt").write_bytes(b"caf\xe9")
     (root / "b.txt").symlink_to(tmp_path / "secret")
@@ -86,12 +80,12 @@ def test_a_sample_with_a_caption_that_cannot_be_used_is_rejected(tmp_path):
     (root / "d.txt").symlink_to("shared")
     os.mkfifo(root / "e.txt")
     found = scan(root)
-    assert captions(found) == [("d.jpg", "text"), ("f.jpg", "")]
+    assert captions(found) == [("b.jpg", ""), ("c.jpg", ""), ("d.jpg", "text"), ("e.jpg", "")]
     assert reasons(found.rejected) == [
         ("a.jpg", "caption-encoding"),
-        ("b.jpg", "outside-root"),
-        ("c.jpg", "not-found"),
-        ("e.jpg", "not-regular"),
+        ("b.txt", "outside-root"),
+        ("c.txt", "not-found"),
+        ("e.txt", "not-regular"),
     ]
     item = found.rejected[0]
     assert (item.detail, item.stat[0]) == ("caption file a.txt: expected UTF-8, found byte 0xe9 at offset 3", 1)
@@ -107,7 +101,6 @@ def test_a_table_decides_when_there_is_one(tmp_path, trusting):
     assert reasons(found.rejected) == [("gone.jpg", "not-found")]
     assert reasons(found.notes) == [
         ("c.jpg", "unlisted"),
-        ("metadata.csv", "bom"),
         ("metadata.csv", "duplicate-row"),
         ("metadata.csv", "sidecar-unused"),
     ]

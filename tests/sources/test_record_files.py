@@ -46,7 +46,6 @@ def test_lines_with_everything_that_goes_wrong(tmp_path):
         (11, "record-unicode", "text"),
     ]
     assert all(item.name == "a" and f"a:{item.line}" not in item.detail and item.hint for item in log.rejected)
-    assert [note.reason for note in log.notes] == ["bom"]
     assert log.content == xxhash.xxh3_128_digest(b"\n".join(lines))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from latentcache.errors import count_of
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import counted, rejected, unused_lines
@@ -43,25 +42,24 @@ def listed_images(
     Raises:
         TableError: A table cannot be read as a whole.
     """
-    found, unlisted = Listed(), dict[str, Rejected]()
+    found, unlisted = Listed(), dict[str, str]()
     tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
     others = {name for number, names in images.items() if number not in tables for name in names}
     for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
         one, inside = layout.sets[number], images.get(number, {})
         table = one.captions.table
-        rows, content, memo, notes = read_table(root, table, inside, one.prefix, one.captions)
-        matched = match_rows(table, rows, inside, {*said, *unlisted}, root)
+        rows, content, memo = read_table(root, table, inside, one.prefix, one.captions)
         found.tables[table] = content, memo
-        found.rejected += matched.rejected
-        found.notes += [*notes, *(item for item in matched.notes if item.reason != "unlisted")]
-        unlisted |= {item.name: item for item in matched.notes if item.reason == "unlisted"}
-        _take(found, number, one, matched.samples)
+        own = match_rows(found, table, rows, inside, {*said, *unlisted}, root)
+        _take(found, number, one, {name: row for name, row in own.items() if name in inside and not row.cause})
+        unlisted |= {name: table for name in inside if name not in own}
         beside = sorted(text for name, text in inside.items() if text and name not in others)
         if beside:
             words = "caption files beside images are not used"
             found.notes.append(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))
-    left = {name for names in images.values() for name in names}.difference(found.taken, others)
-    found.notes += [item for name, item in unlisted.items() if name in left]
+    for name, table in unlisted.items():
+        if name not in found.taken and name not in others:
+            found.notes.append(rejected(name, "unlisted", f"{table} has no row for it"))
     return found
 
 
@@ -81,63 +79,34 @@ def _take(found: Listed, number: int, one: ImageSet, samples: Mapping[str, Row])
         found.notes.append(counted(one.captions.table, "in-two-sets", len(other), words, first=other[0]))
 
 
-@dataclass(slots=True, kw_only=True)
-class Matched:
-    """Every row and every image in one of these."""
-
-    samples: dict[str, Row] = field(default_factory=dict)
-    """Image -> its row."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
-
-
 def match_rows(
-    table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
-) -> Matched:
-    """Match the rows of the table named ``table`` with the images of a folder."""
-    found, first_rows, backslashed, absent = Matched(), dict[str, Row](), list[Row](), list[tuple[str, Row]]()
+    found: Listed, table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
+) -> dict[str, Row]:
+    """The first row of each name; those that make no sample, and further ones, are rejected and noted."""
+    first_rows, alike = dict[str, Row](), dict[str, str]()
     for row in rows:
-        name = image_named(row.name, images)
-        known_as = name or _printable(row.name if leads_out(row.name) else plain(row.name))
-        first = first_rows.setdefault(known_as, row)
+        image = image_named(row.name, images)
+        name = image or _printable(row.name if leads_out(row.name) else plain(row.name))
+        first = first_rows.setdefault(name, row)
+        where = f"{table}:{row.line}"
         if first is not row:
-            found.notes.append(_repeated(table, known_as, first, row))
-        elif not name:
-            if leads_out(row.name) or known_as not in said:
-                absent.append((known_as, row))
-        elif row.cause:
+            same = (first.caption, first.cause) == (row.caption, row.cause)
+            says = "with the same caption" if same else f"with another caption; that of line {first.line} is used"
+            detail = f"lines {first.line} and {row.line} are both for {name}, {says}"
+            found.notes.append(rejected(table, "duplicate-row", detail))
+        elif not image and (leads_out(row.name) or name not in said):
+            alike = alike or {_stem(one): one for one in images}
+            meant = f"; did you mean {alike[_stem(name)]}?" if _stem(name) in alike else ""
+            if leads_out(row.name):
+                cause, detail = "outside-root", "names a file outside the data folder"
+            elif _is_file(root, name):
+                cause, detail = "unknown", "names it, but its extension is none of an image that is read"
+            else:
+                cause, detail = "not-found", "names it, and there is no such file"
+            found.rejected.append(rejected(name, cause, f"{where} {detail}{meant}"))
+        elif image and row.cause:
             found.rejected.append(rejected(name, row.cause, row.detail))
-        else:
-            found.samples[name] = row
-        if first is row and name and "\\" in row.name and "\\" not in name:
-            backslashed.append(row)
-    if backslashed:
-        rows_have = count_of(len(backslashed), "rows have")
-        detail = f"{rows_have} paths with \\, the first on line {backslashed[0].line}; read as /"
-        found.notes.append(rejected(table, "backslash", detail, count=len(backslashed)))
-    alike = {_stem(image): image for image in images} if absent else {}
-    for name, row in absent:
-        meant = f"; did you mean {alike[stem]}?" if (stem := _stem(row.name)) in alike else ""
-        found.rejected.append(_absent(f"{table}:{row.line}", name, row, root, meant))
-    unlisted = (name for name in images if name not in first_rows)
-    found.notes += [rejected(name, "unlisted", f"{table} has no row for it") for name in unlisted]
-    return found
-
-
-def _repeated(table: str, name: str, first: Row, row: Row) -> Rejected:
-    """A second row for one file: the first one counts."""
-    same = (first.caption, first.cause) == (row.caption, row.cause)
-    says = "with the same caption" if same else f"with another caption; that of line {first.line} is used"
-    return rejected(table, "duplicate-row", f"lines {first.line} and {row.line} are both for {name}, {says}")
-
-
-def _absent(where: str, name: str, row: Row, root: Path, meant: str) -> Rejected:
-    """A row whose name is no image that can be used."""
-    if leads_out(row.name):
-        return rejected(name, "outside-root", f"{where} names a file outside the data folder{meant}")
-    if _is_file(root, name):
-        return rejected(name, "unknown", f"{where} names it, but its extension is none of an image that is read")
-    return rejected(name, "not-found", f"{where} names it, and there is no such file{meant}")
+    return first_rows
 
 
 def _stem(name: str) -> str:
