@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +27,7 @@ from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, listed, parse_json, shown
 from latentcache.sources.reading import read_source
 from latentcache.sources.walk import is_inside
+from latentcache.value import Value
 
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
@@ -40,8 +41,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _Records = Iterator[tuple[int, dict[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Value):
     """One row: a file name as it is written, and a caption or the reason why there is none."""
 
     name: str
