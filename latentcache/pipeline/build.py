@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,13 @@ from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejecte
 from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.publish import Outcome, content_of, new_snapshot, publish_if_changed
+from latentcache.pipeline.publish import Outcome, publish
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
     FieldDone,
     Observer,
     Silent,
-    field_done,
 )
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
@@ -44,7 +42,6 @@ from latentcache.pipeline.workers.pool import RunResult, WorkerPool, worker_coun
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
-from latentcache.sources.archives.members import is_read_by_workers, places
 from latentcache.sources.layouts.config import unanswered
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
@@ -60,7 +57,7 @@ HEADERS = {"original_size": "latentcache.images.headers:fill_sizes"}
 
 @dataclass(slots=True, kw_only=True)
 class _Build:
-    """One build in progress."""
+    """One build in progress: what its steps have found so far."""
 
     settings: BuildSettings
     observer: Observer
@@ -68,44 +65,51 @@ class _Build:
     paths: CachePaths
     started: float = field(default_factory=time.monotonic)
     events: EventLog | None = None
-    lock: int | None = None
-    warm: WarmWorker | None = None
+    warm: WarmWorker = field(init=False)
     existing: Existing = field(default_factory=Existing)
     options: SourceOptions = field(default_factory=SourceOptions)
+    listing: Listing = field(init=False)
+    samples: SampleTable = field(init=False)
+    """Of the listing, with header columns and with the contents that were found since."""
+    described: dict[str, Described] = field(default_factory=dict)
     streaming: stream.Streaming | None = None
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
         preflight.check_paths(self.settings.data, self.paths.root)
         with ExitStack() as stack:
+            lock = None
             if not self.settings.dry_run:
                 self.events = stack.enter_context(EventLog(self.settings.events))
-                self.lock = stack.enter_context(preflight.locked(self.paths))
+                lock = stack.enter_context(preflight.locked(self.paths))
             self.existing = read_existing(self.paths)
             check_damage(self.existing, self.settings)
             self.options = self.existing.options(self.settings)
-            listing = self.scan()
+            listing = self.listing = self.scan()
+            self.samples = listing.samples
             preflight.check_source(self.settings.source, listing.data_kind, self.settings.data)
-            self.settings = replace(self.settings, fields=self.requested_fields(listing))
-            kinds = self.kinds(listing)
-            self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
-            described: dict[str, Described] = {}
+            self.settings = replace(self.settings, fields=self.requested_fields())
+            kinds = self.kinds()
+            self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))
             for kind in kinds:
-                described[kind.name] = self.describe(kind, listing, described.get(kind.follows))
-            listing = self.without_followed_notes(listing, described)
+                self.described[kind.name] = self.describe(kind)
+            # Notes on settings of a configuration that this build follows are no notes.
+            said = {name: one.recipe.as_json() for name, one in self.described.items()}
+            answered = unanswered(listing.notes, {"source": self.options.as_json(), **said})
+            self.listing = replace(listing, notes=answered)
             catalog = load_catalog(self.paths, open_shards=True)
-            samples, works = self.works(kinds, described, listing, listing.samples, catalog)
-            plan = self.plan(listing, samples, works)
+            works = self.works(kinds, catalog)
+            plan = self.plan(works)
             self.observer.planned(plan)
             if self.settings.strict:
                 preflight.check_notes(plan.notes, self.settings.data)
             if self.settings.dry_run:
-                return self.dry_report(plan, works)
+                return self.dry_report(plan)
             preflight.check_space(plan)
             if self.recover(catalog):
                 catalog = load_catalog(self.paths)
-                samples, works = self.works(kinds, described, listing, samples, catalog)
-            return self.make(plan, listing, samples, works, catalog)
+                works = self.works(kinds, catalog)
+            return self.make(plan, works, catalog)
 
     def scan(self) -> Listing:
         """List DATA; files whose stat memo is trusted are not opened."""
@@ -125,12 +129,12 @@ class _Build:
                 recorded=self.existing.folders,
             )
 
-    def requested_fields(self, listing: Listing) -> dict[str, Any]:
+    def requested_fields(self) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
         settings = {
-            name: known[name].asked(fields, listing.samples, held=name in stored) if name in known else fields[name]
+            name: known[name].asked(fields, self.samples, held=name in stored) if name in known else fields[name]
             for name in names
         }
         found = {name: one for name, one in settings.items() if one is not None or fields.get(name, name) is None}
@@ -140,9 +144,9 @@ class _Build:
             name: one for name, one in found.items() if name in fields or not leads or follows[name] in {"", *leads}
         }
 
-    def kinds(self, listing: Listing) -> list[FieldKind]:
+    def kinds(self) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows."""
-        has = set(listing.samples.inputs)
+        has = set(self.samples.inputs)
         names = list(dict.fromkeys([*self.existing.field_names, *self.settings.fields]))
         kinds = [kind_of(name) for name in names]
         if not self.existing.field_names and all(self.settings.related and kind.follows for kind in kinds):
@@ -167,89 +171,61 @@ class _Build:
                 )
         return kinds
 
-    def describe(self, kind: FieldKind, listing: Listing, followed: Described | None) -> Described:
+    def describe(self, kind: FieldKind) -> Described:
         """Recipe, producer and provenance of a field; files of its encoder are read, nothing is loaded."""
-        assert self.warm is not None
-        context = DescribeContext(
-            samples=listing.samples,
-            device=self.settings.device,
-            ask=self.warm.ask,
-            followed=followed,
-        )
+        followed = self.described.get(kind.follows)
+        device, ask = self.settings.device, self.warm.ask
+        context = DescribeContext(samples=self.samples, device=device, ask=ask, followed=followed)
         settings = self.settings.fields.get(kind.name) or kind.settings()
         found: Described = load(kind.describer)(settings, self.existing.cached(kind), context)
         for note in found.notes:
             self.observer.warned(note)
         return found
 
-    def without_followed_notes(self, listing: Listing, described: Mapping[str, Described]) -> Listing:
-        """A listing without notes on settings of a configuration that this build follows."""
-        said = {name: one.recipe.as_json() for name, one in described.items()}
-        return replace(listing, notes=unanswered(listing.notes, {"source": self.options.as_json(), **said}))
-
-    def works(
-        self,
-        kinds: list[FieldKind],
-        described: Mapping[str, Described],
-        listing: Listing,
-        samples: SampleTable,
-        catalog: Catalog,
-    ) -> tuple[SampleTable, list[FieldWork]]:
+    def works(self, kinds: list[FieldKind], catalog: Catalog) -> list[FieldWork]:
         """Compare every field with what is committed; fills header columns that are needed."""
-        snapshot = self.existing.snapshot
+        snapshot, samples = self.existing.snapshot, self.samples
         known: dict[str, dict[int, Rejected]] = {kind.name: {} for kind in kinds}
         if snapshot is not None and not self.settings.retry_failed:
             for kind in kinds:
                 before = self.existing.rows(kind.name)
-                known[kind.name] = rejected_before(samples, kind, described[kind.name], before, snapshot.rejected)
+                known[kind.name] = rejected_before(
+                    samples, kind, self.described[kind.name], before, snapshot.rejected
+                )
         with self.stop.deferred():
             for column in dict.fromkeys(name for kind in kinds for name in kind.needs_header):
-                needing = [kind for kind in kinds if column in kind.needs_header]
-                samples = self.fill(column, needing, listing.root, samples, known)
+                self.fill(column, [kind for kind in kinds if column in kind.needs_header], known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
-                samples = with_equal_files(samples, name, listing.root, stopping=lambda: self.stop.requested)
-        works = [
-            field_work(
-                kind,
-                described[kind.name],
-                self.existing.rows(kind.name),
-                samples,
-                catalog,
-                known[kind.name],
-                unfinished=self.existing.unfinished,
-            )
-            for kind in kinds
-        ]
-        for work in works:
-            own = work.kind.inputs[0]
-            if len(work.kind.inputs) == 1 and is_read_by_workers(samples, own):
-                for row, one in work.rejected.items():
-                    found = None if one.content else content_of(listing.root, places(samples, [row], own)[0])
-                    if found is not None:
-                        work.rejected[row] = replace(one, content=found[0], stat=found[1])
-        return samples, works
+                self.samples = with_equal_files(
+                    self.samples, name, self.listing.root, stopping=lambda: self.stop.requested
+                )
+        return [self.work(kind, catalog, known[kind.name]) for kind in kinds]
 
-    def fill(
-        self,
-        column: str,
-        kinds: list[FieldKind],
-        root: Path,
-        samples: SampleTable,
-        known: Mapping[str, dict[int, Rejected]],
-    ) -> SampleTable:
+    def work(self, kind: FieldKind, catalog: Catalog, rejected: Mapping[int, Rejected]) -> FieldWork:
+        """Compare a field with what is committed."""
+        before, unfinished = self.existing.rows(kind.name), self.existing.unfinished
+        described = self.described[kind.name]
+        return field_work(kind, described, before, self.samples, catalog, rejected, unfinished=unfinished)
+
+    def fill(self, column: str, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> None:
         """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind.
 
         What else the headers say (the frames of videos) is a column of its own.
         """
+        samples = self.samples
         has_file = np.asarray(samples.inputs[kinds[0].inputs[0]].file) >= 0
         rows = np.flatnonzero(~np.asarray(samples.columns[column]).any(axis=1) & has_file)
         done = set.intersection(*(set(known[kind.name]) for kind in kinds))
         if done:
             rows = np.setdiff1d(rows, np.fromiter(done, dtype=np.intp, count=len(done)))
         if not len(rows):
-            return samples
+            return
         found, rejected = load(HEADERS[column])(
-            root, samples, rows, max_pixels=self.settings.max_pixels, stopping=lambda: self.stop.requested
+            self.listing.root,
+            samples,
+            rows,
+            max_pixels=self.settings.max_pixels,
+            stopping=lambda: self.stop.requested,
         )
         columns = dict(samples.columns)
         for name, values in found.items():
@@ -260,21 +236,20 @@ class _Build:
             columns[name][rows] = values
         for kind in kinds:
             known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
-        return replace(samples, columns=columns)
+        self.samples = replace(samples, columns=columns)
 
-    def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
+    def plan(self, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
-        rejected = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
-        tasks = {work.name: self.task(work, listing.root) for work in works}
+        listing, tasks = self.listing, {work.name: self.task(work) for work in works}
         for work in works:
             work.workers = worker_count(tasks[work.name], work.kind, work.cost) if len(work.todo) else 0
         return BuildPlan(
             cache=self.paths.root,
             data=self.settings.data,
             data_kind=listing.data_kind,
-            samples=len(samples) + len(listing.rejected),
+            samples=len(self.samples) + len(listing.rejected),
             fields={work.name: work for work in works},
-            rejected=tuple(rejected),
+            rejected=self.rejected(works),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
             part=self.existing.part(self.settings),
@@ -282,9 +257,13 @@ class _Build:
             no_caption=listing.no_caption,
             allow_failed=self.existing.allow_failed(self.settings),
             listing=listing,
-            samples_table=samples,
+            samples_table=self.samples,
             tasks=tasks,
         )
+
+    def rejected(self, works: list[FieldWork]) -> tuple[Rejected, ...]:
+        """Every rejection so far."""
+        return (*self.listing.rejected, *(one for work in works for one in work.rejected.values()))
 
     def recover(self, catalog: Catalog) -> bool:
         """Seal what a killed build left open and save intact entries of damaged shards. True if there was any."""
@@ -296,73 +275,70 @@ class _Build:
             self.observer.warned(f"shard {found.source} was damaged: {found.saved} intact entries were saved")
         return True
 
-    def make(
-        self, plan: BuildPlan, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
-    ) -> BuildReport:
+    def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
         end_pending(self.paths)
+        outcomes = [Outcome(work=work, place=work.place) for work in works]
         if any(len(work.todo) for work in works):
             make_folder(self.paths.shards)
-            part = self.existing.part(self.settings)
-            described = {work.kind.name: work.described for work in works}
-            allowed = self.existing.allow_failed(self.settings)
-            write_state(self.paths, described, listing.options, part=part, samples=plan.samples, allow_failed=allowed)
+            write_state(
+                self.paths,
+                self.described,
+                self.options,
+                part=plan.part,
+                samples=plan.samples,
+                allow_failed=plan.allow_failed,
+            )
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:
-                known = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
                 seed, batch = self.settings.stream_seed, self.settings.stream_batch
-                self.streaming = stream.begin(
-                    self.base(listing, known), self.paths, listing.root, samples, works, seed=seed, batch=batch
-                )
-            samples, outcomes = self.encode(listing, samples, works, catalog)
+                base = self.base(plan, self.rejected(works))
+                self.streaming = stream.begin(base, self.paths, works, seed=seed, batch=batch)
+            outcomes = self.encode(works, catalog)
             before, catalog = catalog.forgotten(), load_catalog(self.paths)
             for outcome in (one for one in outcomes if not one.work.unchanged):
-                outcome.place = outcome.work.place = find_items(outcome.work, samples, before, catalog)
-        else:
-            outcomes = [Outcome(work=work, place=work.place) for work in works]
-        new = new_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)
-        catalog.forgotten()
-        pairs = zip(outcomes, new.fields, strict=True)
-        fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
-        snapshot = None if self.existing.damage else self.existing.snapshot
-        number = publish_if_changed(self.paths, new, snapshot)
+                outcome.place = outcome.work.place = find_items(outcome.work, self.samples, before, catalog)
+        report = publish(
+            self.paths,
+            self.base(plan, self.listing.rejected),
+            outcomes,
+            catalog,
+            plan=plan,
+            root=self.listing.root,
+            current=None if self.existing.damage else self.existing.snapshot,
+            started=self.started,
+        )
         remove_durably(self.paths.building)
         end_pending(self.paths)
-        kept = snapshot.number if snapshot is not None else 0
-        return self.report(plan, fields, new.rejected, new.notes, snapshot=number or kept, published=number > 0)
+        return report
 
-    def encode(
-        self, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
-    ) -> tuple[SampleTable, list[Outcome]]:
+    def encode(self, works: list[FieldWork], catalog: Catalog) -> list[Outcome]:
         """Run the fields one after the other; what one learns of the contents spares the next one."""
         outcomes, learned = [], False
         with ExitStack() as stack:
             lookup = stack.enter_context(catalog.shared_lookup(self.paths)) if len(catalog) else ""
             for work in works:
                 if learned:
-                    work = field_work(work.kind, work.described, work.before, samples, catalog, work.rejected)
+                    work = field_work(work.kind, work.described, work.before, self.samples, catalog, work.rejected)
                 started = time.monotonic()
-                result = self.run_field(work, listing, samples, lookup)
+                result = self.run_field(work, lookup) if len(work.todo) else None
                 seconds = time.monotonic() - started
                 if self.stop.requested:
                     raise self.stop.error()
                 outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
                 if result is not None and (len(result.read.sample) or result.failed):
-                    samples, learned = with_read_contents(samples, work.kind, result), True
-        if self.warm is not None:
-            self.warm.close()
-        return samples, outcomes
+                    self.samples, learned = with_read_contents(self.samples, work.kind, result), True
+        self.warm.close()
+        return outcomes
 
-    def run_field(self, work: FieldWork, listing: Listing, samples: SampleTable, lookup: str) -> RunResult | None:
+    def run_field(self, work: FieldWork, lookup: str) -> RunResult:
         """Encode the items of one field that are to be made."""
-        if not len(work.todo):
-            return None
         streaming = self.streaming
         if streaming is not None:
             work = streaming.ordered(work)
         pool = WorkerPool(
-            replace(self.task(work, listing.root), lookup=lookup),
+            replace(self.task(work), lookup=lookup),
             total=work.inputs,
             total_cost=work.cost,
             items=len(work.todo),
@@ -370,15 +346,10 @@ class _Build:
             warm=self.warm,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
         )
-        return run_jobs(
-            pool,
-            work.jobs(listing, samples),
-            stop=self.stop,
-            progress=self.observer.advanced,
-            warn=self.observer.warned,
-        )
+        jobs = work.jobs(self.listing, self.samples)
+        return run_jobs(pool, jobs, stop=self.stop, progress=self.observer.advanced, warn=self.observer.warned)
 
-    def task(self, work: FieldWork, root: Path) -> Task:
+    def task(self, work: FieldWork) -> Task:
         """What a worker has to know of a field."""
         settings, described = self.settings, work.described
         return Task(
@@ -386,7 +357,7 @@ class _Build:
             recipe=described.recipe.as_json(),
             producer=described.producer,
             groups=work.plan.groups,
-            root=str(root),
+            root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),
             needs_torch=described.needs_torch,
             device=settings.device,
@@ -399,14 +370,14 @@ class _Build:
             options={"max_pixels": settings.max_pixels},
         )
 
-    def base(self, listing: Listing, rejected: Iterable[Rejected]) -> NewSnapshot:
-        """A snapshot without samples and fields: where DATA is, also as seen from the cache, and how it was read."""
-        root = self.settings.data.resolve()
+    def base(self, plan: BuildPlan, rejected: Iterable[Rejected]) -> NewSnapshot:
+        """A snapshot without fields: where DATA is, also as seen from the cache, and how it was read."""
+        root, listing = self.settings.data.resolve(), self.listing
         source: dict[str, Any] = {
             "root": str(root),
             "relative": os.path.relpath(root, self.paths.root.resolve()),
             "options": listing.options.as_json(),
-            "part": self.existing.part(self.settings),
+            "part": plan.part,
             "data_kind": listing.data_kind,
             "captions": listing.caption_source,
         }
@@ -415,36 +386,23 @@ class _Build:
                 source["names"] = os.path.relpath(listing.root.resolve(), root)
             source |= {"layout": listing.layout.word, "sets": [one.as_json() for one in listing.layout.sets]}
         return NewSnapshot(
-            samples=listing.samples,
+            samples=self.samples,
             fields=(),
             shards=(),
             source=source,
             rejected=rejected,
             notes=listing.notes,
-            allow_failed=self.existing.allow_failed(self.settings),
+            allow_failed=plan.allow_failed,
         )
 
-    def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:
+    def dry_report(self, plan: BuildPlan) -> BuildReport:
         """The report of a build that stops after its plan."""
-        fields = {work.name: FieldDone(cached=work.cached, duplicates=work.duplicates) for work in works}
-        return self.report(plan, fields, plan.rejected, plan.notes, dry_run=True)
-
-    def report(
-        self,
-        plan: BuildPlan,
-        fields: Mapping[str, FieldDone],
-        rejected: Iterable[Rejected],
-        notes: Iterable[Rejected],
-        **more: Any,
-    ) -> BuildReport:
-        """The report of this build."""
+        fields = {
+            work.name: FieldDone(cached=work.cached, duplicates=work.duplicates) for work in plan.fields.values()
+        }
+        elapsed = time.monotonic() - self.started
         return BuildReport(
-            plan=plan,
-            fields=fields,
-            rejected=tuple(rejected),
-            notes=tuple(notes),
-            elapsed_s=time.monotonic() - self.started,
-            **more,
+            plan=plan, fields=fields, rejected=plan.rejected, notes=plan.notes, dry_run=True, elapsed_s=elapsed
         )
 
 

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.protocol import Described, FieldKind, FieldPlan, FieldRecipe, Job, Output
-from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import RECIPE_BYTES
-from latentcache.sources.known import match_names, racy
 from latentcache.store.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -314,48 +312,22 @@ def rejected_before(
 ) -> dict[int, Rejected]:
     """Samples that this field rejected in the last snapshot and that are still the same: row -> the old rejection.
 
-    A rejection holds while the recipe and the versions of the decoders are the same, and the content is: by its
-    hash, or by a stat memo that can be trusted.
+    A rejection holds while the recipe, the versions of the decoders and the hash of the content are the same.
     """
     same = before is not None and before.recipe is not None and before.recipe.as_json() == described.recipe.as_json()
     if not same or before is None or before.provenance.get("decoders") != described.provenance.get("decoders"):
         return {}
     held = [one for one in rejected if one.target == kind.name and one.reason not in kind.check_again]
     by_content = {one.content: one for one in held if one.content}
-    if not held:
+    if not by_content:
         return {}
-    found: dict[int, Rejected] = {}
-    content = kind.content(samples)
-    for row in _rows_of(np.asarray(content), by_content):
-        found[row] = by_content[content[row].tobytes()]
-    for row, one in _trusted(samples, kind, held):
-        found.setdefault(row, one)
-    return {row: _renamed(found[row], samples, row) for row in found}
-
-
-def _renamed(one: Rejected, samples: SampleTable, row: int) -> Rejected:
-    """The rejection of one sample, said of another one of equal content."""
-    name, line = samples.where(row)
-    return replace(one, name=name, line=line)
-
-
-def _rows_of(content: NDArray[np.uint8], wanted: Mapping[bytes, Any]) -> list[int]:
-    """Rows whose content is one of these hashes."""
-    if not wanted or not len(content):
-        return []
-    heads = np.frombuffer(b"".join(wanted), dtype=np.uint64)[::2]
-    rows = np.flatnonzero(np.isin(np.ascontiguousarray(content).view(np.uint64)[:, 0], heads))
-    return [row for row in rows.tolist() if content[row].tobytes() in wanted]
-
-
-def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) -> Iterator[tuple[int, Rejected]]:
-    """Rows whose file has the stat that a rejection of the sample was made with."""
-    trusted = {one.label: one for one in held if one.stat and not racy(np.array([one.stat], dtype=np.uint64))[0]}
-    rows = match_names(Strings.of(trusted), samples.names).tolist() if trusted else []
-    file = samples.inputs[kind.inputs[0]].file
-    for row, one in zip(rows, trusted.values(), strict=False):
-        if row >= 0 and tuple(np.asarray(samples.files.stat[int(file[row])]).tolist())[:5] == one.stat[:5]:
-            yield row, one
+    content, found = np.asarray(kind.content(samples)), {}
+    heads = np.frombuffer(b"".join(by_content), dtype=np.uint64)[::2]
+    for row in np.flatnonzero(np.isin(np.ascontiguousarray(content).view(np.uint64)[:, 0], heads)).tolist():
+        if (one := by_content.get(content[row].tobytes())) is not None:
+            name, line = samples.where(row)
+            found[row] = replace(one, name=name, line=line)
+    return found
 
 
 def _find(

@@ -32,15 +32,8 @@ from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
-from latentcache.pipeline.publish import Outcome, new_snapshot, publish_if_changed
-from latentcache.pipeline.report import (
-    BuildPlan,
-    BuildReport,
-    Observer,
-    Silent,
-    field_done,
-    quarantined,
-)
+from latentcache.pipeline.publish import Outcome, publish
+from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import WHOLE
 from latentcache.sources.part import Part
 from latentcache.sources.scan import names_root
@@ -271,30 +264,21 @@ def _publish(
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
     )
-    new = new_snapshot(base, table, outcomes, catalog, root=names_root(Path(str(first.source["root"])), first.source))
-    before = current_or_none(paths.root)
     plan = BuildPlan(
         cache=paths.root,
         data=Path(str(first.source["root"])),
         data_kind=str(first.source.get("data_kind", "")),
         samples=len(table) + quarantined(others),
         fields={outcome.work.name: outcome.work for outcome in outcomes},
-        rejected=tuple(new.rejected),
-        notes=tuple(new.notes),
+        rejected=tuple(rejected.values()),
+        notes=tuple(notes.values()),
         free_bytes=free_bytes(paths.root),
-        allow_failed=new.allow_failed,
+        allow_failed=first.allow_failed,
     )
     observer.planned(plan)
-    number = publish_if_changed(paths, new, before)
-    return BuildReport(
-        plan=plan,
-        fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, new.fields, strict=True)},
-        rejected=plan.rejected,
-        notes=plan.notes,
-        snapshot=number or (before.number if before is not None else 0),
-        published=number > 0,
-        elapsed_s=time.monotonic() - started,
-    )
+    root = names_root(plan.data, first.source)
+    current = current_or_none(paths.root)
+    return publish(paths, base, outcomes, catalog, plan=plan, root=root, current=current, started=started)
 
 
 def _outcome(

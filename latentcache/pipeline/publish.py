@@ -7,6 +7,7 @@ everything there publishes nothing.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +22,9 @@ from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, j
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.preflight import provenance
+from latentcache.pipeline.report import BuildPlan, BuildReport, field_done
 from latentcache.pipeline.workers.pool import RunResult
-from latentcache.sources.archives.members import Place, places, read_image
+from latentcache.sources.archives.members import is_read_by_workers, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
@@ -52,22 +54,24 @@ class Outcome:
 
 def publishable_items(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.intp]:
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
-    plan, place = outcome.work.plan, outcome.place
-    outcome.rejected = dict(outcome.work.rejected)
-    first = outcome.work.described.recipe.spec.first_prompt
+    plan, place, work = outcome.work.plan, outcome.place, outcome.work
+    first = work.described.recipe.spec.first_prompt
     lost, prompts = place < 0, plan.variant >= first
-    if not lost.any():
+    found, lacking, any_lost = dict(work.rejected), np.empty(0, dtype=np.intp), bool(lost.any())
+    if any_lost:
+        if (lost & prompts).any():
+            work.plan = replace(plan, notes=(*plan.notes, _without_prompt(samples, outcome)))
+        lacking = np.flatnonzero(np.bincount(plan.sample[lost & ~prompts]))
+        failed = dict(outcome.result.failed) if outcome.result else {}
+        content = work.kind.content(samples)
+        causes = {failure.content or content[row].tobytes(): failure for row, failure in failed.items()}
+        causes.pop(bytes(HASH_BYTES), None)
+        for row in set(lacking.tolist()).difference(found):
+            failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
+            found[row] = rejection(samples, work, row, failure)
+    outcome.rejected = {row: _with_content(one, samples, work, row, root) for row, one in found.items()}
+    if not any_lost:
         return np.arange(len(place))
-    if (lost & prompts).any():
-        outcome.work.plan = replace(plan, notes=(*plan.notes, _without_prompt(samples, outcome)))
-    lacking = np.flatnonzero(np.bincount(plan.sample[lost & ~prompts]))
-    failed = dict(outcome.result.failed) if outcome.result else {}
-    content = outcome.work.kind.content(samples)
-    causes = {failure.content or content[row].tobytes(): failure for row, failure in failed.items()}
-    causes.pop(bytes(HASH_BYTES), None)
-    for row in set(lacking.tolist()).difference(outcome.rejected):
-        failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
-        outcome.rejected[row] = rejection(samples, outcome.work, row, failure, root)
     usable = np.ones(len(samples), dtype=np.bool_)
     usable[lacking] = False
     return usable_items(plan, usable, first, ~lost)
@@ -86,17 +90,8 @@ def _without_prompt(samples: SampleTable, outcome: Outcome) -> Rejected:
     )
 
 
-def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:
-    """Why a field rejects a sample, with the content that it was rejected for: it holds until the bytes change."""
-    column, several = samples.inputs[work.kind.inputs[0]], len(work.kind.inputs) > 1
-    seen = tuple(np.asarray(samples.files.stat[int(column.file[row])]).tolist())
-    content, stat = failure.content or np.asarray(column.content[row]).tobytes(), failure.stat or seen
-    if several:  # a memo of one file says nothing of the others
-        content, stat = failure.content, ()
-    elif column.text is None and not any(content):
-        content, stat = content_of(root, places(samples, [row], work.kind.inputs[0])[0]) or (b"", seen)
-        if stat[:5] != seen[:5]:  # it changed since the scan
-            content, stat = b"", seen
+def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure) -> Rejected:
+    """Why a field rejects a sample."""
     name, line = samples.where(row)
     return Rejected(
         name=name,
@@ -105,33 +100,75 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure,
         hint=failure.hint,
         line=line,
         field=failure.field,
-        content=content if any(content) else b"",
-        stat=stat,
+        content=failure.content if any(failure.content) else b"",
+        stat=failure.stat,
         target=work.kind.name,
     )
 
 
-def content_of(root: Path, place: Place) -> tuple[bytes, tuple[int, ...]] | None:
-    """Content and stat memo of a rejected image, so that the rejection holds until its bytes change."""
+def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int, root: Path) -> Rejected:
+    """A rejection with the content and stat that it was made for: it holds until the bytes change."""
+    own = work.kind.inputs[0]
+    if len(work.kind.inputs) > 1:
+        return replace(one, stat=())  # a memo of one file says nothing of the others
+    column = samples.inputs[own]
+    seen = tuple(np.asarray(samples.files.stat[int(column.file[row])]).tolist())
+    content = one.content or np.asarray(column.content[row]).tobytes()
+    if any(content) or not is_read_by_workers(samples, own):
+        return replace(one, content=content if any(content) else b"", stat=one.stat or seen)
     try:
-        data, memo = read_image(root, place)
+        data, memo = read_image(root, places(samples, [row], own)[0])
     except UnusableSampleError:
-        return None
-    return content_hash(data), stat_numbers(memo)
+        return replace(one, stat=seen)
+    stat = stat_numbers(memo)
+    is_same = stat[:5] == seen[:5]  # else it changed since the scan
+    return replace(one, content=content_hash(data) if is_same else b"", stat=stat if is_same else seen)
 
 
-def new_snapshot(
-    base: NewSnapshot, samples: SampleTable, outcomes: Sequence[Outcome], catalog: Catalog, *, root: Path
-) -> NewSnapshot:
-    """Draw up the next snapshot.
+def publish(
+    paths: CachePaths,
+    base: NewSnapshot,
+    outcomes: Sequence[Outcome],
+    catalog: Catalog,
+    *,
+    plan: BuildPlan,
+    root: Path,
+    current: Snapshot | None,
+    started: float,
+) -> BuildReport:
+    """Publish what a run made, unless it tells what the current snapshot does. Errors as publishing has.
 
     Args:
-        base: Without samples and fields; ``rejected`` and ``notes`` are those of the source.
-        samples: Of the data, with the contents that the run found.
-        outcomes: Of all fields, settled by this call.
+        paths: Of the cache.
+        base: With all samples, without fields; ``rejected`` and ``notes`` are those of the source.
+        outcomes: Of all fields.
         catalog: Every committed item, loaded after the run.
+        plan: For the report.
         root: Of the data.
+        current: The snapshot that readers see.
+        started: When the build began.
     """
+    new = new_snapshot(base, outcomes, catalog, root=root)
+    catalog.forgotten()
+
+    def is_unchanged(manifest: Mapping[str, Any]) -> bool:
+        return current is not None and _comparable(manifest) == _comparable(current.manifest)
+
+    number = publish_snapshot(paths, new, current, is_unchanged)
+    return BuildReport(
+        plan=plan,
+        fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, new.fields, strict=True)},
+        rejected=tuple(new.rejected),
+        notes=tuple(new.notes),
+        snapshot=number or (current.number if current is not None else 0),
+        published=number > 0,
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+def new_snapshot(base: NewSnapshot, outcomes: Sequence[Outcome], catalog: Catalog, *, root: Path) -> NewSnapshot:
+    """Draw up the next snapshot; settles the outcomes. Arguments as :func:`publish` has."""
+    samples = base.samples
     items = [publishable_items(outcome, samples, root) for outcome in outcomes]
     used = np.zeros(len(samples), dtype=np.bool_)
     for outcome, chosen in zip(outcomes, items, strict=True):
@@ -228,15 +265,6 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
         reading=None if files.reading is None else np.asarray(files.reading)[rest],
     )
     return join_tables([samples], [np.cumsum(~gone, dtype=np.int64) - 1], chosen, rows)
-
-
-def publish_if_changed(paths: CachePaths, new: NewSnapshot, current: Snapshot | None) -> int:
-    """Publish a snapshot, unless it tells what the current one does; its number, or 0. Errors as publishing has."""
-
-    def is_unchanged(manifest: Mapping[str, Any]) -> bool:
-        return current is not None and _comparable(manifest) == _comparable(current.manifest)
-
-    return publish_snapshot(paths, new, current, is_unchanged)
 
 
 def _comparable(manifest: Mapping[str, Any]) -> Any:

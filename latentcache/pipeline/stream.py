@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ class Streaming(Value):
     samples: SampleTable
     numbers: NDArray[np.int64]
     """(S,) row of each sample in the pending snapshot; -1: it has none."""
-    root: Path
     rank: NDArray[np.int64]
     """(S,) of :func:`loader_order`."""
 
@@ -50,21 +48,13 @@ class Streaming(Value):
         """Append the samples that will not come: those of this content."""
         content = np.asarray(work.kind.content(self.samples))
         rows = np.flatnonzero((content == content[job.sample]).all(axis=1) & (self.numbers >= 0)).tolist()
-        lines = [(row, rejection(self.samples, work, row, failure, self.root)) for row in rows]
+        lines = [(row, rejection(self.samples, work, row, failure)) for row in rows]
         reject_pending(self.paths, [(int(self.numbers[row]), work.kind.name, one) for row, one in lines])
 
 
-def begin(
-    base: NewSnapshot,
-    paths: CachePaths,
-    root: Path,
-    samples: SampleTable,
-    works: Sequence[FieldWork],
-    *,
-    seed: int,
-    batch: int,
-) -> Streaming:
+def begin(base: NewSnapshot, paths: CachePaths, works: Sequence[FieldWork], *, seed: int, batch: int) -> Streaming:
     """Publish the pending snapshot."""
+    samples = base.samples
     content = [np.asarray(work.kind.content(samples)) for work in works]
     items = [np.flatnonzero(own[work.plan.sample].any(axis=1)) for work, own in zip(works, content, strict=True)]
     used = np.zeros(len(samples), dtype=np.bool_)
@@ -78,7 +68,7 @@ def begin(
     demo = any(work.described.demo for work in works)
     publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
     rank = loader_order(works, samples, seed, batch)
-    return Streaming(paths=paths, samples=samples, numbers=numbers, root=root, rank=rank)
+    return Streaming(paths=paths, samples=samples, numbers=numbers, rank=rank)
 
 
 def _field(

@@ -1,6 +1,5 @@
 import json
 import shutil
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -40,15 +39,6 @@ def test_a_first_build_makes_every_item_once(case, data):
     assert not (report.cache / "scratch").exists()
 
 
-def test_touched_files_start_no_worker(case, data, no_runs):
-    cache = built(case, data).cache
-    keys = rows_of(cache, case.field)
-    for path in data.iterdir():
-        path.touch()
-    with no_runs():
-        assert (built(case, data).encoded, rows_of(cache, case.field)) == (0, keys)
-
-
 def test_only_what_is_new_or_changed_is_encoded(case, data):
     cache = built(case, data).cache
     before = rows_of(cache, case.field)
@@ -59,18 +49,6 @@ def test_only_what_is_new_or_changed_is_encoded(case, data):
     after = rows_of(cache, case.field)
     same = [name for name in after if before.get(name) == after[name]]
     assert same == [path.name for path in sorted(data.iterdir()) if path.stem not in ("001", "009")]
-
-
-def test_a_removed_sample_leaves_the_snapshot_and_comes_back_for_nothing(case, data):
-    cache = built(case, data).cache
-    path = case.path(data, 2)
-    saved = path.read_bytes()
-    path.unlink()
-    assert built(case, data).samples == 3
-    assert path.name not in rows_of(cache, case.field)
-    path.write_bytes(saved)
-    report = built(case, data)
-    assert (report.encoded, report.cached, report.samples) == (0, 4, 4)
 
 
 def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
@@ -219,20 +197,6 @@ def test_unreadable_leftovers_of_a_killed_build_are_put_aside(case, data):
     assert (built(case, data).encoded, left.exists()) == (0, False)
 
 
-def test_a_lost_shard_is_encoded_again(case, data):
-    cache = built(case, data).cache
-    shutil.rmtree(CachePaths(cache).sealed_shards()[0])
-    assert (built(case, data).encoded, len(rows_of(cache, case.field))) == (4, 4)
-
-
-def test_a_cache_without_current_continues_with_its_newest_snapshot(case, data):
-    cache = built(case, data).cache
-    (cache / "CURRENT").unlink()
-    report = built(case, data, fields={})
-    assert (report.encoded, report.published) == (0, True)
-    assert open_snapshot(cache).fields[case.field].recipe_id == report.plan.fields[case.field].recipe.recipe_id
-
-
 def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):
     case, observer = CASES["latents"], Recorder()
     data = case.data(tmp_path / "data", 3)
@@ -273,18 +237,3 @@ def test_a_file_with_other_bytes_and_the_same_pixels_counts_as_cached(tmp_path, 
     (new,) = rows_of(cache, "latents")[path.name]
     assert new != old
     assert np.array_equal(arrays_of(cache, "latents")[path.name], stored)
-
-
-def test_threads_of_a_caller_may_build(case, data):
-    failures = []
-
-    def run():
-        try:
-            build_cache(settings(case, data))
-        except BaseException as error:  # noqa: BLE001 - reported below
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    assert (failures, thread.is_alive()) == ([], False)

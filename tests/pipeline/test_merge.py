@@ -7,13 +7,11 @@ from small_builds import CASES, arrays_of, built, rows_of, tree
 from latentcache.errors import (
     CacheDamagedError,
     CacheIncompleteError,
-    CacheLockedError,
     CacheNotFoundError,
     StaleCacheError,
     UsageError,
 )
 from latentcache.pipeline.merge import merge_caches
-from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
@@ -82,12 +80,6 @@ def test_whole_caches_of_one_recipe_are_merged_too(case, tmp_path):
     assert (report.samples, report.cached) == (5, 5)
 
 
-def test_a_sample_of_two_caches_is_kept_once(case, tmp_path):
-    data = case.data(tmp_path / "data", 3)
-    caches = [built(case, data, out=tmp_path / name).cache for name in ("a", "b")]
-    assert merge_caches(caches, tmp_path / "merged").samples == 3
-
-
 def test_a_missing_part_is_named(parts, tmp_path):
     with pytest.raises(UsageError, match="1/3"):
         merge_caches([parts[0], parts[2]], tmp_path / "merged")
@@ -151,12 +143,6 @@ def test_names_are_checked_first(parts, tmp_path):
         merge_caches(parts, parts[0])
     with pytest.raises(UsageError, match="no cache"):
         merge_caches([], tmp_path / "merged")
-
-
-def test_a_cache_that_is_built_is_not_merged_into(parts, tmp_path):
-    merge_caches(parts, tmp_path / "merged")
-    with builder_lock(tmp_path / "merged" / "builder.lock"), pytest.raises(CacheLockedError):
-        merge_caches(parts, tmp_path / "merged")
 
 
 def test_a_part_keeps_its_number_and_refuses_another(case, data, parts):

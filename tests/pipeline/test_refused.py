@@ -115,13 +115,6 @@ def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path):
     assert report.plan.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
 
 
-def test_a_field_of_no_known_kind_is_refused_by_name(tmp_path):
-    data = LATENTS.data(tmp_path / "data", 1)
-    with pytest.raises(UsageError, match="no_such_field"):
-        build_cache(BuildSettings(data=data, out=tmp_path / "cache", fields={"no_such_field": {"a": 1}}))
-    assert not (tmp_path / "cache").exists()
-
-
 def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_refused(case, tmp_path):
     data = case.data(tmp_path / "data", 2)
     cache = built(case, data).cache

@@ -1,19 +1,13 @@
 """Streaming builds: everything is known before it is encoded, and a failure keeps its position."""
 
-import threading
-
 import numpy as np
-import pytest
-from small_builds import CASES, Recorder, arrays_of, built, rows_of
+from small_builds import Recorder, arrays_of, built, rows_of
 
-from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import field_work
 from latentcache.pipeline.stream import loader_order
-from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -50,43 +44,6 @@ def test_a_pending_snapshot_names_everything_that_the_build_makes(case, tmp_path
     assert rows_of(cache, case.field) == rows_of(plain.cache, case.field)
     made, expected = arrays_of(cache, case.field), arrays_of(plain.cache, case.field)
     assert all(np.array_equal(a, b) for name in made for a, b in zip(made[name], expected[name], strict=True))
-
-
-@pytest.mark.parametrize("name", ["latents", "edge_map"])
-def test_a_sample_that_fails_keeps_its_position_and_says_why(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("DELAY_MS", "10")
-    case, cache = CASES[name], tmp_path / "cache"
-    data = case.data(tmp_path / "data", 12)
-    case.spoil(data, 5)
-    seen, opened = [], threading.Event()
-
-    def held(*given, **more):
-        assert opened.wait(60), "the reader did not open the cache within 60 s"
-        return run_jobs(*given, **more)
-
-    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", held)
-
-    def read():
-        snapshot = open_pending(cache, timeout_s=60)
-        opened.set()
-        reader = EntryReader(CachePaths(cache), snapshot)
-        for row in range(12):
-            try:
-                seen.append(reader.read(name, row).copy())
-            except (MissingEntryError, NotYetEncodedError) as error:
-                seen.append(str(error))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    report = built(case, data, stream=True, recipe=slow(case))
-    thread.join(60)
-    stored = arrays_of(cache, name)
-    assert (len(seen), report.quarantined) == (12, 1)
-    for row, found in enumerate(seen):
-        if row == 5:
-            assert "005.png" in found
-        else:
-            assert np.array_equal(found, stored[f"{row:03}.png"][0])
 
 
 def test_a_streaming_build_with_nothing_to_do_publishes_nothing(case, tmp_path, trusted, no_runs):

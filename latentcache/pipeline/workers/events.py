@@ -6,14 +6,15 @@ short is taken back.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from latentcache.errors import DiskFullError, LatentcacheError, UsageError
+from latentcache.errors import DiskFullError, UsageError
 from latentcache.store.atomic_io import DISK_FULL
 
 
@@ -21,54 +22,37 @@ class EventLog:
     """Appends events to a file; without a path it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-        if path is None:
-            return
-        try:
-            # A pipe that nobody reads is an error at once, and would be waited for without O_NONBLOCK.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
-            self._descriptor = os.open(path, flags, 0o644)
-            os.set_blocking(self._descriptor, True)
-        except OSError as error:
-            raise self._failed(error) from error
+        self._path, self._descriptor = path, -1
+        if path is not None:
+            with self._failing():
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def commit(self, keys: Sequence[bytes]) -> None:
         """Append one line for keys that are durable."""
-        if self._descriptor is None:
+        if self._descriptor < 0:
             return
         line = (json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n").encode("ascii")
-        try:
+        with self._failing():
             written = os.write(self._descriptor, line)
-        except OSError as error:
-            raise self._failed(error) from error
-        if written < len(line):
-            with contextlib.suppress(OSError):  # a pipe
-                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise _full(self._path, f"{written} of {len(line)} bytes of an event were written")
+            if written < len(line):
+                with suppress(OSError):  # a pipe
+                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes of an event were written")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._descriptor is not None:
+        if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = None
 
-    def _failed(self, error: OSError) -> LatentcacheError:
-        if error.errno in DISK_FULL:
-            return _full(self._path, str(error))
-        return UsageError(
-            f"--events={self._path}: cannot be written",
-            where=str(self._path),
-            why=str(error),
-            fix="give another --events FILE",
-        )
-
-
-def _full(path: Path | None, why: str) -> DiskFullError:
-    return DiskFullError("the disk is full", where=str(path), why=why)
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where, why = str(self._path), str(error)
+            if error.errno in DISK_FULL:
+                raise DiskFullError("the disk is full", where=where, why=why) from error
+            words = f"--events={self._path}: cannot be written"
+            raise UsageError(words, where=where, why=why, fix="give another --events FILE") from error

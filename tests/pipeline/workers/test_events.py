@@ -77,14 +77,3 @@ def test_a_reader_that_went_away_is_an_error(tmp_path):
         os.close(reader)
         with pytest.raises(UsageError, match="cannot be written"):
             events.commit(KEYS)
-
-
-def test_a_pipe_needs_a_reader(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError):
-        EventLog(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with EventLog(tmp_path / "pipe") as events:
-        events.commit(KEYS)
-    assert json.loads(os.read(reader, 4096))["event"] == "commit"
-    os.close(reader)
