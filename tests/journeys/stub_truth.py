@@ -58,7 +58,7 @@ def key_of(content, recipe):
 def payload_of(content, recipe):
     """The payload of its entry."""
     encoder = StubEncoder(storage_dtype=RECIPES[recipe].storage_dtype, posterior=RECIPES[recipe].latents)
-    return encoder.encode(_pixels(content)[None]).latents[0].tobytes()
+    return encoder.submit(_pixels(content)[None]).latents[0].tobytes()
 
 
 def settings_of(recipe, data, out, **more):

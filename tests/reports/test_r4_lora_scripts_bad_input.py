@@ -61,17 +61,17 @@ def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
 def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path):
     """Fails without the halving: the build would end with DeviceMemoryError, or an image would be lost."""
     sizes = []
-    encode = StubEncoder.encode
+    submit = StubEncoder.submit
 
-    def small(self, pixels):
-        sizes.append(len(pixels))
-        if len(pixels) > 1:
+    def small(self, images, *, precise=False):
+        sizes.append(len(images))
+        if len(images) > 1:
             raise DeviceMemoryError("CUDA out of memory")
-        return encode(self, pixels)
+        return submit(self, images)
 
     draw_four(tmp_path / "whole")
     build(tmp_path / "whole", tmp_path / "expected")
-    monkeypatch.setattr(StubEncoder, "encode", small)
+    monkeypatch.setattr(StubEncoder, "submit", small)
     report = build(draw_four(tmp_path / "data"), tmp_path / "cache", batch_size=2)
     assert (report.encoded, report.rejected) == (4, ())
     assert max(sizes) == 2
