@@ -33,7 +33,6 @@ from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_row
 from latentcache.plan.samples import plan_report, times_counted
 from latentcache.plan.split import in_validation
 from latentcache.store.lease import open_leased
-from latentcache.store.pending import open_pending
 from latentcache.store.reader import Checksum, EntryReader
 from latentcache.store.snapshot import Snapshot
 
@@ -628,7 +627,12 @@ def open_cache(
     """
     choice("checksum", checksum, ("first", "always"))
     root = Path(path)
-    snapshot = (open_pending(root, timeout_s) if follow else None) or open_leased(root)
+    snapshot = None
+    if follow:
+        from latentcache.store.pending import open_pending
+
+        snapshot = open_pending(root, timeout_s)
+    snapshot = snapshot or open_leased(root)
     if not (snapshot.complete or allow_partial):
         build = f"latentcache build {shlex.quote(str(snapshot.source['root']))} --out {shlex.quote(str(root))}"
         raise CacheIncompleteError(

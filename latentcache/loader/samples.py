@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import ReadSpec
+from latentcache.fields.protocol import Group, ReadSpec
 from latentcache.identity.content import content_hash
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
@@ -204,35 +204,26 @@ class Selection:
     def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
         met: dict[Shape, int] = {}
-        numbers: list[NDArray[np.int32]] = []
+        numbers: list[tuple[NDArray[np.int32], Ints]] = []
         for part, joined in zip(self._parts, self.joined, strict=True):
-            code: Any = np.zeros(len(joined.sample), dtype=np.int32)
-            most = 1
-            for name, group in joined.groups.items():
-                most *= len(part.snapshot.fields[name].groups)
-                code = code * len(part.snapshot.fields[name].groups) + group
-            if most > _MOST_CODES:
-                code = np.unique(code, return_inverse=True)[1].astype(np.int32)
-                most = int(code.max(initial=0)) + 1
-            first = np.full(most, -1, dtype=np.int32)
-            first[code[::-1]] = np.arange(len(code) - 1, -1, -1, dtype=np.int32)
-            number = np.zeros(most, dtype=np.int32)
-            for each in np.flatnonzero(first >= 0).tolist():
-                shape = self._shape(part.snapshot, joined, int(first[each]))
+            groups = {name: part.snapshot.fields[name].groups for name in joined.groups}
+            counts = tuple(map(len, groups.values()))
+            code: Any = np.zeros(len(joined.sample), dtype=np.intp)
+            for name, own in groups.items():
+                code = code * len(own) + joined.groups[name]
+            codes: Ints = np.arange(min(math.prod(counts), _MOST_CODES + 1))
+            if len(codes) > _MOST_CODES:
+                codes, code = np.unique(code, return_inverse=True)
+            number = np.zeros(len(codes), dtype=np.int32)
+            for each in np.flatnonzero(np.bincount(code)).tolist():
+                chosen = zip(groups.items(), np.unravel_index(codes[each], counts), strict=True)
+                shape = _shape({name: own[int(place)] for (name, own), place in chosen})
                 number[each] = met.setdefault(shape, len(met))
-            numbers.append(number[code])
+            numbers.append((number, code))
         order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
-        final = np.empty(len(order), dtype=np.int32)
+        final = np.zeros(max(len(order), 1), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
-        bucket = np.concatenate(numbers)
-        return order, final[bucket] if len(order) else bucket
-
-    def _shape(self, snapshot: Snapshot, joined: Joined, place: int) -> Shape:
-        groups = {name: snapshot.fields[name].groups[int(group[place])] for name, group in joined.groups.items()}
-        labels = list(dict.fromkeys(group.label for group in groups.values() if group.label))
-        size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
-        shapes = tuple((name, group.shape) for name, group in groups.items())
-        return Shape(labels[0] if labels else "all", size, shapes)
+        return order, np.concatenate([final[number][code] for number, code in numbers])
 
     def _identify(self) -> str:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""
@@ -249,6 +240,12 @@ class Selection:
             else:
                 hashes.append(content_hash(joined.sample.tobytes()))
         return content_hash(b"".join(hashes)).hex()
+
+
+def _shape(groups: Mapping[str, Group]) -> Shape:
+    labels = [group.label for group in groups.values() if group.label]
+    size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
+    return Shape(labels[0] if labels else "all", size, tuple((name, group.shape) for name, group in groups.items()))
 
 
 def split(starts: Ints, rows: Ints) -> Split:

@@ -89,7 +89,7 @@ def ascending(values: NDArray[np.uint64]) -> NDArray[np.int32]:
 
 def grouped(order: NDArray[np.int32], bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int32]:
     """The entries of ``order`` bucket by bucket, in the order they had inside each."""
-    return order[by_bucket(bucket[order], num_buckets)]
+    return order[by_bucket(bucket[order], num_buckets)] if num_buckets > 1 else order
 
 
 def by_bucket(bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int64]:
