@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import numpy_dtype
-from latentcache.fields.protocol import FieldKind, FieldSpec, Group, ReadSpec, recipe_id
+from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group, recipe_id
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum, content_hash
@@ -41,17 +41,16 @@ CAPTIONS = ("a wide gradient", "a tall gradient", "\u00abcaf\u00e9\u00bb \u753b\
 SHARDS = ("first", "second")
 
 
-@dataclass(frozen=True, kw_only=True)
-class VectorRecipe:
+class VectorRecipe(FieldRecipe):
     """The recipe of one field of the vectors."""
 
     kind: str
-    spec: FieldSpec
+    stored: FieldSpec
 
     @property
-    def read_time(self) -> ReadSpec:
-        """Nothing is applied."""
-        return ReadSpec()
+    def spec(self) -> FieldSpec:
+        """Storage and collation."""
+        return self.stored
 
     def identity(self) -> dict[str, Any]:
         """What enters the id."""
@@ -61,7 +60,7 @@ class VectorRecipe:
         """The identity and a number that has no part in it."""
         return self.identity() | {"scale": 0.18215}
 
-    @property
+    @cached_property
     def recipe_id(self) -> bytes:
         """16 bytes."""
         return recipe_id(self.kind, self.identity())
@@ -105,7 +104,7 @@ FIELDS: tuple[tuple[FieldKind, FieldSpec, tuple[Group, ...]], ...] = (
 
 def recipe_of(kind: FieldKind, spec: FieldSpec) -> VectorRecipe:
     """The recipe of a field."""
-    return VectorRecipe(kind=kind.name, spec=spec)
+    return VectorRecipe(kind=kind.name, stored=spec)
 
 
 def values_of(number: int, count: int, dtype: str) -> NDArray[Any]:

@@ -141,9 +141,8 @@ def clip_frames(
             has = clips.available(clip[place : place + 1])[0]
             reason, hint = "too-few-frames", "use a longer video, or add a smaller --frames"
             detail = f"it has {has} frames{f' at {clips.fps} per second' * bool(clips.fps)}, not {clips.frames[0]}"
-        name = samples.names[int(rows[place])]
-        one = Rejected(name=name, reason=reason, detail=detail, hint=hint, target=target)
-        rejected.append((int(rows[place]), one))
+        row = int(rows[place])
+        rejected.append((row, samples.note([row], target, reason, detail=detail, hint=hint)))
     return frames, rejected
 
 

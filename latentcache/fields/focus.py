@@ -49,4 +49,4 @@ def without_focus(samples: SampleTable, known: NDArray[np.intp], target: str) ->
     first = samples.names[int(rows[0])]
     detail = f"{count_of(len(rows), 'images have')} no point and a centered crop, the first is {first}"
     hint = "give focus_x and focus_y in a metadata table: from 0 to 1 of width and height, or in pixels"
-    return [Rejected(name=first, reason="no-focus", detail=detail, hint=hint, count=len(rows), target=target)]
+    return [samples.note(rows, target, "no-focus", detail=detail, hint=hint)]

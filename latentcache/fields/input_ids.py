@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,8 @@ from latentcache.fields.protocol import (
     FieldRecipe,
     FieldSpec,
     Group,
-    ReadSpec,
     WorkSize,
     check_choices,
-    recipe_id,
-    recipe_of_manifest,
     setting,
 )
 from latentcache.fields.table import SampleTable
@@ -48,9 +44,10 @@ NOT_RENDERED = (
 )
 
 
-class InputIdsRecipe(Value):
+class InputIdsRecipe(FieldRecipe):
     """The settings that decide ids and loss spans. Two equal recipes give equal ids for equal records."""
 
+    id_name = "input_ids"
     tokenizer: str
     """Hex fingerprint of the tokenizer's content (``identity.tokenizer``), without truncation and padding state."""
     num_ids: int
@@ -82,28 +79,16 @@ class InputIdsRecipe(Value):
         """Storage and collation."""
         return FieldSpec(dtype=self.dtype, dims=("tokens",), ragged=True, collate="pack", pad_value=self.pad_id or 0)
 
-    @property
-    def read_time(self) -> ReadSpec:
-        """Nothing."""
-        return ReadSpec()
-
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values."""
         return {name: value for name, value in self.as_json().items() if name != "pad_id"}
-
-    @cached_property
-    def recipe_id(self) -> bytes:
-        """16 bytes of the identity."""
-        return recipe_id("input_ids", self.identity())
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values."""
         return asdict(self) | {"template_options": [list(pair) for pair in self.template_options]}
 
     @classmethod
-    @recipe_of_manifest()
-    def from_json(cls, data: Mapping[str, Any]) -> InputIdsRecipe:
-        """Inverse of :meth:`as_json`; raises RecipeError."""
+    def _parsed(cls, data: dict[str, Any]) -> InputIdsRecipe:
         options = tuple((str(name), str(value)) for name, value in data["template_options"])
         return cls(**{**data, "template_options": options})
 
@@ -152,6 +137,7 @@ class InputIds(FieldKind):
     kind = 1
     inputs = ("record",)
     settings = InputIdsSettings
+    recipe = InputIdsRecipe
     packing = "block"
     device = "cpu"
     makes_jobs = True
@@ -167,10 +153,6 @@ class InputIds(FieldKind):
     checker = "latentcache.encoders.checks:check_tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
-
-    def recipe_from_json(self, data: Mapping[str, Any]) -> InputIdsRecipe:
-        """See :meth:`FieldKind.recipe_from_json`."""
-        return InputIdsRecipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """One item per sample; the content of a record is known before it is tokenized."""

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,6 @@ from latentcache.fields.protocol import (
     ReadSpec,
     WorkSize,
     check_choices,
-    recipe_id,
-    recipe_of_manifest,
     setting,
 )
 from latentcache.fields.table import Rejected, SampleTable
@@ -184,9 +181,10 @@ class GeometrySettings(Value):
         return tuple(bucket_table(resolution=r, multiple=self.multiple, **limits) for r in self.resolutions)
 
 
-class LatentsRecipe(Value):
+class LatentsRecipe(FieldRecipe):
     """The settings that decide which latents a cache holds. Two equal recipes give equal caches."""
 
+    id_name = "latents"
     geometry: GeometrySettings
     pixels: PixelProfile
     encoder: EncoderSpec
@@ -216,11 +214,6 @@ class LatentsRecipe(Value):
             crop = {**crop, "clips": geometry.clips.identity()}
         return {"rule": geometry.rule, **crop, "pixels": asdict(self.pixels), "encoder": self.encoder.identity()}
 
-    @cached_property
-    def recipe_id(self) -> bytes:
-        """16 bytes of the identity."""
-        return recipe_id("latents", self.identity())
-
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values; sizes as ``[height, width]``."""
         geometry = asdict(self.geometry) | {"buckets": [[b.height, b.width] for b in self.geometry.buckets]}
@@ -233,9 +226,7 @@ class LatentsRecipe(Value):
         return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": encoder}
 
     @classmethod
-    @recipe_of_manifest()
-    def from_json(cls, data: Mapping[str, Any]) -> LatentsRecipe:
-        """Inverse of :meth:`as_json`; raises RecipeError."""
+    def _parsed(cls, data: dict[str, Any]) -> LatentsRecipe:
         geometry = dict(data["geometry"])
         geometry["resolutions"] = tuple(geometry["resolutions"])
         geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
@@ -329,6 +320,7 @@ class Latents(FieldKind):
     needed: tuple[str, ...] = ("image",)
     """Inputs without which a sample has no item."""
     settings = LatentsSettings
+    recipe = LatentsRecipe
     needs_header = ("original_size",)
     check_again = FieldKind.check_again | {"needs-pyav"}
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
@@ -340,10 +332,6 @@ class Latents(FieldKind):
     def source_options(self, settings: LatentsSettings) -> Mapping[str, Any]:
         """Videos are samples if clips are encoded."""
         return {"videos": True} if settings.frames else {}
-
-    def recipe_from_json(self, data: Mapping[str, Any]) -> LatentsRecipe:
-        """See :meth:`FieldKind.recipe_from_json`."""
-        return LatentsRecipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
@@ -568,10 +556,7 @@ def _upscaled(
         f" {samples.names[worst]} from {sizes[most]} to cover {bucket} pixels"
     )
     hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
-    first = samples.names[int(known[rows[0]])]
-    return [
-        Rejected(name=first, reason="upscaled", detail=detail, hint=hint, count=len(rows), target="latents"),
-    ]
+    return [samples.note(known[rows], "latents", "upscaled", detail=detail, hint=hint)]
 
 
 def _rejected(
@@ -586,6 +571,5 @@ def _rejected(
     for place_of in np.flatnonzero(reasons[which] if len(reasons) else which).tolist():
         row, size = int(known[place_of]), int(which[place_of])
         detail = f"{sizes[size]} pixels (height x width)"
-        one = Rejected(name=samples.names[row], reason=found[size][1], detail=detail, target="latents")
-        rejected.append((row, one))
+        rejected.append((row, samples.note([row], "latents", found[size][1], detail=detail)))
     return rejected

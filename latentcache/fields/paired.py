@@ -68,15 +68,8 @@ class Mask(Paired):
         if not len(rows):
             return found
         detail = f"{count_of(len(rows), 'samples have')} no mask: all of their image or clip counts in the loss"
-        note = Rejected(
-            name=samples.names[int(rows[0])],
-            reason="no-mask",
-            detail=detail,
-            hint="nothing, if all of such an image is to count; else add a mask of its name",
-            count=len(rows),
-            target=self.name,
-        )
-        return replace(found, notes=(note,))
+        hint = "nothing, if all of such an image is to count; else add a mask of its name"
+        return replace(found, notes=(samples.note(rows, self.name, "no-mask", detail=detail, hint=hint),))
 
     def frames(
         self, samples: SampleTable, rows: NDArray[np.intp], recipe: LatentsRecipe
@@ -121,17 +114,12 @@ class Control(Paired):
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """As of the image; samples without such an image are rejected."""
         found = super().plan(samples, recipe)
-        lacking = [(row, self._lacking(samples, row)) for row in self._without(samples).tolist()]
+        why = {"detail": f"it has no image for {self.name}"}
+        why |= {"hint": "add the image, or leave the field out: the sample is served without it"}
+        lacking = [
+            (row, samples.note([row], self.name, "no-control", **why)) for row in self._without(samples).tolist()
+        ]
         return replace(found, rejected=(*found.rejected, *lacking))
-
-    def _lacking(self, samples: SampleTable, row: int) -> Rejected:
-        return Rejected(
-            name=samples.names[row],
-            reason="no-control",
-            detail=f"it has no image for {self.name}",
-            hint="add the image, or leave the field out: the sample is served without it",
-            target=self.name,
-        )
 
 
 #: Names of the fields and inputs of control images.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,6 @@ from latentcache.fields.protocol import (
     ReadSpec,
     WorkSize,
     check_choices,
-    recipe_id,
-    recipe_of_manifest,
     setting,
 )
 from latentcache.fields.registry import load
@@ -55,9 +52,10 @@ EMPTY_VARIANT, NEGATIVE_VARIANT = 255, 254
 _BLOCK = 1 << 14
 
 
-class PromptRecipe(Value):
+class PromptRecipe(FieldRecipe):
     """The settings that decide the embeddings of a caption. Two equal recipes give equal embeddings."""
 
+    id_name = "prompt_embeds"
     output: str
     """``prompt_embeds`` or ``pooled_prompt_embeds``."""
     pipeline: str
@@ -139,19 +137,12 @@ class PromptRecipe(Value):
             del said[name]
         return said | ({"captions": rule} if rule else {})
 
-    @cached_property
-    def recipe_id(self) -> bytes:
-        """16 bytes of the identity."""
-        return recipe_id("prompt_embeds", self.identity())
-
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values."""
         return asdict(self) | {"arguments": [list(pair) for pair in self.arguments]}
 
     @classmethod
-    @recipe_of_manifest()
-    def from_json(cls, data: Mapping[str, Any]) -> PromptRecipe:
-        """Inverse of :meth:`as_json`; raises RecipeError."""
+    def _parsed(cls, data: dict[str, Any]) -> PromptRecipe:
         arguments = tuple((str(name), str(value)) for name, value in data["arguments"])
         captions = CaptionVariants(**data["captions"])
         return cls(**{**data, "arguments": arguments, "captions": captions})
@@ -197,6 +188,7 @@ class PromptEmbeds(FieldKind):
     kind = 2
     inputs = ("caption",)
     settings: type[Any] = PromptSettings
+    recipe = PromptRecipe
     packing = "block"
     columns = {"cut": ("<u4", ()), "error": ("<f2", ())}  # noqa: RUF012 - never written
     work = WorkSize(unit_cost=1 << 18, unit_jobs=512, batch_cost=1 << 16, batch_items=128)
@@ -216,10 +208,6 @@ class PromptEmbeds(FieldKind):
         if said.text_encoder is None and not np.asarray(samples.inputs["caption"].content).any():
             return own
         return load(_FOLLOWED)(self.name, model, said) or own
-
-    def recipe_from_json(self, data: Mapping[str, Any]) -> PromptRecipe:
-        """See :meth:`FieldKind.recipe_from_json`."""
-        return PromptRecipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """Items of the samples with a caption, and of the prompts; the content of a caption is known before."""
@@ -252,20 +240,17 @@ class PromptEmbeds(FieldKind):
         """(n,) variants of each row, and a note if some have more captions than variants."""
         texts, number = samples.inputs["caption"].text, recipe.captions.number
         assert texts is not None
-        more, first, counts = 0, -1, np.ones(len(rows), dtype=np.int64)
+        counts, left = np.ones(len(rows), dtype=np.int64), list[int]()
         if number == 1 and captions_at_most(texts) == 1:
             return counts, ()
         for start in range(0, len(rows), _BLOCK):
             block = rows[start : start + _BLOCK]
             some = texts.take(block)
             counts[start : start + _BLOCK] = [recipe.captions.count(text) for text in some]
-            left = [row for row, text in zip(block.tolist(), some, strict=True) if text.count(BETWEEN) >= number]
-            more, first = more + len(left), left[0] if left and first < 0 else first
-        detail = f"{count_of(more, 'samples have')} more captions than --caption-variants {number} stores"
+            left += [row for row, text in zip(block.tolist(), some, strict=True) if text.count(BETWEEN) >= number]
+        detail = f"{count_of(len(left), 'samples have')} more captions than --caption-variants {number} stores"
         hint = "a larger --caption-variants stores all of them"
-        note = Rejected(name=samples.names[first], reason="captions-left", detail=detail, hint=hint, count=more,
-                        target=self.name)  # fmt: skip
-        return counts, (note,) if more else ()
+        return counts, (samples.note(left, self.name, "captions-left", detail=detail, hint=hint),) if left else ()
 
     def keys(
         self,
@@ -290,13 +275,7 @@ class PromptEmbeds(FieldKind):
 
     def _without(self, samples: SampleTable, row: int) -> Rejected:
         hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
-        return Rejected(
-            name=samples.names[row],
-            reason="no-caption",
-            detail="it has no caption to encode",
-            hint=hint,
-            target=self.name,
-        )
+        return samples.note([row], self.name, "no-caption", detail="it has no caption to encode", hint=hint)
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and more tokens than the model gets."""

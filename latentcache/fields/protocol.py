@@ -6,11 +6,11 @@ on items, entries, bytes, shapes and failures; it asks :class:`FieldKind` and :c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,26 +88,53 @@ class ReadSpec(Value):
     """Texts that belong to the field and to no sample -> variant of their item; one sample has their rows."""
 
 
-class FieldRecipe(Protocol):
+class FieldRecipe(Value):
     """The frozen settings that decide an entry's bytes, plus read-time and provenance parts."""
+
+    id_name: ClassVar[str] = ""
+    """Enters the id with the identity; kinds that share it share entries' recipes."""
 
     @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
+        raise TypeError(f"{type(self).__name__} lacks spec")
 
     @property
     def read_time(self) -> ReadSpec:
         """What the loader applies."""
+        return ReadSpec()
 
     def identity(self) -> dict[str, Any]:
         """The part that moves stored bytes, as JSON values without floats."""
+        return self.as_json()
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON values."""
+        return asdict(self)
 
-    @property
+    @cached_property
     def recipe_id(self) -> bytes:
         """16 bytes of :meth:`identity`; the first 8 are in every key."""
+        return recipe_id(self.id_name, self.identity())
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Inverse of :meth:`as_json`.
+
+        Raises:
+            RecipeError: A part is missing or has a field that this version does not know.
+        """
+        try:
+            return cls._parsed(dict(data))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecipeError(
+                "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
+            ) from error
+
+    @classmethod
+    def _parsed(cls, data: dict[str, Any]) -> Self:
+        """From JSON values, for recipes with parts of other types."""
+        return cls(**data)
 
 
 def recipe_id(kind_name: str, identity: Mapping[str, Any]) -> bytes:
@@ -390,17 +417,6 @@ def check_choices(settings: Any) -> None:
             raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
 
 
-@contextmanager
-def recipe_of_manifest() -> Iterator[None]:
-    """Raise RecipeError if a recipe lacks a part or has one that this version does not have; also a decorator."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecipeError(
-            "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
-        ) from error
-
-
 def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
     joined = dict(one)
@@ -425,7 +441,7 @@ def flat_settings(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 class FieldKind:
     """Base class of the field plug-ins; defaults fit a field with one stacked item per sample and entry.
 
-    Subclasses set the class attributes and implement :meth:`recipe_from_json` and :meth:`plan`.
+    Subclasses set the class attributes and implement :meth:`plan`.
     """
 
     name: str = ""
@@ -436,6 +452,7 @@ class FieldKind:
     settings: type[Any] = object
     """Frozen dataclass. Its fields become flags by ``metadata={"flag": ..., "help": ..., "metavar": ...}``;
     None always means "not given", and then the current snapshot decides."""
+    recipe: type[FieldRecipe] = FieldRecipe
     packing: Literal["entry", "block"] = "entry"
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
@@ -477,12 +494,8 @@ class FieldKind:
         return {}
 
     def recipe_from_json(self, data: Mapping[str, Any]) -> FieldRecipe:
-        """Inverse of ``recipe.as_json()``.
-
-        Raises:
-            RecipeError: A part is missing or has a field that this version does not know.
-        """
-        raise TypeError(f"{type(self).__name__} lacks recipe_from_json")
+        """Inverse of ``recipe.as_json()``; raises RecipeError."""
+        return self.recipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """The items that this recipe makes from these samples."""

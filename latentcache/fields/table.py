@@ -102,6 +102,13 @@ class SampleTable(Value):
                 return file, line
         return name, 0
 
+    def note(
+        self, rows: Sequence[Any] | NDArray[Any], target: str, reason: str, detail: str, hint: str = ""
+    ) -> Rejected:
+        """What a field, ``target``, says of samples, named by the first of them."""
+        first = self.names[int(rows[0])]
+        return Rejected(name=first, reason=reason, detail=detail, hint=hint, count=len(rows), target=target)
+
     def with_columns(self, **columns: NDArray[Any]) -> SampleTable:
         """A copy with more columns."""
         return replace(self, columns={**self.columns, **columns})

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import RecipeError, UnusableSampleError
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.latents import PixelProfile
 from latentcache.fields.protocol import Cached, DescribeContext, Described, Failure, FieldKind, FieldPlan, FieldRecipe
 from latentcache.fields.protocol import (
@@ -29,7 +29,7 @@ from latentcache.fields.protocol import (
     ProducerContext,
     Read,
 )
-from latentcache.fields.protocol import ReadSpec, recipe_id, setting
+from latentcache.fields.protocol import setting
 from latentcache.fields.table import SampleTable, stat_numbers
 from latentcache.identity.content import content_hash
 from latentcache.images.decode import decode
@@ -43,31 +43,16 @@ class EdgeSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EdgeRecipe:
+class EdgeRecipe(FieldRecipe):
+    id_name = "edge_map"
     threshold: int = 16
     spec = FieldSpec(dtype="uint8", dims=("rows", "bits"), ragged=True, collate="pad", pad_value=255)
-    read_time = ReadSpec()
-
-    def identity(self) -> dict[str, Any]:
-        return {"threshold": self.threshold}
-
-    as_json = identity
-
-    @property
-    def recipe_id(self) -> bytes:
-        return recipe_id("edge_map", self.identity())
 
 
 class EdgeMap(FieldKind):
     name, kind, inputs, settings, packing, device = "edge_map", 200, ("image",), EdgeSettings, "block", "cpu"
     describer, producer = "tests.fields.edge_map:describe", "tests.fields.edge_map:EdgeProducer"
-
-    def recipe_from_json(self, data: Mapping[str, Any]) -> FieldRecipe:
-        try:
-            return EdgeRecipe(**data)
-        except TypeError as error:
-            raise RecipeError("not a recipe of edge_map", why=str(error)) from error
+    recipe = EdgeRecipe
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         rows = np.flatnonzero(samples.inputs["image"].file >= 0).astype(np.int32)
