@@ -466,7 +466,7 @@ class Cache:
                 lacks a field is excluded and counted.
             format: What a batch calls things: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
                 ``qwen-image`` or ``wan``; ``forward`` of a batch then holds arguments of the model's ``forward``.
-            prefetch: Batches that threads read ahead while you train; 0 reads each when it is asked for.
+            prefetch: Batches that are made ahead while you train; 0 makes each when it is asked for.
             device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
             on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:
                 another sample of its bucket takes its place, with a warning, and is counted in

@@ -56,10 +56,6 @@ class Reader(Protocol):
     def plans(self) -> bool:
         """True if batches can be planned before they are wanted."""
 
-    @property
-    def begins(self) -> bool:
-        """True if a batch that has begun goes on by itself, and little is left to do afterwards."""
-
     def plan(self, batches: Sequence[BatchIndex]) -> Sequence[Work[Batch]]:
         """Batches of one epoch, to be read to the CPU; for another device with values as they are stored."""
 
@@ -284,8 +280,8 @@ class Loader:
         position = self._position
         plan = position.begin()
         self._sampled, iteration, served = False, position.iteration, 0
-        works = announced(self._works(self.indexer(position, plan), len(plan)))
-        batches = read_ahead(works, self._prefetch, threaded=not (self._plans and self._reader.begins))
+        index_of = self.indexer(position, plan)
+        batches = read_ahead(lambda first: announced(self._works(index_of, first, len(plan))), self._prefetch)
         self._passes.add(batches)
         for batch in batches:
             position.advance(iteration)  # before it is handed out: a checkpoint made then has this batch
@@ -351,10 +347,10 @@ class Loader:
     def _plans(self) -> bool:
         return self._reader.plans and not self._substitutes.active  # a bad sample is said and counted once
 
-    def _works(self, index_of: Callable[[int], BatchIndex], steps: int) -> Iterator[Work[Sent]]:
+    def _works(self, index_of: Callable[[int], BatchIndex], begin: int, steps: int) -> Iterator[Work[Sent]]:
         """What makes each batch; several are planned at once, which costs little more than one."""
         count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if self._plans else 1
-        for first in range(0, steps, count):
+        for first in range(begin, steps, count):
             yield from self._planned([index_of(step) for step in range(first, min(first + count, steps))])
 
     def _planned(self, indices: Sequence[BatchIndex]) -> list[Work[Sent]]:

@@ -1,10 +1,9 @@
-"""Reads ahead: a thread makes the next batches while the caller works on this one; the disk begins even earlier.
+"""Reads ahead: the next batches are begun early, a thread makes them while the caller works, the disk begins first.
 
 Guarantee: the same results in the same order as without a thread; an error is raised at the result it belongs to; at
-most ``depth`` results wait or are being made. The thread ends when the iterator is exhausted, closed or forgotten,
-and before the interpreter does. A process forked in the middle has no such thread: the iterator goes on without.
-Nothing here takes a lock that a fork could leave held. A caller that waits longer than it works makes results itself,
-all of them if they are made faster than they are handed over.
+most ``depth`` results wait, and one more is begun. A caller that asks again at once makes results itself: to hand one over
+would cost as much. One that works for a while finds the next one made. The thread ends when the iterator is exhausted,
+closed or forgotten, and before the interpreter does. A process forked in the middle makes what is left without it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from latentcache.store.reader import Place
@@ -29,8 +28,8 @@ _ANNOUNCED = 2
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
-#: Seconds of making a result below which handing it over costs as much.
-_BRIEF_S = 0.0005
+#: Seconds of work between two results from which a thread is worth its cost, about 0.1 ms.
+_WORKS_S = 0.0005
 #: Where a look puts the byte that it finds.
 _BYTE = (bytearray(1),)
 
@@ -48,7 +47,7 @@ class Work(Protocol[Made_co]):
         """Begin with what goes on by itself."""
 
     def finish(self) -> Made_co:
-        """The result. May be called again in a forked process."""
+        """The result."""
 
 
 class Failed:
@@ -69,36 +68,40 @@ class Failed:
         raise self._error
 
 
-class _Job(Generic[Made]):
-    """A piece of work that is done once, by whoever comes first."""
+class _End(Exception):
+    """There are no more results."""
 
-    def __init__(self, work: Work[Made]) -> None:
-        self._work, self._free = work, [work]
-        self._made: SimpleQueue[tuple[Made | None, BaseException | None]] = SimpleQueue()
 
-    def do(self) -> bool:
-        """Do it here; False: it is begun or done already."""
-        try:
-            work = self._free.pop()
-        except IndexError:
-            return False
-        try:
-            self._made.put((work.finish(), None))
-        except BaseException as error:  # noqa: BLE001 -- the caller raises it
-            self._made.put((None, error))
-        return True
+class _Line(Generic[Made]):
+    """Results in order: the caller makes them, or a thread ahead; a lock says whose turn it is.
 
-    @property
-    def done(self) -> bool:
-        """True if the result waits."""
-        return not self._made.empty()
+    A thread gets the interpreter's lock from a caller that never lets it go every 5 ms. So it keeps its turn until
+    ``depth`` results wait, and a caller that finds nothing meanwhile waits for it.
 
-    def take(self, *, alone: bool) -> Made:
-        """The result; ``alone``: a thread that has begun with it is in another process."""
-        if alone and not self.done:
-            return self._work.finish()
-        self.do()
-        made, error = self._made.get()
+    Args:
+        works: What makes each.
+        depth: Results that may wait, while one more is begun; as many are begun while none waits.
+    """
+
+    def __init__(self, works: Iterable[Work[Made]], depth: int) -> None:
+        self._works, self._depth, self._turn, self._closed = iter(works), depth, threading.Lock(), False
+        self._begun = deque[Work[Made]]()
+        self._ready = SimpleQueue[tuple[Made | None, BaseException | None]]()
+        self._asked = SimpleQueue[bool]()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> Made:
+        """The next result, or its error.
+
+        Raises:
+            _End: There is none.
+        """
+        if self._ready.empty():
+            if self._turn.acquire(blocking=False):
+                self._make(1)
+            else:
+                self._asked.put(True)
+        made, error = self._ready.get()
         if error is not None:
             try:
                 raise error
@@ -106,133 +109,96 @@ class _Job(Generic[Made]):
                 del error  # its traceback refers to this frame
         return made  # type: ignore[return-value]  # without an error it was made
 
+    def make_ahead(self) -> None:
+        """Have the thread make what there is room for."""
+        if self._thread is None:
+            self._thread = _started(self)
+        self._asked.put(True)
 
-_Jobs = SimpleQueue[_Job[Any] | None]
+    def serve(self) -> None:
+        """What the thread does."""
+        while self._asked.get():
+            self._turn.acquire()
+            self._make(self._depth)
+
+    def _make(self, count: int) -> None:
+        """Make results until so many wait, and give the turn back."""
+        try:
+            while self._ready.qsize() < count and not self._closed:
+                try:
+                    self._ready.put((self._next(), None))
+                except BaseException as error:  # noqa: BLE001 -- the caller raises it
+                    self._ready.put((None, error))
+        finally:
+            self._turn.release()
+
+    def _next(self) -> Made:
+        begun = self._begun
+        while len(begun) + self._ready.qsize() <= self._depth and (work := next(self._works, None)) is not None:
+            try:
+                work.begin()
+            except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
+                work = Failed(error)
+            begun.append(work)
+        if not begun:
+            raise _End
+        return begun.popleft().finish()
+
+    def end(self, *, wait: bool = False) -> None:
+        """Have the thread end after what it is doing."""
+        self._closed, self._works, self._begun = True, iter(()), deque()
+        self._asked.put(False)
+        if wait and self._thread is not None:
+            self._thread.join()
+        while not self._ready.empty():
+            self._ready.get()
 
 
-class _Pace:
-    """How fast the caller asks: seconds between results, and until it had one; the last ones count most."""
-
-    def __init__(self) -> None:
-        self._worked = self._waited = 0.0
-        self._at = time.perf_counter()
-
-    def asked(self) -> None:
-        """The caller wants a result."""
-        begun, self._at = self._at, time.perf_counter()
-        self._worked = self._worked / 2 + self._at - begun
-
-    def served(self) -> None:
-        """It has one."""
-        begun, self._at = self._at, time.perf_counter()
-        self._waited = self._waited / 2 + self._at - begun
-
-    @property
-    def hasty(self) -> bool:
-        """True if it waits longer than it works."""
-        return self._worked < self._waited
-
-    @property
-    def alone(self) -> bool:
-        """True if it is hasty and results are made faster than a thread could hand them over."""
-        return self._worked < self._waited < 2 * _BRIEF_S
-
-
-def read_ahead(works: Iterable[Work[Made]], depth: int, *, threaded: bool = True) -> Generator[Made]:
-    """The result of each, begun up to ``depth`` ahead of the caller.
+def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Generator[Made]:
+    """The result of each work, made ahead of the caller.
 
     Args:
-        works: Asked for in the caller's thread.
-        depth: Results that may wait for the caller while no further one is begun; 0 makes each when it is asked for.
-        threaded: True to have a thread make results; False if what is begun goes on by itself.
+        source: Gives the works from a number on; asked again in a forked process.
+        depth: Results that may wait for the caller, while one more is begun; 0 makes each when it is asked for.
     """
-    if not threaded or depth < 1:
-        yield from _begun_ahead(works, depth)
-        return
-    coming, waiting, pace, forks = iter(works), deque[_Job[Made]](), _Pace(), _forks
-    jobs: _Jobs = SimpleQueue()
-    thread: threading.Thread | None = None
-    ready: list[Made] = []
+    served, worked, forks, line = 0, 0.0, _forks, _Line(source(0), depth)
     try:
         while True:
-            while len(waiting) < depth and (work := next(coming, None)) is not None:
-                waiting.append(_Job(work))
-                if forks == _forks and not pace.alone:
-                    thread = thread or _started(jobs)
-                    jobs.put(waiting[-1])
-            if ready:
-                yield ready.pop()  # nothing here holds it meanwhile
-            if not waiting:
-                break
-            pace.asked()
-            job = waiting.popleft()
-            if not job.do() and pace.hasty and not job.done:
-                any(other.do() for other in waiting)  # the next one, until the thread is done with this one
-            ready.append(job.take(alone=forks != _forks))
-            pace.served()
-            del job
+            if forks != _forks:  # what was begun is in another process
+                forks, line = _forks, _Line(source(served), depth)
+            made = [line.take()]
+            if depth and worked > _WORKS_S:
+                line.make_ahead()
+            served, left = served + 1, time.perf_counter()
+            yield made.pop()  # nothing here holds it meanwhile
+            worked = (worked + time.perf_counter() - left) / 2
+    except _End:
+        line.end(wait=True)
     finally:
-        if thread is not None and forks == _forks:
-            _end(jobs)
-        waiting.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
-    if thread is not None and forks == _forks:
-        thread.join()  # nothing reads any more once the last result was taken
+        if forks == _forks:
+            line.end()  # no join here, which may be anywhere that garbage is collected
 
 
-def _begun_ahead(works: Iterable[Work[Made]], depth: int) -> Generator[Made]:
-    """What is begun goes on by itself; with a depth of 0 nothing is begun ahead."""
-    waiting: deque[Work[Made]] = deque()
-    for work in works:
-        waiting.append(_begun(work) if depth else work)
-        if len(waiting) > depth:
-            yield waiting.popleft().finish()
-    while waiting:
-        yield waiting.popleft().finish()
-
-
-def _begun(work: Work[Made]) -> Work[Made]:
-    try:
-        work.begin()
-    except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
-        return Failed(error)
-    return work
-
-
-def _serve(jobs: _Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        job.do()
-        del job
-
-
-def _end(jobs: _Jobs) -> None:
-    """Have a thread end after what it is doing."""
-    with contextlib.suppress(Empty):
-        while True:
-            jobs.get_nowait()
-    jobs.put(None)
-
-
-def _started(jobs: _Jobs) -> threading.Thread:
+def _started(line: _Line[Any]) -> threading.Thread:
     for thread in list(_RUNNING):
         if not thread.is_alive():
             _RUNNING.pop(thread, None)
-    thread = threading.Thread(target=_serve, args=(jobs,), name="latentcache-read-ahead", daemon=True)
+    thread = threading.Thread(target=line.serve, name="latentcache-read-ahead", daemon=True)
     thread.start()
-    _RUNNING[thread] = jobs
+    _RUNNING[thread] = line
     return thread
 
 
 #: How often this process was forked off from another on the way from its interpreter's start.
 _forks = 0
 #: Threads are held until they are dead, so that the end of the process waits for each.
-_RUNNING: dict[threading.Thread, _Jobs] = {}
+_RUNNING: dict[threading.Thread, _Line[Any]] = {}
 
 
 def _end_all() -> None:
     """Before the interpreter goes: a thread that came back into torch afterwards could abort the process."""
-    for thread, jobs in list(_RUNNING.items()):
-        _end(jobs)
-        thread.join()
+    for line in list(_RUNNING.values()):
+        line.end(wait=True)
 
 
 def _forked() -> None:

@@ -306,7 +306,7 @@ class Rows(Dataset[Batch]):
                 (numbers of the batch: ``epoch``, ``step_in_epoch``, ``tokens``, ``trainable_tokens``).
             format: What a batch calls things: ``plain``, ``transformers``, ``flat`` (one long row, as TRL's
                 padding-free collator) or ``torchtitan``.
-            prefetch: Batches that are read ahead.
+            prefetch: Batches that are made ahead.
             device: Where tensors are delivered.
             on_error: ``error`` (default), or ``substitute``: another row of its length takes the place of one that
                 cannot be read, with a warning, and is counted in ``loader.substituted``.
@@ -394,7 +394,7 @@ class RowsReader:
         names: True if batches have the names of their rows.
     """
 
-    excluded, begins = 0, False
+    excluded = 0
 
     def __init__(self, rows: Rows, *, names: bool = False) -> None:
         self._rows, self._names = rows, names

@@ -29,7 +29,6 @@ from latentcache.loader.values import TORCH, Affine, posterior, restored, withou
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
-from latentcache.store import gather
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 from latentcache.store.snapshot import Snapshot
@@ -114,18 +113,6 @@ class SampleReader:
     def plans(self) -> bool:
         """True unless a build still makes items."""
         return all(part.snapshot.pending is None for part in self._parts)
-
-    @property
-    def begins(self) -> bool:
-        """True if the compiled library does everything but what is soon done."""
-        plain = all(self._as_read(name) for name in self.fields)
-        return plain and not self._on_device and gather.LIBRARY is not None
-
-    def _as_read(self, name: str) -> bool:
-        """True if the values of a field are ready when they are read."""
-        affine, dtype = self._values.get(name, (Affine(), None))
-        same = not affine.changes and dtype in (None, TORCH[self._specs[name].dtype])
-        return not self._draws[name] and (same or name in self._scaled)
 
     def plan(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
         """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast.

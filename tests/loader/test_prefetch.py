@@ -25,14 +25,23 @@ class Made:
         return self.found
 
     def begin(self):
-        raise AssertionError("a thread makes it")
+        """Nothing goes on by itself."""
 
     def finish(self):
         return self.make(self.item)
 
 
 def ahead(make, items, depth):
-    return read_ahead((Made(make, item) for item in items), depth)
+    return read_ahead(lambda first: (Made(make, item) for item in items[first:]), depth)
+
+
+def slowly(iterator, number):
+    """So many results, for a caller that works in between: a thread makes the next ones."""
+    results = []
+    for _ in range(number):
+        results.append(next(iterator))
+        time.sleep(0.003)
+    return results
 
 
 def running():
@@ -61,55 +70,38 @@ def test_the_same_results_in_the_same_order(depth):
     wait_until(lambda: not running())
 
 
-def test_no_more_is_made_than_may_wait():
+@pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 2), (4, 4)])
+def test_no_more_is_made_than_may_wait(depth, most):
     made = []
-    iterator = ahead(made.append, range(100), 3)
-    for delivered in range(1, 6):
+    iterator = ahead(made.append, range(100), depth)
+    slowly(iterator, 3)
+    for delivered in range(4, 9):
         next(iterator)
-        wait_until(lambda: len(made) == delivered + 3)  # noqa: B023 -- waited for at once
+        wait_until(lambda: len(made) == delivered + most)  # noqa: B023 -- waited for at once
         time.sleep(0.01)
-        assert len(made) == delivered + 3
+        assert len(made) == delivered + most
     iterator.close()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 50])
-def test_a_caller_who_helps_gets_the_same_in_the_same_order(depth):
+def test_whoever_makes_them_they_come_in_the_same_order(depth):
     def make(number):
-        time.sleep(0.002 * (number % 3 == 0))  # so that later ones are there first
+        time.sleep(0.002 * (number % 3 == 0))
         return number, threading.get_ident()
 
     results = []
     for result in ahead(make, range(30), depth):
         results.append(result)
-        time.sleep(0.001 * (len(results) % 7 == 0))  # a caller who is in haste now and then
+        time.sleep(0.002 * (len(results) % 7 < 3))  # a caller who is in haste now and then
     assert [number for number, _ in results] == list(range(30))
-    assert len({thread for _, thread in results} - {threading.get_ident()}) <= 1
+    assert len({thread for _, thread in results}) == 2
     assert not running()
 
 
-def test_a_caller_in_haste_makes_results_too():
-    """A caller that works again is left alone."""
-    makers = []
-
-    def make(number):
-        makers.append(threading.get_ident())
-        time.sleep(0.002)
-        return number
-
-    assert list(ahead(make, range(40), 2)) == list(range(40))
-    assert makers.count(threading.get_ident()) > 10
-    assert len(set(makers[10:])) == 2
-    makers.clear()
-    for _ in ahead(make, range(12), 2):
-        time.sleep(0.02)
-    assert makers.count(threading.get_ident()) < 6
-
-
-def test_what_is_made_faster_than_it_is_handed_over_is_made_by_the_caller():
-    makers = []
-    for _ in ahead(lambda _: makers.append(threading.get_ident()), range(300), 2):
-        pass
-    assert makers.count(threading.get_ident()) > 200
+def test_a_caller_in_haste_makes_results_itself_and_one_that_works_finds_them():
+    assert {one for one in ahead(lambda _: threading.get_ident(), range(300), 2)} == {threading.get_ident()}
+    makers = slowly(ahead(lambda _: threading.get_ident(), range(300), 2), 40)
+    assert makers.count(threading.get_ident()) < 20
 
 
 class Begun(Made):
@@ -127,9 +119,9 @@ def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
     works = [Begun(lambda item: -item, number, begun) for number in range(20)]
 
     def serve():
-        for result in read_ahead(works, 2, threaded=False):
+        for result in read_ahead(lambda first: iter(works[first:]), 2):
             found.append(result)
-            assert len(begun) <= len(found) + 2
+            assert len(begun) == len(found) + 2 - (len(found) > 10)
 
     with pytest.raises(MissingEntryError, match="gone"):
         serve()
@@ -176,16 +168,19 @@ def by_throwing(iterator):
 def test_the_thread_ends_when_the_caller_leaves(leave):
     made = []
     holder = [ahead(made.append, range(10**6), 2)]
-    next(holder[0])
+    slowly(holder[0], 4)
     assert len(running()) == 1
     leave(holder.pop())
     wait_until(lambda: not running())
-    assert len(made) <= 4
+    assert len(made) <= 6
 
 
 def test_the_thread_ends_when_a_loop_is_left():
-    for _ in ahead(str, range(10**6), 2):
-        break
+    for number in ahead(int, range(10**6), 2):
+        time.sleep(0.003)
+        if number > 3:
+            break
+    assert running()
     wait_until(lambda: not running())
 
 
@@ -195,7 +190,8 @@ def continue_in_child(iterator, results):
 
 def test_a_forked_child_goes_on_without_the_thread():
     iterator = ahead(str, range(30), 2)
-    assert [next(iterator) for _ in range(4)] == ["0", "1", "2", "3"]
+    assert slowly(iterator, 4) == ["0", "1", "2", "3"]
+    assert running()
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     child = context.Process(target=continue_in_child, args=(iterator, results))
@@ -213,9 +209,11 @@ from latentcache.loader.prefetch import read_ahead
 
 class Work:
     def __init__(self, make, number):
-        self.finish = lambda: make(number)
-iterator = read_ahead((Work(lambda _: time.sleep(0.001), number) for number in range(10**6)), 2)
-next(iterator)
+        self.finish, self.begin = lambda: make(number), lambda: None
+iterator = read_ahead(lambda first: (Work(lambda _: time.sleep(0.001), number) for number in range(10**6)), 2)
+for _ in range(4):
+    next(iterator)
+    time.sleep(0.003)
 kept = [iterator]
 kept.append(kept)
 print("left")
@@ -238,19 +236,20 @@ from latentcache.loader.prefetch import read_ahead
 
 class Work:
     def __init__(self, make, number):
-        self.finish = lambda: make(number)
+        self.finish, self.begin = lambda: make(number), lambda: None
 
 class Lasting(np.ndarray):
     def __del__(self):
         time.sleep(0.4)
 
 def make(number):
-    time.sleep(float(sys.argv[1]) * (number > 0))
+    time.sleep(float(sys.argv[1]) * (number > 2))
     return torch.from_numpy(np.zeros(4).view(Lasting))
 
-for _ in read_ahead((Work(make, number) for number in range(100)), 2):
+for count, _ in enumerate(read_ahead(lambda first: (Work(make, number) for number in range(100)), 2)):
     time.sleep(0.1)
-    break
+    if count == 2:
+        break
 time.sleep(0.2)
 print("left")
 """
@@ -277,11 +276,10 @@ class Noted:
 def test_what_waits_is_freed_by_the_caller_who_leaves():
     found = []
     iterator = ahead(lambda _: Noted(found), range(100), 2)
-    next(iterator)
-    wait_until(lambda: found == ["MainThread"])
+    slowly(iterator, 4).clear()
     time.sleep(0.05)  # two wait now
     iterator.close()
-    assert found == ["MainThread"] * 3
+    assert found == ["MainThread"] * 6
     wait_until(lambda: not running())
 
 
@@ -293,10 +291,11 @@ def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
     for _ in range(20):
         reader = Reader()
         forgotten = weakref.ref(reader)
-        for _ in ahead(reader.make, range(100), 2):
-            assert set(running()) <= set(prefetch._RUNNING)
-            break
-        del reader
+        iterator = ahead(reader.make, range(100), 2)
+        slowly(iterator, 3)
+        assert len(running()) == 1
+        assert set(running()) <= set(prefetch._RUNNING)
+        del reader, iterator
         wait_until(lambda: forgotten() is None)  # noqa: B023 -- waited for at once
         wait_until(lambda: not running())
     assert len(prefetch._RUNNING) <= 4  # those of the last pass, and what a test before left
@@ -308,7 +307,7 @@ def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", never)
     with pytest.raises(RuntimeError, match="can't start"):
-        next(ahead(str, range(100), 2))
+        slowly(ahead(str, range(100), 2), 4)
     assert not running()
 
 
