@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, dataclass_transform
@@ -13,6 +14,19 @@ class _Parts(NamedTuple):
     compared: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = {}
     factories: Mapping[str, Callable[[], Any]] = {}
+
+
+class _Signature:
+    """What ``help`` and ``inspect.signature`` say of a class, made when they ask."""
+
+    def __get__(self, _: object, kind: type) -> inspect.Signature:
+        told = []
+        for one in fields(kind):
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            told.append(
+                inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
+            )
+        return inspect.Signature(told)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -27,6 +41,7 @@ class Value:
     """
 
     __parts: ClassVar[_Parts] = _Parts()
+    __signature__: ClassVar[_Signature] = _Signature()
 
     def __init_subclass__(cls, *, eq: bool = True) -> None:
         dataclass(init=False, repr=False, eq=False)(cls)

@@ -9,6 +9,7 @@ import ast
 import inspect
 import itertools
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +55,7 @@ def _section(value: Any) -> str:
 
 def _fields(kind: type) -> list[str]:
     """One list of the fields that have a text below them in the source."""
-    (definition,) = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     told = []
     for field, text in itertools.pairwise(vars(definition)["body"]):
         match field, text:

