@@ -160,25 +160,19 @@ class Observer(Protocol):
 
     def planned(self, plan: BuildPlan) -> None:
         """Receive the plan; nothing has been encoded yet."""
+        return
 
     def advanced(self, progress: Progress) -> None:
         """Receive progress of the field in work. Called often: look at the clock before printing."""
+        return
 
     def warned(self, message: str) -> None:
         """Receive one sentence that the user should read."""
+        return
 
 
-class Silent:
+class Silent(Observer):
     """An observer that ignores everything."""
-
-    def planned(self, plan: BuildPlan) -> None:
-        """Ignore the plan."""
-
-    def advanced(self, progress: Progress) -> None:
-        """Ignore progress."""
-
-    def warned(self, message: str) -> None:
-        """Ignore a message."""
 
 
 def quarantined(rejected: Iterable[Rejected]) -> int:

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from latentcache.pipeline.workers.memory import (
 )
 from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
 from latentcache.pipeline.workers.transport import Message, failure_of, split_keys
-from latentcache.pipeline.workers.worker import Task, WorkerSettings
+from latentcache.pipeline.workers.worker import Task
 from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
@@ -237,17 +237,17 @@ class WorkerPool:
     def start(self, device: Device, *, again: bool) -> tuple[WorkerHandle, dict[str, Any], str]:
         """A worker, the head of its ``open`` message, and the name of its shard. A thread is started once only."""
         shard = os.urandom(8).hex()
-        settings = WorkerSettings(
-            task=self._task,
+        task = replace(
+            self._task,
             shard=shard,
             device=device.name,
-            threads=self.threads,
-            budget_bytes=self._share,
+            decode_threads=self.threads,
+            host_memory=self._share,
             bounded=self._bounded,
             cost=self._cost,
         )
         self._reported[shard] = []
-        head = {"settings": settings}
+        head = {"task": task}
         if not self.workers and not again:
             return WorkerThread(), head, shard
         warm = self._warm.take(device) if self._warm is not None and not again else None

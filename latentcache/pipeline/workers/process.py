@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +26,8 @@ from latentcache.errors import WorkerError
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
 from latentcache.pipeline.workers.serve import serve
-from latentcache.pipeline.workers.transport import Channel, ParentChannel, as_error, channel_pair
-from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
+from latentcache.pipeline.workers.transport import Channel, as_error, channel_pair
+from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
 from latentcache.pipeline.workers.worker import WorkerLoop
 
 _CHILD = (
@@ -59,16 +60,15 @@ class WorkerProcess:
     """True if it has made items of another field."""
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
-        self.channel: ParentChannel
         self.channel, theirs = channel_pair()
-        self._board, self._stderr = anonymous_file("board"), unnamed_file()
-        inherited = (theirs.fileno(), self._board, *(() if lock is None else (lock,)))
+        self._board, self._stderr = anonymous_file("board"), tempfile.TemporaryFile()  # noqa: SIM115 - by ended()
+        inherited = (theirs.fileno(), self._board.fileno(), *(() if lock is None else (lock,)))
         # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
         environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(variables)
         if again and failpoint.VARIABLE in environment:
             environment[failpoint.VARIABLE] = failpoint.for_another(environment[failpoint.VARIABLE])
         options = ("-X", "utf8") if sys.flags.utf8_mode else ()
-        numbers = map(str, (theirs.fileno(), self._board, os.getpid()))
+        numbers = map(str, (theirs.fileno(), self._board.fileno(), os.getpid()))
         self._process = subprocess.Popen(
             # -P, and the working directory last: a json.py that lies there is not imported.
             [sys.executable, *options, "-P", "-c", _CHILD, json.dumps(import_path()), *numbers],
@@ -87,7 +87,7 @@ class WorkerProcess:
 
     def board(self, num_preparers: int) -> ActivityBoard:
         """Its activity board, for a worker that prepares in so many threads."""
-        return ActivityBoard(num_preparers, self._board)
+        return ActivityBoard(num_preparers, self._board.fileno())
 
     def limit(self, num_bytes: int) -> None:
         """Bound its memory, if possible."""
@@ -106,23 +106,16 @@ class WorkerProcess:
             return "does not end"
         finally:
             said = self._stderr_line()
-            self._close()
+            self._board.close()
+            self._stderr.close()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return how + (f": {said}" if said else "")
 
     def _stderr_line(self) -> str:
         """The line that it printed on a failed allocation, else the last line."""
-        if self._stderr < 0:
-            return ""
-        tail = os.pread(self._stderr, _TAIL_BYTES, max(os.fstat(self._stderr).st_size - _TAIL_BYTES, 0))
-        lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
+        self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+        lines = [line.strip() for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
         return ([line for line in lines if NO_MEMORY.search(line)] or lines or [""])[-1]
-
-    def _close(self) -> None:
-        for descriptor in (self._board, self._stderr):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._board = self._stderr = -1
 
 
 class WorkerThread:
@@ -132,7 +125,6 @@ class WorkerThread:
     used = False
 
     def __init__(self) -> None:
-        self.channel: ParentChannel
         self.channel, theirs = channel_pair()
         self._theirs = Channel(theirs)
         self._loops: list[WorkerLoop] = []

@@ -26,7 +26,7 @@ from latentcache.fields.registry import load
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.transport import Channel, Message, error_form
 from latentcache.pipeline.workers.watchdog import ActivityBoard
-from latentcache.pipeline.workers.worker import WorkerLoop, WorkerSettings
+from latentcache.pipeline.workers.worker import Task, WorkerLoop
 
 #: Seconds that a worker process may outlive its build.
 LAST_S = 8
@@ -52,8 +52,8 @@ def serve(
             if message.kind == "ask":
                 channel.send("answer", **_answer(message))
                 continue
-            settings = WorkerSettings.from_json(message["settings"])
-            loop = WorkerLoop(settings, channel, ActivityBoard(settings.threads, board))
+            task = Task.from_json(message["task"])
+            loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, board))
             loops[:] = [loop]
             threading.Thread(target=_receive, args=(loop, on_loss), name="listener", daemon=True).start()
             if on_loss is not None and not heartbeat.is_alive():

@@ -42,60 +42,52 @@ class Message:
         return self.head[name]
 
 
-def _frame(kind: str, head: Form, body: bytes) -> bytes:
-    packed = json.dumps({"kind": kind, **head}, separators=(",", ":"), default=_plain).encode("ascii")
-    return _LENGTHS.pack(len(packed), len(body)) + packed + body
-
-
-class _Frames:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete now."""
-        self._bytes += data
-        found, start = [], 0
-        while len(self._bytes) - start >= _LENGTHS.size:
-            head_bytes, body_bytes = _LENGTHS.unpack_from(self._bytes, start)
-            middle = start + _LENGTHS.size + head_bytes
-            if len(self._bytes) < middle + body_bytes:
-                break
-            head = json.loads(self._bytes[start + _LENGTHS.size : middle])
-            found.append(Message(head.pop("kind"), head, bytes(self._bytes[middle : middle + body_bytes])))
-            start = middle + body_bytes
-        del self._bytes[:start]
-        return found
-
-
 class Channel:
-    """The worker's end: any thread sends, one thread receives."""
+    """One end of a connection: any thread sends, one thread receives.
 
-    def __init__(self, end: socket.socket) -> None:
+    Args:
+        end: Of a pair of sockets.
+        waits: False for the build's end, where nothing waits: :meth:`flush` sends what had no room before.
+    """
+
+    def __init__(self, end: socket.socket, *, waits: bool = True) -> None:
         self._socket = end
-        self._socket.setblocking(True)
+        self._socket.setblocking(waits)
         self._sending = threading.Lock()
-        self._frames = _Frames()
-        self._arrived: list[Message] = []
+        self._unsent, self._received = bytearray(), bytearray()
+        self._messages: list[Message] = []
+        self.ended = False
+        """True if the other end is gone and everything it sent was received."""
+
+    def fileno(self) -> int:
+        """For ``selectors``."""
+        return self._socket.fileno()
 
     def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
-        """Send a message; nothing happens if the build is gone."""
-        frame = _frame(kind, head, body)
-        with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(frame)
+        """Send a message; nothing happens if the other end is gone."""
+        packed = json.dumps({"kind": kind, **head}, separators=(",", ":"), default=_plain).encode("ascii")
+        with self._sending:
+            self._unsent += _LENGTHS.pack(len(packed), len(body)) + packed + body
+            self._send()
+
+    def flush(self) -> None:
+        """Send bytes that had no room before."""
+        with self._sending:
+            self._send()
 
     def receive(self) -> Message | None:
         """Wait for the next message; None if the other end is gone."""
-        while not self._arrived:
-            try:
-                data = self._socket.recv(_CHUNK_BYTES)
-            except OSError:
-                return None
-            if not data:
-                return None
-            self._arrived = self._frames.feed(data)
-        return self._arrived.pop(0)
+        while not self._messages and not self.ended:
+            self._receive()
+        return self._messages.pop(0) if self._messages else None
+
+    def arrived(self) -> list[Message]:
+        """All messages that are complete by now, without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.ended:
+                self._receive()
+        found, self._messages = self._messages, []
+        return found
 
     def close(self) -> None:
         """Close the connection; a thread that waits in :meth:`receive` is woken."""
@@ -103,60 +95,41 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-
-class ParentChannel:
-    """The build's end: nothing here ever waits."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._socket.setblocking(False)
-        self._frames = _Frames()
-        self._unsent = bytearray()
-        self.ended = False
-        """True if the worker's end is gone and everything it sent was received."""
-
-    def fileno(self) -> int:
-        """For ``selectors``."""
-        return self._socket.fileno()
-
-    def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
-        """Send a message now, or as soon as there is room for it."""
-        self._unsent += _frame(kind, head, body)
-        self.flush()
-
-    def flush(self) -> None:
-        """Send bytes that had no room before."""
+    def _send(self) -> None:
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent[:_CHUNK_BYTES])]
         except BlockingIOError:
             return
         except OSError:
-            self._unsent.clear()  # the worker is gone; its last messages are still to be received
+            self._unsent.clear()  # the other end is gone; its last messages are still to be received
 
-    def arrived(self) -> list[Message]:
-        """All messages that are complete by now."""
-        found: list[Message] = []
-        while not self.ended:
-            try:
-                data = self._socket.recv(_CHUNK_BYTES)
-            except BlockingIOError:
+    def _receive(self) -> None:
+        """Receive some bytes and cut them into messages. Raises BlockingIOError."""
+        try:
+            data = self._socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            raise
+        except OSError:
+            data = b""
+        self.ended = not data
+        self._received += data
+        start, received = 0, self._received
+        while len(received) - start >= _LENGTHS.size:
+            head_bytes, body_bytes = _LENGTHS.unpack_from(received, start)
+            middle = start + _LENGTHS.size + head_bytes
+            if len(received) < middle + body_bytes:
                 break
-            except OSError:
-                data = b""
-            self.ended = not data
-            found += self._frames.feed(data)
-        return found
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+            head = json.loads(received[start + _LENGTHS.size : middle])
+            self._messages.append(Message(head.pop("kind"), head, bytes(received[middle : middle + body_bytes])))
+            start = middle + body_bytes
+        del received[:start]
 
 
-def channel_pair() -> tuple[ParentChannel, socket.socket]:
+def channel_pair() -> tuple[Channel, socket.socket]:
     """The build's end, and the socket of the worker's end, which no other process inherits."""
     mine, theirs = socket.socketpair()
-    return ParentChannel(mine), theirs
+    return Channel(mine, waits=False), theirs
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 import numpy as np
 
@@ -94,15 +95,11 @@ class ActivityBoard:
         return found
 
 
-def anonymous_file(name: str) -> int:
-    """A file in memory without a name, or on a disk if the system has no such files; closed by the caller."""
-    return os.memfd_create(f"latentcache-{name}", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else unnamed_file()
-
-
-def unnamed_file() -> int:
-    """A file on a disk without a name; closed by the caller."""
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+def anonymous_file(name: str) -> IO[bytes]:
+    """A file in memory without a name, or on a disk if the system has no such files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create(f"latentcache-{name}", os.MFD_CLOEXEC), "r+b")
+    return tempfile.TemporaryFile()
 
 
 def deadline_s() -> float:

@@ -74,44 +74,36 @@ class Task(Value):
     stream: bool = False
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """``ProducerContext.options``."""
-
-
-class WorkerSettings(Value):
-    """What one worker has to know before it begins."""
-
-    task: Task
-    shard: str
-    """Name of the shard to write, without suffix."""
-    device: str
-    threads: int
-    budget_bytes: int
-    bounded: bool
-    """True if the memory of the process is limited: a job that does not fit ends it and is tried with more."""
-    cost: int
+    shard: str = ""
+    """Of the task of one worker: name of the shard to write, without suffix. Its device, threads and memory too."""
+    bounded: bool = False
+    """Of one worker: its memory is limited, and a job that does not fit ends it and is tried with more."""
+    cost: int = 0
+    """Of one worker: its part of the work."""
 
     @classmethod
-    def from_json(cls, form: Mapping[str, Any]) -> WorkerSettings:
+    def from_json(cls, form: Mapping[str, Any]) -> Task:
         """From the JSON form of its message."""
-        groups = tuple(map(Group.from_json, form["task"]["groups"]))
-        return cls(**{**form, "task": Task(**{**form["task"], "groups": groups})})
+        return cls(**{**form, "groups": tuple(map(Group.from_json, form["groups"]))})
 
 
 class WorkerLoop:
     """A worker at work: a loop that encodes, preparing threads, a writer thread."""
 
-    def __init__(self, settings: WorkerSettings, channel: Channel, board: ActivityBoard) -> None:
-        self.settings, self.channel, self.board, task = settings, channel, board, settings.task
+    def __init__(self, task: Task, channel: Channel, board: ActivityBoard) -> None:
+        self.task, self.channel, self.board = task, channel, board
         self.kind = field_kinds()[task.field]
         self.recipe = self.kind.recipe_from_json(task.recipe)
         paths = CachePaths(Path(task.cache))
         self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
         self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
         self.writer = WriterThread(
-            paths.shards, settings.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
+            paths.shards, task.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
         )
-        self.budget = ByteBudget(settings.budget_bytes)
+        memory = task.host_memory or 0
+        self.budget = ByteBudget(memory)
         self.batches = Batches(self.kind, self.recipe.spec, task.groups, task.batch_size, self._warn)
-        self._most_cost = settings.budget_bytes // (2 * self.kind.work.cost_bytes)
+        self._most_cost = memory // (2 * self.kind.work.cost_bytes)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
         self.suspects: list[int] = []
@@ -132,14 +124,14 @@ class WorkerLoop:
         try:
             with self.board.activity(ENCODER, OPENING):
                 producer = self.batches.producer = self._load()
-            for number in range(self.settings.threads):
+            for number in range(self.task.decode_threads or 1):
                 arguments = (producer, FIRST_PREPARER + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
                 threads[-1].start()
             self._loop()
         finally:
             self._end(threads, producer)
-        is_reusable = self.stop_requested and not self.settings.bounded and not any(one.is_alive() for one in threads)
+        is_reusable = self.stop_requested and not self.task.bounded and not any(one.is_alive() for one in threads)
         return {
             "waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s},
             "is_reusable": is_reusable,
@@ -190,14 +182,14 @@ class WorkerLoop:
             self.channel.send("opened", noise=self.batches.producer.noise)
 
     def _load(self) -> Producer:
-        settings, task = self.settings, self.settings.task
+        task = self.task
         context = ProducerContext(
             root=task.root,
-            device=settings.device,
+            device=task.device,
             groups=task.groups,
             options=task.options,
             warn=self._warn,
-            cost=settings.cost,
+            cost=task.cost,
             missing=self._missing,
         )
         producer: Producer = load(self.kind.producer)(task.producer, self.recipe, context)
@@ -310,7 +302,7 @@ class WorkerLoop:
                         failpoint("encoding", one.job.name)
                     made = self.batches.make([one.job for one in wanted])
             except (MemoryError, UnusableSampleError) as error:
-                if self.settings.bounded and isinstance(error, MemoryError):
+                if self.task.bounded and isinstance(error, MemoryError):
                     raise
                 self.suspects = []
                 self._prepare_jobs(wanted)
@@ -453,7 +445,7 @@ class WorkerLoop:
     def _prepare(self, producer: Producer, job: Job) -> Outcome:
         try:
             failpoint("decoding", job.name)
-            return prepare(producer, self.kind, job, bounded=self.settings.bounded)
+            return prepare(producer, self.kind, job, bounded=self.task.bounded)
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
             return error
 

@@ -21,7 +21,7 @@ from latentcache.pipeline.workers.transport import (
     jobs_form,
     jobs_of,
 )
-from latentcache.pipeline.workers.worker import Task, WorkerSettings
+from latentcache.pipeline.workers.worker import Task
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -111,12 +111,11 @@ def test_jobs_settings_and_failures_come_back_as_they_went():
     job = Job(sample=1, name="a\udcff.png", inputs=inputs, content=bytes(16), outputs=outputs, cost=7)
     failure = Failure(reason="empty", content=b"\x01" * 16, stat=(1, 2, 3, 4, 5, 6))
     groups = (Group(label="8x8", shape=(4, -1), dims=(1, 8, 8)),)
-    task = Task(field="f", recipe={"a": 1}, producer={}, groups=groups, root="/data", cache="/cache")
-    settings = WorkerSettings(task=task, shard="s", device="cpu", threads=1, budget_bytes=1, bounded=False, cost=2)
-    found = sent(jobs=jobs_form({5: job}), failure=failure, settings=settings)
+    task = Task(field="f", recipe={"a": 1}, producer={}, groups=groups, root="/data", cache="/cache", shard="s")
+    found = sent(jobs=jobs_form({5: job}), failure=failure, task=task)
     assert jobs_of(found["jobs"]) == {5: job}
     assert failure_of(found["failure"]) == failure
-    assert WorkerSettings.from_json(found["settings"]) == settings
+    assert Task.from_json(found["task"]) == task
 
 
 def test_arrays_and_numbers_of_numpy_are_plain_in_json():

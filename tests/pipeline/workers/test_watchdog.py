@@ -95,8 +95,8 @@ def test_a_large_job_has_more_time():
 def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
     if not memfd:
         monkeypatch.delattr(os, "memfd_create")
-    descriptor = anonymous_file("test")
-    mine, theirs = ActivityBoard(2, descriptor), ActivityBoard(2, descriptor)
+    file = anonymous_file("test")
+    mine, theirs = ActivityBoard(2, file.fileno()), ActivityBoard(2, file.fileno())
     theirs.beat()
     with theirs.activity(ENCODER, ENCODING, [3, 4]), theirs.activity(FIRST_PREPARER + 1, PREPARING, [5]):
         assert [(one.row, one.stage, one.items) for one in mine.steps()] == [
@@ -104,7 +104,7 @@ def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
             (2, PREPARING, (5,)),
         ]
     assert (mine.beats, mine.steps()) == (1, [])
-    os.close(descriptor)
+    file.close()
 
 
 def test_a_board_takes_a_batch_of_any_size():
