@@ -76,7 +76,7 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
     Everything else that numpy does with it is right too, but reads the column whole.
     """
 
-    __slots__ = ("_checked", "_file", "_form", "_name", "_runs")
+    __slots__ = ("__weakref__", "_checked", "_file", "_form", "_name", "_runs")
 
     def __init__(self, file: ColumnFile, name: str, form: _Form) -> None:
         self._file, self._name, self._form = file, name, form
@@ -134,6 +134,8 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
 
     def check(self) -> None:
         """Read the column whole and hold it against its checksum."""
+        if self._checked:
+            return
         form = self._form
         parts = (
             self._file.read(form.start + at, np.dtype("u1"), (min(_CHUNK, form.num_bytes - at),)).data
@@ -263,6 +265,7 @@ class ColumnFile:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         self._data = 8 + length
+        self._opened = weakref.WeakValueDictionary[str, Column]()
 
     def __contains__(self, name: str) -> bool:
         return name in self._forms
@@ -271,7 +274,10 @@ class ColumnFile:
         return iter(self._forms)
 
     def __getitem__(self, name: str) -> Column:
-        """A column."""
+        """A column; one object while it is in use, so that it is checked once."""
+        column = self._opened.get(name)
+        if column is not None:
+            return column
         if name not in self._forms:
             raise self._damaged(f"column {name} is missing")
         try:
@@ -281,7 +287,13 @@ class ColumnFile:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         if form.start + form.num_bytes > self.num_bytes - 8:
             raise self._damaged("a column leaves the file")
-        return Column(self, name, form)
+        self._opened[name] = column = Column(self, name, form)
+        return column
+
+    def check(self) -> None:
+        """Read every column and hold it against its checksum."""
+        for name in self:
+            self[name].check()
 
     def get(self, name: str) -> Column | None:
         """A column, or None if the file lacks it."""

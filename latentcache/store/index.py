@@ -249,8 +249,7 @@ class ShardIndex:
 
     def check(self) -> None:
         """Read every column and hold it against its checksum."""
-        for name in self.columns:
-            self.columns[name].check()
+        self.columns.check()
 
     def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of entries."""

@@ -186,6 +186,8 @@ class Snapshot(Value):
     """What keeps its files from being collected while this object is in use."""
     pending: Any = field(default=None, compare=False, repr=False)
     """What finds the items of a build that has not ended; None for a finished one."""
+    columns: ColumnFile | None = field(default=None, compare=False, repr=False)
+    """All columns of samples and fields; None if they are not in a file."""
 
     def __reduce__(self) -> Any:
         """A finished build is opened again; the files of one that runs may be gone by then, so it has its columns."""
@@ -286,7 +288,7 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
         file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16), lasts=number > 0)
         samples = _samples(file, manifest)
         opened = {name: _field_rows(file, name, one, samples, shards) for name, one in manifest["fields"].items()}
-    return Snapshot(number=number, paths=paths, manifest=manifest, samples=samples, fields=opened)
+    return Snapshot(number=number, paths=paths, manifest=manifest, samples=samples, fields=opened, columns=file)
 
 
 def _reopened(paths: CachePaths, number: int, kinds: Mapping[str, FieldKind | None], lease: object) -> Snapshot:

@@ -119,6 +119,8 @@ class Store:
     views: dict[str, View]
     damage: Damage = field(default_factory=Damage)
     headers: int = 0
+    unneeded: int = 0
+    """Entries of its shards that the snapshot does not need."""
     readable: list[int] = field(default_factory=list)
     """Shards whose data file is there and may be read."""
 
@@ -180,6 +182,8 @@ def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             _unavailable(store, name, wanted, error)
             continue
         index = _index(store, name)
+        if index is not None:
+            store.unneeded += max(index.entries - sum(len(entries) for _, entries in parts), 0)
         store.readable.append(number)
         for view, entries in wanted:
             beyond = (view.offset[entries] + view.bytes[entries] > size) | (view.offset[entries] < view.head[entries])

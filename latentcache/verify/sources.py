@@ -100,7 +100,8 @@ def check_sources(
     compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, inputs=used)
 
     def apply() -> None:
-        for state in set(State) - {State.OK, State.NOT_CHECKED}:
+        present = np.bincount(compared.state, minlength=len(State))
+        for state in (one for one in State if present[one] and one not in (State.OK, State.NOT_CHECKED)):
             _add_state(store, compared, state)
         store.findings.others += [_finding(found) for found in compared.others]
         store.findings.others += _new(compared)

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
 from latentcache.fields.protocol import FieldRecipe
-from latentcache.store.columns import ColumnFile
 from latentcache.store.garbage import shard_use
 from latentcache.store.lease import open_leased
-from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import COLUMNS, Snapshot, open_snapshot
+from latentcache.store.snapshot import Snapshot, open_snapshot
 from latentcache.value import Value
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
@@ -146,7 +144,7 @@ class Check:
         return VerifyReport(
             mode=self.depth.mode,
             snapshot=snapshot.number,
-            counts=counts | {"unreferenced": unreferenced(store.paths, snapshot)},
+            counts=counts | {"unreferenced": unreferenced(store)},
             findings=tuple(map(fixes, store.findings.result(looked))),
             samples=len(snapshot.samples) + len(store.rejected_whole),
             checked={
@@ -202,9 +200,8 @@ def open_checked(cache: Path) -> Snapshot:
     """The current snapshot with a lease and all columns checked; damage to it comes with a way out."""
     try:
         snapshot = open_leased(cache)
-        columns = ColumnFile(snapshot.paths.snapshot(snapshot.number) / COLUMNS)
-        for name in columns:
-            columns[name].check()
+        if snapshot.columns is not None:
+            snapshot.columns.check()
         return snapshot
     except CacheDamagedError as error:
         if error.fix == error.default_fix:
@@ -225,21 +222,18 @@ def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
+def unreferenced(store: Store) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
-
-    def unneeded(snapshots: list[Snapshot]) -> int:
-        return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, snapshots))
-
-    snapshots = [snapshot]
+    paths, snapshots = store.paths, [store.snapshot]
+    others = {folder.name for folder in paths.all_sealed()}.difference(store.snapshot.shards)
+    if not others and not store.unneeded:  # what other snapshots need is then no question
+        return 0
+    for number in paths.snapshots():
+        if number != store.snapshot.number:
+            with suppress(LatentcacheError):
+                snapshots.append(open_snapshot(paths.root, number))
     with suppress(LatentcacheError):
-        if not unneeded(snapshots):  # what other snapshots need is then no question
-            return 0
-        for number in paths.snapshots():
-            if number != snapshot.number:
-                with suppress(LatentcacheError):
-                    snapshots.append(open_snapshot(paths.root, number))
-        return unneeded(snapshots)
+        return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, snapshots))
     return 0
 
 
