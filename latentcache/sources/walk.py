@@ -120,6 +120,7 @@ class Walk:
         wanted: Extensions in lower case with their dot.
         used: Names of other files that are read, and so are not unused.
         folders: Folders below the root to list, none inside another one; by default all of the root.
+        listed: Path -> names joined by ``/`` of folders that were listed a moment ago; taken out as they are used.
 
     Raises:
         SourceError: The folder itself cannot be listed (when iterated).
@@ -132,7 +133,9 @@ class Walk:
         *,
         used: AbstractSet[str] = frozenset(),
         folders: Sequence[str] = ("",),
+        listed: dict[str, str] | None = None,
     ) -> None:
+        self._names = listed or {}
         self._folders = sorted(folders, key=lambda one: os.fsencode(one + "/"))
         self.root, self._wanted, self._used = root, wanted, used
         # In the one case in which they are written, mostly: saves a call per file.
@@ -189,7 +192,7 @@ class Walk:
         """The files of a folder in byte order with their stats, and the folders in it."""
         found, prefix = _Listed(folder), folder.prefix
         try:
-            names, stats, rest = _plain_files(folder.path, self._plain)
+            names, stats, rest = _plain_files(folder.path, self._plain, self._names.pop(folder.path, ""))
             entries = _entries(folder.path, rest) if rest else []
         except OSError as error:
             if not prefix:
@@ -332,7 +335,9 @@ def pack_identity(state: os.stat_result) -> tuple[int, ...]:
     return tuple([value & _WORD for value in _IDENTITY(state)])
 
 
-def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArray[np.uint64], set[str]]:
+def _plain_files(
+    path: str, endings: AbstractSet[str], listed: str = ""
+) -> tuple[list[str], NDArray[np.uint64], set[str]]:
     """The regular files of a folder with one of these endings, in byte order, their stats, and all other names.
 
     All in C: one listing, and one stat per name without a path. If one of the files is gone or older than 1970, all
@@ -340,7 +345,7 @@ def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArr
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        every = os.listdir(handle)  # noqa: PTH208 - there is no path
+        every = listed.split("/") if listed else os.listdir(handle)  # noqa: PTH208 - there is no path
         names = list(every)
         if not common_endings(every, endings):
             names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]

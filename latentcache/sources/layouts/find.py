@@ -6,6 +6,7 @@ The plain folder is the last resort: images with caption files beside them, nest
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
         found = _of_file(data, word)
     else:
         tree = Tree(data)
-        found = _of_folder(tree, word)
+        found = replace(_of_folder(tree, word), listed=tree.listed)
     return found if found.word == own.WORD and not split else choose_split(found, split)
 
 

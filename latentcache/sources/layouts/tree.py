@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS
-from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, extension_of
+from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, common_endings, extension_of
 
 #: Levels below DATA that are looked at, and folders in all.
 MAX_DEPTH, MAX_FOLDERS = 3, 4096
@@ -39,6 +39,8 @@ class Tree:
 
     root: Path
     _known: dict[str, Folder] = field(default_factory=dict, repr=False)
+    listed: dict[str, str] = field(default_factory=dict, repr=False)
+    """Path of each folder -> the names in it, joined by ``/``; the walk need not list it again."""
 
     @cached_property
     def top(self) -> Folder:
@@ -48,7 +50,7 @@ class Tree:
     def folder(self, path: str) -> Folder:
         """One folder; empty if it cannot be listed."""
         if path not in self._known:
-            self._known[path] = _listed(self.root / path, path)
+            self._known[path] = self._list(path)
         return self._known[path]
 
     def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
@@ -64,24 +66,26 @@ class Tree:
                 found += [f"{one}/{name}" if one else name for name in folder.folders]
             level = found
 
-
-def _listed(path: Path, below: str) -> Folder:
-    try:
-        names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
-    except OSError:
-        return Folder(below, (), 0, frozenset())  # the walk says why
-    rest = [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
-    images, folders, others = len(names) - len(rest), list[str](), list[str]()
-    for name in rest:
-        if name[0] == ".":
-            continue
-        if not name.endswith(CAPTION_EXTENSIONS) and os.path.isdir(f"{path}/{name}"):  # noqa: PTH112
-            folders += [] if name.endswith(CACHE_SUFFIX) else [name]
-        elif extension_of(name) in IMAGE_EXTENSIONS:
-            images += 1
-        else:
-            others.append(name)
-    return Folder(below, tuple(sorted(folders)), images, frozenset(others))
+    def _list(self, below: str) -> Folder:
+        path = f"{self.root}/{below}" if below else str(self.root)
+        try:
+            names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
+        except OSError:
+            return Folder(below, (), 0, frozenset())  # the walk says why
+        self.listed[path] = "/".join(names)
+        plain = common_endings(names, _PLAIN)
+        rest = [] if plain else [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
+        images, folders, others = len(names) - len(rest), list[str](), list[str]()
+        for name in rest:
+            if name[0] == ".":
+                continue
+            if not name.endswith(CAPTION_EXTENSIONS) and os.path.isdir(f"{path}/{name}"):  # noqa: PTH112
+                folders += [] if name.endswith(CACHE_SUFFIX) else [name]
+            elif extension_of(name) in IMAGE_EXTENSIONS:
+                images += 1
+            else:
+                others.append(name)
+        return Folder(below, tuple(sorted(folders)), images, frozenset(others))
 
 
 _PLAIN = frozenset((*IMAGE_EXTENSIONS, *map(str.upper, IMAGE_EXTENSIONS)))
