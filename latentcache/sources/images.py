@@ -82,32 +82,27 @@ class Found:
         self, sets: Sequence[ImageSet], rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings
     ) -> None:
         """Count the samples of each set, and where their captions are from."""
-        length, words = np.diff(texts.ends, prepend=0), Counter[str]()
-        without = np.zeros(len(length), dtype=np.bool_)
+        length, numbers = np.diff(texts.ends, prepend=0), {NO_CAPTION: 0}
+        source = np.zeros(len(length), dtype=np.int32)
+
+        def note(rows: NDArray[np.bool_], word: str) -> None:
+            source[rows] = numbers.setdefault(word, len(numbers))
+
         for number, rule in enumerate(rules):
             mine = chosen.owner == number
-            empty = mine & (length == 0)
-            if rule.is_empty_by_choice:
-                words[rule.text_source] += int(empty.sum())
-            else:
-                without |= empty
-            said = mine & (length > 0)
-            if chosen.line is not None:
-                in_rows = said & (chosen.line > 0)
-                words[rule.table or ("tar members" if sets[number].archives == TAR else "column")] += int(
-                    in_rows.sum()
-                )
-                said &= ~in_rows
-            fallback = said & (chosen.which < 0)
+            note(mine, "file name" if rule.from_name else rule.text_source)
+            for at, ending in enumerate(rule.extensions):
+                note(mine & (chosen.which == at), f"sidecar {ending}")
             if rule.text:
-                fallback |= _with_text(texts, said & (chosen.which >= 0), length, rule.made(rule.text))
-            words["file name" if rule.from_name else rule.text_source] += int(fallback.sum())
-            which = np.bincount(chosen.which[said & ~fallback], minlength=len(rule.extensions) + 1).tolist()
-            for ending, many in zip(rule.extensions, which, strict=False):
-                words[f"sidecar {ending}"] += many
-        words[NO_CAPTION] = int(without.sum())
-        self.captions = {word: many for word, many in words.items() if many}
-        self.first_without = names[int(without.argmax())] if words[NO_CAPTION] else ""
+                note(_with_text(texts, mine & (chosen.which >= 0), length, rule.made(rule.text)), rule.text_source)
+            if chosen.line is not None:
+                inside = "tar members" if sets[number].archives == TAR else "column"
+                note(mine & (chosen.line > 0), rule.table or inside)
+            note(mine & (length == 0), rule.text_source if rule.is_empty_by_choice else NO_CAPTION)
+        many = np.bincount(source, minlength=len(numbers)).tolist()
+        words = [*list(numbers)[1:], NO_CAPTION]
+        self.captions = {word: many[numbers[word]] for word in words if many[numbers[word]]}
+        self.first_without = names[int((source == 0).argmax())] if many[0] else ""
         self.several = samples_with_several(texts)
         self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(rules)).tolist())
 
@@ -191,7 +186,7 @@ class _Files:
             endings = [name[name.rfind(".") :] for name in names]
             images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
             is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
-        owners, is_sample = self._owners(prefix), is_image
+        owners, is_sample = self._layout.owners(prefix), is_image
         role = self._layout.role(prefix)
         if not role and not owners:
             role = "split" if self._layout.is_unread(prefix) else "outside"
@@ -221,9 +216,6 @@ class _Files:
             self.sizes[number] += int(is_sample.sum())
         mark = np.where(is_sample, place, -1), caption, which, owner, np.cumsum(is_sample) - 1
         return mark, [prefix + name for name in names] if prefix else names
-
-    def _owners(self, prefix: str) -> tuple[int, ...]:
-        return self._layout.owners(prefix)
 
     def _rule(self, owners: tuple[int, ...]) -> CaptionRule:
         """The first rule of the sets of a folder that looks for files."""
@@ -471,7 +463,7 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
             used, left = layout.sets[own[0]].label, layout.sets[other].label
             words = f"images have the captions of {used}, not those of {left}"
             files.walk.notes.add(counted(files.names[int(images[0])], "in-two-sets", len(images), words))
-    owner = _mapped(files.owner, folder_of)
+    owner = np.array([folder_of[number] for number in range(len(folder_of))] or [0])[files.owner]
     chosen = Chosen(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
     out = (owner >= 0) & (repeats == 0)
     if out.any():
@@ -525,11 +517,6 @@ def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
     """(S,) how often each sample is seen in one epoch."""
     held = samples.columns.get("repeats")
     return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
-
-
-def _mapped(numbers: NDArray[np.int64], values: Mapping[int, int]) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = np.array([values[number] for number in range(len(values))] or [0])[numbers]
-    return found
 
 
 def _with_rows(

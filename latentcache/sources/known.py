@@ -297,14 +297,3 @@ def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
         lengths.extend(map(len, each))
         data += text.encode("utf-8", "surrogateescape")
     return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))
-
-
-def memos_of(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """(F, 6) memos that are not trusted, of stats (n, 5) that are taken from the list."""
-    memos = np.zeros((sum(map(len, parts)), STAT_WIDTH), dtype=np.uint64)
-    end = len(memos)
-    while parts:
-        part = parts.pop()
-        memos[end - len(part) : end, :5] = part
-        end -= len(part)
-    return memos

@@ -6,12 +6,12 @@ Each distinct content is one document; rows keep duplicates. Cost: one pass of p
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,17 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scan, Scanned, match_names, memos_of, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, match_names, strings_of
 from latentcache.sources.part import Part
 from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import in_order
 
 _OFTEN = 4096
+_ROW = np.dtype(
+    [("file", np.int32), ("line", np.uint32), ("characters", np.uint32), ("form", np.uint8),
+     ("content", f"V{HASH_BYTES}")]
+)  # fmt: skip
 _BLOCK = 1 << 14
 
 
@@ -84,33 +88,6 @@ def files_of(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part |
     return RecordFiles(root=root, names=samples.files.names, way=way, ways=tuple(ways), stats=stats)
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Rows as they are read."""
-
-    content: bytearray = field(default_factory=bytearray)
-    file: array[int] = field(default_factory=lambda: array("i"))
-    line: array[int] = field(default_factory=lambda: array("I"))
-    characters: array[int] = field(default_factory=lambda: array("I"))
-    form: array[int] = field(default_factory=lambda: array("B"))
-
-    def add(self, file: int, record: Record) -> None:
-        self.content += record.content
-        self.file.append(file)
-        self.line.append(record.line)
-        self.characters.append(min(record_size(record), 0xFFFF_FFFF))
-        self.form.append(record.form)
-
-    def columns(self) -> dict[str, NDArray[np.generic]]:
-        return {
-            "content": np.frombuffer(bytes(self.content), dtype=np.uint8).reshape(-1, HASH_BYTES),
-            "file": np.array(self.file, dtype=np.int32),
-            "line": np.array(self.line, dtype=np.uint32),
-            "characters": np.array(self.characters, dtype=np.uint32),
-            "form": np.array(self.form, dtype=np.uint8),
-        }
-
-
 @dataclass(kw_only=True)
 class RecordScan(Scan):
     """A scan of records; see ``scan.scan``."""
@@ -123,84 +100,74 @@ class RecordScan(Scan):
         """
         readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
-        held = self.held(files.names, memos_of([files.stats]), reading)
+        held = self.held(files.names, np.pad(files.stats, ((0, 0), (0, 1))), reading)
         lacking = {item.name for item in self.rejected if item.content}
         if lacking:  # a record that every field rejected has no row in the snapshot
             held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
-        known, old = self._known_rows(held, files)
-        again, rows = list[Rejected](), _Rows()
+        trusted = np.flatnonzero(held.place >= 0)
+        own = set(files.names.take(trusted)) if self.rejected else set()
+        rejected = [item for item in self.rejected if item.line and item.name in own]
+        table, parts = self.known if held.all_trusted else None, list[NDArray[Any]]()
+        if table is None:
+            parts.append(self._known(held, trusted))
         for file in np.flatnonzero(held.place < 0).tolist():
             if self.stopping():
                 break
-            self._file(file, files, held, rows, again)
-        same = self.known is not None and held.all_trusted
-        table = self.known if same else _joined(files, held, reading, known, rows.columns())
-        assert table is not None
+            parts += self._read(file, files, held, rejected)
         return Scanned(
-            samples=table,
-            rejected=(*in_order(files.rejected), *_in_files(files.names, [*old, *again])),
+            samples=_table(files, held, reading, np.concatenate(parts)) if table is None else table,
+            rejected=(*in_order(files.rejected), *_in_files(files.names, rejected)),
             notes=files.notes,
         )
 
-    def _file(self, file: int, files: RecordFiles, held: Known, rows: _Rows, bad: list[Rejected]) -> None:
-        """Read one file. Its rejected records go to ``bad``."""
-        name, first = files.names[file], len(rows.line)
+    def _read(self, file: int, files: RecordFiles, held: Known, bad: list[Rejected]) -> list[NDArray[Any]]:
+        """The rows of one file. Its rejected records go to ``bad``."""
+        name, parts, some = files.names[file], list[NDArray[Any]](), list[tuple[Any, ...]]()
         reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
         try:
             for number, record in enumerate(reader, start=1):
                 if self.part is None or self.part.holds(record.content):
-                    rows.add(file, record)
-                if not number % _OFTEN and self.stopping():
-                    return
+                    size = min(record_size(record), 0xFFFF_FFFF)
+                    some.append((file, record.line, size, record.form, record.content))
+                if not number % _OFTEN:
+                    parts.append(np.array(some, dtype=_ROW))
+                    some.clear()
+                    if self.stopping():
+                        return parts
         except UnusableSampleError as error:
-            if files.alone or len(rows.line) > first:
+            if files.alone or some or parts:
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
             bad.append(as_rejected(name, error))
-            return
+            return []
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
+        return [*parts, np.array(some, dtype=_ROW)]
 
-    def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
-        """Rows of trusted files, in their order, and rejected lines of those files; no rows if all are trusted."""
-        own = np.flatnonzero(held.place >= 0)
-        if self.known is None or not len(own):
-            return {}, []
-        bad = {item.name for item in self.rejected if item.line}
-        bad = bad.intersection(files.names.take(own)) if bad else bad
-        said = [item for item in self.rejected if item.line and item.name in bad]
-        if held.all_trusted:
-            return {}, said
-        old = self.known.inputs["record"]
-        rows, file = held.rows_in("record", own)
-        columns = {"content": old.content, "line": old.line}
-        columns |= {name: self.known.columns[name] for name in ("characters", "form")}
-        known: dict[str, NDArray[np.generic]] = {name: np.asarray(one)[rows] for name, one in columns.items()}
-        return known | {"file": file.astype(np.int32)}, said
+    def _known(self, held: Known, trusted: NDArray[np.intp]) -> NDArray[Any]:
+        """Rows of trusted files, in their order."""
+        rows, file = held.rows_in("record", trusted)
+        known = np.empty(len(rows), dtype=_ROW)
+        if held.table is not None and len(rows):
+            old = held.table.inputs["record"]
+            known["file"], known["line"] = file, np.asarray(old.line)[rows]
+            known["content"] = np.ascontiguousarray(np.asarray(old.content)[rows]).view(f"V{HASH_BYTES}")[:, 0]
+            for name in ("characters", "form"):
+                known[name] = np.asarray(held.table.columns[name])[rows]
+        return known
 
 
-def _joined(
-    files: RecordFiles,
-    held: Known,
-    reading: NDArray[np.uint8],
-    known: Mapping[str, NDArray[np.generic]],
-    read: Mapping[str, NDArray[np.generic]],
-) -> SampleTable:
-    """Rows that are known and rows that were read, by file and line."""
-    parts = [part for part in (known, read) if part and len(part["line"])] or [read]
-    rows = {
-        name: np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in read
-    }
-    place = rows["file"].astype(np.int64) << 32 | rows["line"].astype(np.int64)
+def _table(files: RecordFiles, held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
+    """Rows in any order as samples, by file and line."""
+    place = rows["file"].astype(np.int64) << 32 | rows["line"]
     if not (np.diff(place) >= 0).all():
-        order = np.argsort(place, kind="stable")
-        rows = {name: column[order] for name, column in rows.items()}
-    file, line = rows["file"], rows["line"]
-    content = np.ascontiguousarray(rows["content"], dtype=np.uint8)
+        rows = rows[np.argsort(place, kind="stable")]
+    column = {name: np.ascontiguousarray(rows[name]) for name in _ROW.names or ()}
+    content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
-        names=_row_names(files.names, file, line),
+        names=_row_names(files.names, column["file"], column["line"]),
         files=Files(names=files.names, stat=held.stat, content=held.content, reading=reading),
-        inputs={"record": Input(content=content, file=file.astype(np.int32), line=line.astype(np.uint32))},
-        columns={"characters": rows["characters"], "form": rows["form"]},
+        inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
+        columns={"characters": column["characters"], "form": column["form"]},
     )
 
 

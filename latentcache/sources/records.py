@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -255,7 +255,7 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         return chat_record(source, line, turns, _tools(record, form.tools), options=_options(record))
     except UnicodeEncodeError as error:
         found = f"half of a surrogate pair, {error.object[error.start]!r}"
-        raise fault("record-unicode", found, _place_of_half(record, form)) from error
+        raise fault("record-unicode", found) from error
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -295,36 +295,6 @@ def _completion(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     return [*(replace(message, learned=False) for message in prompt), *answer]
 
 
-def _sharegpt(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    """Turns of user or observation at odd places, of assistant or function at even ones."""
-    turns = _turns(record, form)
-    system = list(_system(record, form))
-    first = 0
-    if form.system_tag and _role(turns[0], form, 0) == form.system_tag:
-        system = [Message(role="system", content=_content(turns[0], form, 0))]
-        first = 1
-    sides = ((form.user_tag, form.observation_tag), (form.assistant_tag, form.function_tag))
-    messages = []
-    for place, turn in enumerate(turns[first:]):
-        number, role, wanted = place + first, _role(turn, form, place + first), sides[place % 2]
-        if role not in filter(None, wanted):
-            expected = " or ".join(filter(None, wanted))
-            where = f"{form.messages}[{number}].{form.role_tag}"
-            raise fault("role-order", f"expected {expected}, found {shown(role)}", where)
-        messages.append(_sharegpt_message(turn, role, form, number))
-    _check_end(messages, form)
-    return [*system, *messages]
-
-
-def _sharegpt_message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
-    if role == form.function_tag:
-        return _called(turn, form, number)
-    content = _content(turn, form, number)
-    if role == form.assistant_tag:
-        return Message(role="assistant", content=content, learned=_learned(turn, form, number))
-    return Message(role="tool" if role == form.observation_tag else "user", content=content)
-
-
 def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message:
     """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
     where = f"{form.messages}[{number}].{form.content_tag}"
@@ -336,21 +306,28 @@ def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message
     return Message(role="assistant", content=content, learned=_learned(turn, form, number), fields=fields)
 
 
-def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    """Turns with the roles that the tags name; results of tools in a row count as one turn of the two sides."""
+def _two_sides(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
+    """Turns of two sides that alternate, with the roles that the tags name.
+
+    In the form ``openai``, results of tools in a row count as one turn.
+    """
     names = {form.function_tag: "call", form.user_tag: "user", form.assistant_tag: "assistant"}
     names |= {form.observation_tag: "tool", form.system_tag: "system"}
     names.pop("", None)
     messages = _messages(record, form, names)
     rest = messages[1:] if messages[0].role == "system" else messages
-    joined = [m for n, m in enumerate(rest) if not (m.role == "tool" and n and rest[n - 1].role == "tool")]
-    for place, message in enumerate(joined):
+    place, before = 0, ""
+    for number, message in enumerate(rest, start=len(messages) - len(rest)):
+        if form.form == "openai" and message.role == before == "tool":
+            continue
         if message.role not in (("user", "tool"), ("assistant",))[place % 2]:
-            number = next(n for n, one in enumerate(messages) if one is message)
             where = f"{form.messages}[{number}].{form.role_tag}"
             raise fault("role-order", f"turns of two sides alternate, found one of {message.role}", where)
-    _check_end(rest, form)
-    return messages if messages[0].role == "system" else [*_system(record, form), *messages]
+        place, before = place + 1, message.role
+    if before != "assistant":
+        last = f"found one of {before}" if before else "found none"
+        raise fault("no-answer", f"expected a turn of the assistant at the end, {last}", form.messages)
+    return messages if len(rest) < len(messages) else [*_system(record, form), *messages]
 
 
 def _chat(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
@@ -371,19 +348,19 @@ def _messages(record: Mapping[str, Any], form: RecordFormat, names: Mapping[str,
             raise fault("role-order", f"expected one of {listed(list(names))}, found {shown(said)}", where)
         is_call = role == "call" and not turn.get("tool_calls")
         role = "assistant" if role == "call" else role
-        messages.append(_called(turn, form, number) if is_call else _openai_message(turn, role, form, number))
+        messages.append(_called(turn, form, number) if is_call else _message(turn, role, form, number))
     return messages
 
 
-def _openai_message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
+def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
     where = f"{form.messages}[{number}]"
-    fields = []
-    for name in PASSED:
+    fields, is_openai = [], form.form != "sharegpt"  # whose converter drops all other fields
+    for name in PASSED if is_openai else ():
         if turn.get(name) is not None:
             value = turn[name]
             spelled = _tool_calls(value, f"{where}.{name}") if name == "tool_calls" else _spelled(value, where)
             fields.append((name, spelled))
-    if turn.get("function_call") is not None and not turn.get("tool_calls"):  # OpenAI's older spelling
+    if is_openai and turn.get("function_call") is not None and not turn.get("tool_calls"):  # the older spelling
         place = f"{where}.function_call"
         fields.append(("tool_calls", _tool_calls(_wrapped(turn["function_call"]), place, "")))
     has_calls = any(name == "tool_calls" for name, _ in fields)
@@ -404,12 +381,6 @@ def _turns(record: Mapping[str, Any], form: RecordFormat) -> list[dict[str, Any]
         if not isinstance(turn, dict):
             raise fault("record-field", f"expected an object, found {shown(turn)}", f"{form.messages}[{number}]")
     return turns
-
-
-def _check_end(messages: Sequence[Message], form: RecordFormat) -> None:
-    if not messages or messages[-1].role != "assistant":
-        last = f"found one of {messages[-1].role}" if messages else "found none"
-        raise fault("no-answer", f"expected a turn of the assistant at the end, {last}", form.messages)
 
 
 def _role(turn: Mapping[str, Any], form: RecordFormat, number: int) -> str:
@@ -510,17 +481,10 @@ def _json_in(text: str, where: str) -> Any:
 _MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Message]]] = {
     "alpaca": _alpaca,
     "completion": _completion,
-    "sharegpt": _sharegpt,
-    "openai": _openai,
+    "sharegpt": _two_sides,
+    "openai": _two_sides,
     "chat": _chat,
 }
-
-
-def _place_of_half(record: Mapping[str, Any], form: RecordFormat) -> str:
-    """The first column of a form with half a surrogate pair, as itself or as an escape in JSON."""
-    columns = form.as_json().values()
-    halves = (name for name, value in record.items() if name in columns and "\\ud" in json.dumps(value).lower())
-    return next(halves, "")
 
 
 def _spelled(value: Any, where: str) -> str:

@@ -144,10 +144,6 @@ class Config:
             several = [round(math.sqrt(math.prod(several)))]
         return " ".join(ASKS[name][0].format(one) for one in (several if name == "resolution" else [value]))
 
-    def has(self, said: str) -> bool:
-        """True if a path leads to something."""
-        return bool(said) and any((base / said).exists() for base in (self.path.parent, Path()))
-
     def place(self, said: Any, name: str) -> Path:
         """The folder or file that a setting names.
 
