@@ -17,8 +17,8 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,12 @@ from latentcache.errors import (
 )
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
-from latentcache.sources.causes import rejected
-from latentcache.sources.known import strings_of
+from latentcache.sources.causes import hint_for, rejected
 from latentcache.sources.lines import decode, listed, parse_json, shown
 from latentcache.sources.reading import read_source
 from latentcache.sources.record_files import KINDS, Way
 from latentcache.sources.records import TEXT, RecordFormat
-from latentcache.sources.walk import Notes, Walk, extension_of, pack_identity
+from latentcache.sources.walk import Walk, extension_of, pack_identity
 from latentcache.value import Value
 
 INFO_NAME = "dataset_info.json"
@@ -101,23 +100,26 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
     """
     if not data.exists():
         raise SourceNotFoundError(f"there is no data at {data}", where=str(data.absolute()), fix="check the path")
-    if data.name == INFO_NAME:
-        data = data.parent
-    if data.is_file() or is_dataset_info(data):
-        which_split(data, [""], split)
-    if data.is_file():
-        way = Way(kind=_kind_of_single(data), text_lines=text_lines)
-        files = replace(_named(data.parent, [(data.name, way)]), alone=True)
-    elif datasets and not is_dataset_info(data):
+    data = data.parent if data.name == INFO_NAME else data
+    is_described = is_dataset_info(data)
+    if datasets and not is_described:
         fix = f"leave --dataset out, or put {INFO_NAME} there"
         raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
+    if data.is_file() or is_described:
+        which_split(data, [""], split)
+    found = _Found(data if data.is_dir() else data.parent)
+    if data.is_file():
+        found.take(data.name, Way(kind=_kind_of_single(data), text_lines=text_lines))
     elif is_saved(data):
-        arrow = Way(kind="arrow")
-        files = _with_unused(_named(data, [(name, arrow) for name in saved_files(data, split)]))
-    elif is_dataset_info(data):
-        files = _with_unused(_by_info(data, datasets))
+        for name in saved_files(data, split):
+            found.take(name, Way(kind="arrow"))
+        found.note_unused()
+    elif is_described:
+        _by_info(found, datasets)
+        found.note_unused()
     else:
-        files = _by_walk(data, Way(kind="", text_lines=text_lines), split)
+        _by_walk(found, text_lines, split)
+    files = replace(found.files(), alone=data.is_file())
     if not len(files) and not files.rejected:
         raise _nothing(data)
     if any(way.kind in ("parquet", "arrow") for way in files.ways) and find_spec("pyarrow") is None:
@@ -160,143 +162,120 @@ def _kind_of_single(path: Path) -> str:
             f"{path.name} is not a supported file of records",
             where=str(path),
             why="it is packed" if packed else f"expected one of {', '.join(KINDS)}",
-            fix="unpack it first, e.g. `gunzip -k` or `zstd -d`" if packed else "rename it by its format",
+            fix=hint_for("compressed") if packed else "rename it by its format",
         )
     return kind
 
 
-def _named(
-    root: Path, files: Sequence[tuple[str, Way]], bad: Sequence[Rejected] = (), notes: Sequence[Rejected] = ()
-) -> RecordFiles:
-    """Files that were named one by one."""
-    ways = list(dict.fromkeys(way for _, way in files))
-    stats = np.zeros((len(files), 5), dtype=np.uint64)
-    for number, (name, _) in enumerate(files):
-        try:
-            stats[number] = pack_identity((root / name).stat())
-        except OSError:
-            continue  # reading it gives the reason
-    return RecordFiles(
-        root=root,
-        names=Strings.of(name for name, _ in files),
-        way=np.array([ways.index(way) for _, way in files], dtype=np.intp),
-        ways=tuple(ways),
-        stats=stats,
-        rejected=tuple(bad),
-        notes=tuple(notes),
-    )
+@dataclass(slots=True)
+class _Found:
+    """Files of records while they are looked for."""
+
+    root: Path
+    names: list[str] = field(default_factory=list)
+    ways: list[Way] = field(default_factory=list)
+    stats: list[Any] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+    def take(self, name: str, way: Way, stat: Any = None) -> None:
+        """Add a file; ``stat``: see ``walk.Level``."""
+        self.names.append(name)
+        self.ways.append(way)
+        if stat is None:
+            try:
+                stat = pack_identity((self.root / name).stat())
+            except OSError:  # reading it gives the reason
+                stat = (0,) * 5
+        self.stats.append(stat)
+
+    def walked(self, walk: Walk, prefix: str = "") -> None:
+        """Add what a walk rejected and noted."""
+        walk.note_unused()
+        self.rejected += [replace(item, name=prefix + item.name) for item in walk.rejected]
+        self.notes += [replace(note, name=prefix + note.name) for note in walk.notes.all()]
+
+    def note_unused(self) -> None:
+        """Note files below the root that nothing names."""
+        state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in self.names}
+        said = (item.name for item in (*self.rejected, *self.notes))
+        walk = Walk(self.root, frozenset(), used={*self.names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME})
+        any(False for _ in walk)
+        self.walked(walk)
+
+    def files(self) -> RecordFiles:
+        """All of them."""
+        ways = list(dict.fromkeys(self.ways))
+        return RecordFiles(
+            root=self.root,
+            names=Strings.of(self.names),
+            way=np.array([ways.index(way) for way in self.ways], dtype=np.intp),
+            ways=tuple(ways),
+            stats=np.array(self.stats, dtype=np.uint64).reshape(-1, 5),
+            rejected=tuple(self.rejected),
+            notes=tuple(self.notes),
+        )
 
 
-def _with_unused(files: RecordFiles) -> RecordFiles:
-    """With notes on files below the root that nothing names."""
-    state = [f"{folder}{STATE_NAME}" for folder in {name.rpartition("/")[0] + "/" for name in files.names}]
-    said = [item.name for item in (*files.rejected, *files.notes)]
-    used = {*files.names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME}
-    walk = Walk(files.root, frozenset(), used=used)
-    for _ in walk:
-        pass
-    walk.note_unused()
-    return replace(files, notes=(*files.notes, *walk.notes.all()))
-
-
-def _by_info(folder: Path, names: tuple[str, ...]) -> RecordFiles:
-    datasets, bad, notes = read_dataset_info(folder, names)
-    files: list[tuple[str, Way]] = []
+def _by_info(found: _Found, names: tuple[str, ...]) -> None:
+    """The files of a ``dataset_info.json``."""
+    datasets, bad, notes = read_dataset_info(found.root, names)
+    found.rejected += bad
+    found.notes += notes
     for dataset in datasets:
-        path = folder / dataset.file
+        path = found.root / dataset.file
+        place = path.relative_to(found.root).as_posix()
         if not path.is_dir():
-            _take(path.relative_to(folder).as_posix(), dataset.form, files, bad, bad)
+            _take(found, place, dataset.form, found.rejected)
             continue
         walk = Walk(path, _WANTED)
-        place = path.relative_to(folder).as_posix()
-        for name in _names(walk):
-            _take(f"{place}/{name}", dataset.form, files, bad, notes)
-        walk.note_unused()
-        notes += [replace(note, name=f"{place}/{note.name}") for note in walk.notes.all()]
-        bad += [replace(item, name=f"{place}/{item.name}") for item in walk.rejected]
-    return _named(folder, files, bad, notes)
+        for name in [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]:
+            _take(found, f"{place}/{name}", dataset.form, found.notes)
+        found.walked(walk, f"{place}/")
 
 
-def _names(walk: Walk) -> Iterable[str]:
-    for level, start, stop in walk:
-        yield from (level.prefix + name for name in level.names[start:stop])
-
-
-def _take(
-    name: str, form: RecordFormat, files: list[tuple[str, Way]], bad: list[Rejected], unread: list[Rejected]
-) -> None:
+def _take(found: _Found, name: str, form: RecordFormat, unread: list[Rejected]) -> None:
     """A file that an entry names, or that is in a folder that it names; ``unread`` takes one of another format."""
     extension = extension_of(name)
     kind = KINDS.get(extension)
     if extension in PACKED:
-        bad.append(rejected(name, "compressed", f"{name} is packed"))
-        return
-    if kind is None:
-        why = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
-    elif kind == "text" and (form.form, form.text) != (TEXT.form, TEXT.text):
-        why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
+        found.rejected.append(rejected(name, "compressed", f"{name} is packed"))
+    elif kind is not None and (kind != "text" or (form.form, form.text) == (TEXT.form, TEXT.text)):
+        found.take(name, Way(kind=kind, form=form, text_lines=True))  # to LLaMA-Factory, each line is a row
     else:
-        files.append((name, Way(kind=kind, form=form, text_lines=True)))  # to LLaMA-Factory, each line is a row
-        return
-    unread.append(rejected(name, "unread-form" if unread is bad else "table-unused", f"{name}: {why}"))
+        why = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
+        if kind is not None:
+            why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
+        cause = "unread-form" if unread is found.rejected else "table-unused"
+        unread.append(rejected(name, cause, f"{name}: {why}"))
 
 
-def _by_walk(folder: Path, common: Way, split: str) -> RecordFiles:
+def _by_walk(found: _Found, text_lines: bool, split: str) -> None:
     """All files of records of one split; text files only if there are none."""
-    walk = Walk(folder, _WANTED)
-    names: list[Sequence[str]] = []
-    stats = [np.empty((0, 5), dtype=np.uint64)]
-    kinds: list[str] = []
+    walk, there = Walk(found.root, _WANTED), list[tuple[str, Any]]()
     for level, start, stop in walk:
-        some = level.names[start:stop]
-        names.append([level.prefix + name for name in some])
-        stats.append(level.stats[start:stop])
-        kinds += [KINDS.get(extension_of(name), extension_of(name)) for name in some]
-    walk.note_unused()
-    kind = np.array(kinds, dtype=np.str_)
-    every = strings_of(names)
-    chosen = np.flatnonzero(np.isin(kind, ("json", "parquet")))
-    is_text = not len(chosen)
-    chosen = np.flatnonzero(kind == "text") if is_text else chosen
-    _note_others(walk.notes, every, kind, is_text)
-    if is_text:
-        which_split(folder, [""], split)
-    elif len(chosen):
-        chosen = chosen[_of_split(folder, every.take(chosen), split, walk.notes)]
-    packed = [
-        rejected(name, "compressed", f"{name} is packed")
-        for name in every.take(np.flatnonzero(np.isin(kind, PACKED)))
-    ]
-    ways = ["text"] if is_text else ["json", "parquet"]
-    used = [way for way in ways if (kind[chosen] == way).any()]
-    return RecordFiles(
-        root=folder,
-        names=every.select(chosen) if len(chosen) < len(every) else every,
-        way=np.searchsorted(np.array(used, dtype=np.str_), kind[chosen]) if used else np.empty(0, dtype=np.intp),
-        ways=tuple(replace(common, kind=way) for way in used),
-        stats=np.concatenate(stats)[chosen],
-        rejected=(*walk.rejected, *packed),
-        notes=walk.notes.all(),
+        there += [(level.prefix + level.names[at], level.stats[at]) for at in range(start, stop)]
+    kinds = [KINDS.get(extension_of(name), extension_of(name)) for name, _ in there]
+    read = {"json", "parquet"} if {"json", "parquet"} & {*kinds} else {"text"}
+    splits = splits_of(
+        [name for (name, _), kind in zip(there, kinds, strict=True) if kind in read and kind != "text"]
     )
-
-
-def _of_split(folder: Path, names: Sequence[str], asked: str, notes: Notes) -> NDArray[np.bool_]:
-    """(n,) True for files of the split that is read; the others are noted."""
-    splits = splits_of(names)
     if len({*splits}) > 1:  # files that name none are for training
         splits = [one or TRAIN for one in splits]
-    read = which_split(folder, splits, asked)
-    for name, split in zip(names, splits, strict=True):
-        if split != read:
-            notes.add(rejected(name, "split-unused", f"{name} is of the split {split}; {read} is read"))
-    return np.array([split == read for split in splits], dtype=np.bool_)
-
-
-def _note_others(notes: Notes, names: Strings, kind: NDArray[np.str_], is_text: bool) -> None:
-    for name in names.take(np.flatnonzero(np.isin(kind, _UNREAD))):
-        notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
-    for name in [] if is_text else names.take(np.flatnonzero(kind == "text")):
-        notes.add(rejected(name, "text-unused", f"{name} is beside records"))
+    chosen = which_split(found.root, splits or [""], split) if kinds else ""
+    each = iter(splits)
+    for (name, stat), kind in zip(there, kinds, strict=True):
+        if kind in PACKED:
+            found.rejected.append(rejected(name, "compressed", f"{name} is packed"))
+        elif kind == "text" and kind not in read:
+            walk.notes.add(rejected(name, "text-unused", f"{name} is beside records"))
+        elif kind not in read:
+            walk.notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
+        elif kind in records and (own := next(each)) != chosen:
+            walk.notes.add(rejected(name, "split-unused", f"{name} is of the split {own}; {chosen} is read"))
+        else:
+            found.take(name, Way(kind=kind, text_lines=text_lines), stat)
+    found.walked(walk)
 
 
 def _nothing(data: Path) -> EmptySourceError:
