@@ -257,9 +257,8 @@ def _by_walk(found: _Found, text_lines: bool, split: str) -> None:
         there += [(level.prefix + level.names[at], level.stats[at]) for at in range(start, stop)]
     kinds = [KINDS.get(extension_of(name), extension_of(name)) for name, _ in there]
     read = {"json", "parquet"} if {"json", "parquet"} & {*kinds} else {"text"}
-    splits = splits_of(
-        [name for (name, _), kind in zip(there, kinds, strict=True) if kind in read and kind != "text"]
-    )
+    records = read - {"text"}
+    splits = splits_of([name for (name, _), kind in zip(there, kinds, strict=True) if kind in records])
     if len({*splits}) > 1:  # files that name none are for training
         splits = [one or TRAIN for one in splits]
     chosen = which_split(found.root, splits or [""], split) if kinds else ""
