@@ -26,9 +26,3 @@ def test_a_box_fits_when_all_its_corners_do(outer, top, left, inner):
         column in columns for column in (left, left + inner.width - 1)
     )
     assert Box(top=top, left=left, size=inner).fits(outer) is corners_inside
-
-
-def test_a_box_of_the_full_image_fits_and_one_pixel_more_does_not():
-    assert Box(top=0, left=0, size=Size(4, 6)).fits(Size(4, 6))
-    assert not Box(top=0, left=1, size=Size(4, 6)).fits(Size(4, 6))
-    assert not Box(top=1, left=0, size=Size(4, 6)).fits(Size(4, 6))

@@ -34,14 +34,12 @@ class ReferenceEngine:
     threads.
 
     Args:
-        tokenizer: ``tokenizer.json`` as text.
+        tokenizer: ``tokenizer.json`` as text, without truncation and padding.
         dtype: Of the ids.
     """
 
     def __init__(self, tokenizer: str, dtype: str) -> None:
         self._tokenizer = Tokenizer.from_str(tokenizer)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self._dtype = dtype
 
     def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:

@@ -162,12 +162,6 @@ def test_weights_in_shards_are_found(pipelines, tmp_path):
     assert recipe_of(copy).recipe_id == recipe_of(folder).recipe_id
 
 
-@pytest.mark.parametrize("word", ["stub:delay=1", "stub:delay_ms=x", "stub:"])
-def test_unknown_options_of_the_stub_are_refused(word):
-    with pytest.raises(UsageError, match="unknown option of the stub"):
-        recipe_of(word)
-
-
 def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_said(pipelines, monkeypatch):
     """The text of a caption that is encoded depends on them."""
     folder, there = pipelines("PixArtSigmaPipeline")[1], {"ftfy": "6.3", "beautifulsoup4": "4.13"}

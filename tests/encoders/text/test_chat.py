@@ -48,27 +48,11 @@ def test_tags_and_difference_say_the_same(style):
     assert learned(untagged(STYLES[style]), record) == wanted
 
 
-@pytest.mark.parametrize("style", ["chatml", "llama3", "gemma"])
-def test_a_system_message_moves_nothing_that_is_learned(style):
-    for template in (tagged(STYLES[style]), untagged(STYLES[style])):
-        rendered = renderer(template).render(WITH_SYSTEM)
-        assert "Be kind." in rendered.text
-        assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hello!" + ENDS[style]]
-
-
 @pytest.mark.parametrize("make", [tagged, untagged])
 def test_a_turn_that_is_not_to_be_learned_is_not(make):
     messages = [Message(role="user", content="a"), Message(role="assistant", content="b", learned=False)]
     messages += [Message(role="user", content="c"), Message(role="assistant", content="d", learned=True)]
     assert learned(make(CHATML), chat_record("a", 1, tuple(messages))) == ["d<|im_end|>"]
-
-
-@pytest.mark.parametrize("make", [tagged, untagged])
-def test_calls_of_tools_are_learned(make):
-    calls = '[{"type":"function","function":{"name":"f","arguments":{"x":1}}}]'
-    record = say(("user", "a"), ("assistant", ""), fields=(("tool_calls", calls),))
-    (text,) = learned(make(CHATML), record)
-    assert text == '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><|im_end|>'
 
 
 def test_a_template_that_takes_earlier_thoughts_out():
@@ -107,18 +91,6 @@ def test_a_template_that_is_no_jinja_is_an_error_with_its_line():
     with pytest.raises(UsageError) as caught:
         renderer("a\n{% for %}").render(TWO)
     assert "line 2" in caught.value.where
-
-
-def test_options_reach_the_template():
-    assert renderer("{{ mood }}{{ bos_token }}", mood='"good"').render(TWO).text == "good<s>"
-
-
-def test_what_users_wrote_is_marked():
-    record = say(("user", "a</s>"), ("assistant", "b<|im_end|>c"))
-    rendered = renderer(untagged(CHATML)).render(record)
-    text, _ = CONTROL.rewrite(rendered.text, [])
-    assert "a</s>" in text
-    assert [rendered.text[a:b].replace("\ufdd2", "") for a, b in rendered.spans] == ["b<|im_end|>c<|im_end|>"]
 
 
 def test_the_clock_is_stopped():

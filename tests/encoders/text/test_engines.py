@@ -26,11 +26,6 @@ def test_runs_are_the_tokens_that_a_span_touches(lengths, borders):
     assert runs.shape[1] == 2
 
 
-def test_a_token_that_straddles_the_border_is_learned():
-    begins, ends = np.array([0, 2, 4]), np.array([2, 4, 6])
-    assert token_spans(begins, ends, [(3, 5)]).tolist() == [[1, 2]]
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_ids_are_those_of_the_library_in_the_dtype(dtype, monkeypatch):
     tokenizer = byte_level()
@@ -43,13 +38,3 @@ def test_ids_are_those_of_the_library_in_the_dtype(dtype, monkeypatch):
             found = engine.encode(texts, spans)
             assert [ids.tolist() for ids, _ in found] == wanted
             assert {ids.dtype for ids, _ in found} == {np.dtype(dtype)}
-
-
-def test_truncation_and_padding_of_the_file_are_left_aside():
-    tokenizer = byte_level()
-    tokenizer.enable_truncation(2)
-    tokenizer.enable_padding(length=9)
-    ((ids, _),) = ReferenceEngine(tokenizer.to_str(), "uint16").encode(["a b c d e f"], [None])
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    assert ids.tolist() == tokenizer.encode("a b c d e f").ids

@@ -76,10 +76,6 @@ def test_a_template_that_asks_for_the_day_gets_one_that_is_in_the_recipe(folder,
         )
 
 
-def test_the_stub():
-    assert described_tokenizer("stub:delay_ms=4", chat=True) == stub_description(chat=True, delay_ms=4)
-
-
 def test_conversations_without_a_template_are_an_error_with_the_option(tmp_path):
     folder = save(byte_level(), tmp_path, roles=ROLES)
     with pytest.raises(UsageError) as caught:

@@ -34,13 +34,6 @@ def test_every_causal_convolution_is_folded_and_its_weight_is_flat(name, tiny):
     assert sum(weight.numel() for weight in module.parameters()) < 0.6 * before
 
 
-def test_a_sum_in_half_precision_is_rounded_once(tiny):
-    half = module_of(tiny("AutoencoderKLHunyuanVideo"), torch.bfloat16)
-    weight = half.encoder.conv_in.conv.weight.float().sum(2).bfloat16()
-    fold_single_frames(half)
-    assert torch.equal(half.encoder.conv_in.conv.weight, weight)
-
-
 @pytest.mark.parametrize("name", FOUR)
 def test_several_frames_are_rejected(name, tiny):
     module = module_of(tiny(name))
@@ -49,13 +42,6 @@ def test_several_frames_are_rejected(name, tiny):
     channels = getattr(convolution, "conv", convolution).in_channels
     with pytest.raises(ValueError, match="for single frames was given 2"):
         convolution(torch.zeros(1, channels, 2, 16, 16))
-
-
-def test_what_has_no_rule_is_left_alone(tiny):
-    module = module_of(tiny("AutoencoderKL"))
-    before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    assert fold_single_frames(module) == 0
-    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
 
 
 def test_the_mask_of_one_frame_is_not_made(tiny, images, monkeypatch):

@@ -127,19 +127,13 @@ def test_the_only_weights_count_whatever_they_are_called(model):
     assert locate(str(model.folder)).weights == (other,)
 
 
-@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "vae.ckpt", "vae.pt"])
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "vae.ckpt"])
 def test_only_pickle_weights(model, name):
     model.weights.rename(model.folder / name)
     with pytest.raises(UnsupportedModelError) as caught:
         locate(str(model.folder))
     assert caught.value.what == f"{model.folder} has only pickle weights ({name})"
     assert caught.value.fix == ("save it as safetensors where you trust it: model.save_pretrained(FOLDER)")
-
-
-def test_no_weights_at_all(model):
-    model.weights.unlink()
-    with pytest.raises(UnsupportedModelError, match="has no safetensors weights"):
-        locate(str(model.folder))
 
 
 def test_several_weights_are_not_chosen_from(model):
@@ -176,7 +170,7 @@ def test_a_checkpoint_is_named_by_its_tensors(name, tmp_path):
     assert ("vae/config.json --local-dir" if has_vae else "give the VAE: --model ") in caught.value.fix
 
 
-PATHS = ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "~no-such-user/x"]
+PATHS = ["/no/such", "nothing", "a/b/c", "~no-such-user/x"]
 
 
 @pytest.mark.parametrize("name", [*PATHS, "org/vae.safetensors", "org/vae.gguf"])
@@ -195,15 +189,6 @@ def test_a_folder_that_is_here_is_no_organisation(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match="no such file or folder"):
         locate(name)
-
-
-def test_any_other_pair_of_names_is_a_hub_id(model, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(HUB, lambda name, *more, **words: asked.append(name) or model.folder)
-    monkeypatch.chdir(tmp_path)
-    for name in ("someone/some-vae", "black-forest-labs/FLUX.1-dev", "a_b/c.d"):
-        assert locate(name) == locate(str(model.folder))
-        assert asked.pop() == name
 
 
 def hub_cache(root, source, *, nested, weights=WEIGHTS_NAME):

@@ -4,14 +4,12 @@ import pytest
 import torch
 from described_models import described_model
 from diffusers import AutoencoderKL
-from diffusers.utils import logging
 from made_weights import edit, ldm_name, ldm_tensor, renamed, rewrite
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.locate import WEIGHTS_NAME
-from latentcache.encoders.vae.modules import drop_decoder, load_module
+from latentcache.encoders.vae.modules import load_module
 from latentcache.errors import EncoderError
 
 
@@ -135,16 +133,3 @@ def test_a_configuration_that_the_class_does_not_take(copied):
         loaded(model.folder)
     assert caught.value.what == "AutoencoderKL cannot be made from its configuration"
     assert "NoSuchBlock2D" in caught.value.why
-
-
-def test_diffusers_talks_again_afterwards(tiny):
-    before = logging.get_verbosity()
-    loaded(tiny("AutoencoderTiny"))
-    assert logging.get_verbosity() == before
-
-
-def test_both_parts_of_a_decoder_are_dropped():
-    module = nn.Module()
-    module.encoder, module.decoder, module.post_quant_conv = nn.Linear(2, 2), nn.Linear(2, 2), None
-    assert [name for name, _ in drop_decoder(module).named_parameters()] == ["encoder.weight", "encoder.bias"]
-    assert module.post_quant_conv is None

@@ -1,5 +1,4 @@
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from latentcache.encoders.vae import producer as producer_module
 from latentcache.encoders.vae.builtin import StubEncoder
 from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer
-from latentcache.errors import DeviceError, DeviceMemoryError, UsageError
+from latentcache.errors import DeviceMemoryError, UsageError
 from latentcache.fields.latents import Latents, LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Made, Output, ProducerContext, Read
 from latentcache.geometry.placement import flipped, place_in
@@ -149,22 +148,6 @@ def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
     assert [pixel_hash(item.value) for item in items] == [item.same for item in items]
 
 
-def test_any_thread_gives_the_same_items(tmp_path):
-    producer, found = opened(tmp_path), {}
-    for number in range(8):
-        draw(tmp_path / f"{number}.png", number)
-
-    def work(number):
-        found[number] = producer.prepare(job(f"{number}.png")).items[0].same
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: producer.prepare(job(f"{number}.png")).items[0].same for number in range(8)}
-
-
 def test_an_item_that_is_made_again_is_cut_where_it_was_cut(tmp_path):
     draw(tmp_path / "a.png", height=80, width=128)
     producer = opened(tmp_path, flip=True)
@@ -255,15 +238,6 @@ def test_a_lack_of_memory_goes_to_the_engine_which_halves(four):
     assert all(isinstance(made, Made) for made in producer.encode(items[:2]).result())
 
 
-@pytest.mark.parametrize("posterior", ["mode", "moments"])
-def test_latents_do_not_depend_on_the_batch(four, posterior):
-    producer, items = four(latents=posterior)
-    together = [made.array.tobytes() for made in producer.encode(items).result()]
-    one_by_one = [producer.encode([item]).result()[0].array.tobytes() for item in reversed(items)]
-    assert together == one_by_one[::-1]
-    assert producer.encode(items).result()[0].array.shape[0] == (8 if posterior == "moments" else 4)
-
-
 def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
     draw(tmp_path / "a.png")
     producer = opened(tmp_path, model=str(tiny("AutoencoderKL")), compute_dtype="float32")
@@ -279,14 +253,6 @@ def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, m
     monkeypatch.setattr(producer_module, "resample_self_test", lambda: False)
     with pytest.raises(UsageError, match="--resample lanczos-u8"):
         opened(tmp_path, resample="lanczos-u8")
-
-
-def test_a_device_that_is_not_there(tiny, tmp_path):
-    described = describe(LatentsSettings(model=str(tiny("AutoencoderTiny"))), Cached(), DescribeContext(device="cpu"))
-    with pytest.raises(DeviceError):
-        VaeProducer(
-            described.producer, described.recipe, ProducerContext(root=str(tmp_path), device="cuda:99")
-        ).open()
 
 
 @pytest.mark.parametrize(
