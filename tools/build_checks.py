@@ -115,9 +115,9 @@ def _stored(cache: Path) -> dict[str, Any]:
 def _by_pillow(path: Path, placement: Any) -> Any:
     with Image.open(path) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")
-    resize, crop = placement.resize, placement.crop
+    resize, size = placement.resize, placement.bucket
     image = image.resize((resize.width, resize.height), Image.Resampling.LANCZOS)
-    box = (crop.left, crop.top, crop.left + crop.size.width, crop.top + crop.size.height)
+    box = (placement.left, placement.top, placement.left + size.width, placement.top + size.height)
     return np.asarray(image.crop(box)).astype(np.int16)
 
 

@@ -20,7 +20,7 @@ from latentcache.encoders.vae.describe import ModelDescription, describe
 from latentcache.encoders.vae.opening import open_encoder
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext
-from latentcache.geometry.placement import Placement, place
+from latentcache.geometry.placement import Placement, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images.decode import decode
 from latentcache.images.resize import resize_crop
@@ -107,7 +107,8 @@ def placed(path: Path, recipe: LatentsRecipe) -> tuple[Pixels, Placement]:
     """The decoded image (H, W, 3) and where a build puts it."""
     pixels = decode(path.read_bytes(), recipe.pixels)
     (table,) = recipe.geometry.tables()
-    return pixels, place(Size(pixels.shape[0], pixels.shape[1]), table)
+    size = Size(pixels.shape[0], pixels.shape[1])
+    return pixels, place_in(size, table.nearest(size))
 
 
 def batches_in_memory(data: Path, recipe: LatentsRecipe, batch: int = BATCH) -> list[Pixels]:

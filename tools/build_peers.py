@@ -54,11 +54,11 @@ class Images(Dataset[tuple[Tensor, str]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
         planned = self.plan[index]
-        resize, crop = planned.placement.resize, planned.placement.crop
+        resize, crop = planned.placement.resize, planned.placement
         with Image.open(planned.path) as opened:
             image = ImageOps.exif_transpose(opened).convert("RGB")
         image = image.resize((resize.width, resize.height), Image.Resampling.LANCZOS)
-        box = (crop.left, crop.top, crop.left + crop.size.width, crop.top + crop.size.height)
+        box = (crop.left, crop.top, crop.left + crop.bucket.width, crop.top + crop.bucket.height)
         pixels = torch.from_numpy(np.array(image.crop(box))).permute(2, 0, 1).contiguous()
         return pixels.to(torch.float32).div(255).sub_(0.5).div_(0.5), planned.path.stem
 

@@ -29,7 +29,7 @@ from latentcache import BuildSettings, build_cache
 from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
-from latentcache.geometry.placement import place
+from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images.resize import resize_crop
 from latentcache.pipeline.report import BuildReport, Silent
@@ -211,7 +211,8 @@ def _plan(data: Path, recipe: LatentsRecipe, count: int) -> list[Planned]:
     found = []
     for path in sorted(data.iterdir())[:count]:
         with Image.open(path) as image:
-            found.append(Planned(path=path, placement=place(Size(image.height, image.width), table)))
+            size = Size(image.height, image.width)
+            found.append(Planned(path=path, placement=place_in(size, table.nearest(size))))
     return found
 
 

@@ -22,7 +22,7 @@ from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsReci
 from latentcache.fields.protocol import Failure, Group, Job, Output, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.table import STAT_WIDTH, stat_numbers
 from latentcache.geometry.placement import Placement, flipped, place_in
-from latentcache.geometry.sizes import Box, Size
+from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.cut import cut, encoded_file
@@ -208,14 +208,9 @@ def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:
 
 
 def _prepared(output: Output, pixels: Pixels, placement: Placement, *, scaled: bool) -> Prepared:
-    same, crop, resize = pixel_hash(pixels), placement.crop, placement.resize
-    return Prepared(
-        output=output,
-        value=pixels,
-        same=same,
-        columns={"crop": (crop.top, crop.left), "resize": (resize.height, resize.width), "scaled": int(scaled)},
-        num_bytes=pixels.nbytes,
-    )
+    crop, resize = (placement.top, placement.left), (placement.resize.height, placement.resize.width)
+    columns = {"crop": crop, "resize": resize, "scaled": int(scaled)}
+    return Prepared(output=output, value=pixels, same=pixel_hash(pixels), columns=columns, num_bytes=pixels.nbytes)
 
 
 def _placement(output: Output, group: Group, size: Size, content: bytes, geometry: GeometrySettings) -> Placement:
@@ -225,5 +220,5 @@ def _placement(output: Output, group: Group, size: Size, content: bytes, geometr
         draw = step if geometry.crop == "focus" else crop_draw(content, variant % geometry.crops)
         return place_in(size, bucket, geometry.crop, draw)
     (top, left), resize = (int(value) for value in output.columns["crop"]), output.columns["resize"]
-    stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), crop=Box(top=top, left=left, size=bucket))
+    stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), top=top, left=left)
     return flipped(stored) if geometry.flips(output.variant) else stored

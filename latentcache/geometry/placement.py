@@ -6,8 +6,10 @@ image, where its rule says. Two functions that each did this their own way gave 
 
 from __future__ import annotations
 
-from latentcache.geometry.buckets import BucketTable, kept
-from latentcache.geometry.sizes import Box, Size, ceil_div
+from dataclasses import replace
+
+from latentcache.geometry.buckets import kept
+from latentcache.geometry.sizes import Size, ceil_div
 from latentcache.value import Value
 
 #: An image of which less than 1/4 is left after the crop is rejected.
@@ -17,11 +19,12 @@ MIN_SIDE = 16
 
 
 class Placement(Value):
-    """Resize to ``resize``, then cut ``crop`` (whose size is ``bucket``). All in pixels."""
+    """Resize to ``resize``, then cut ``bucket`` out at (``top``, ``left``). All in pixels."""
 
     bucket: Size
     resize: Size
-    crop: Box
+    top: int
+    left: int
 
 
 #: Where the crop is in the resized image. ``random``: a number decides, drawn from the content of the file.
@@ -29,11 +32,6 @@ class Placement(Value):
 CROPS = ("center", "top", "random", "focus")
 #: A focus crop is at one of this many places and one, from one end of the image to the other; half of them: centered.
 FOCUS_STEPS = 126
-
-
-def place(image: Size, table: BucketTable) -> Placement:
-    """Place one image (size after EXIF orientation) in the table's best bucket."""
-    return place_in(image, table.nearest(image))
 
 
 def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> Placement:
@@ -56,7 +54,7 @@ def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> 
         top, left = (draw >> 32) % (below + 1), (draw & 0xFFFF_FFFF) % (right + 1)
     elif crop == "focus":
         top, left = below * draw // FOCUS_STEPS, right * draw // FOCUS_STEPS
-    return Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
+    return Placement(bucket=bucket, resize=resize, top=top, left=left)
 
 
 def flipped(placement: Placement) -> Placement:
@@ -65,9 +63,7 @@ def flipped(placement: Placement) -> Placement:
     SDXL is given the crop of the flipped image; sd-scripts does the same in the frame of its own ``crop_ltrb``
     (``library/train_util.py``, if ``flipped`` is true).
     """
-    crop, resize = placement.crop, placement.resize
-    left = resize.width - crop.left - crop.size.width
-    return Placement(bucket=placement.bucket, resize=resize, crop=Box(top=crop.top, left=left, size=crop.size))
+    return replace(placement, left=placement.resize.width - placement.left - placement.bucket.width)
 
 
 def enlarged(image: Size, bucket: Size) -> float:

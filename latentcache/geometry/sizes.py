@@ -1,4 +1,4 @@
-"""Sizes and boxes in pixels or latent cells, and the only rounding of this project.
+"""Sizes in pixels or latent cells, and the only rounding of this project.
 
 Guarantee: a size is always ``Size(height, width)``, in this order; no float ever decides one. Width-first
 libraries (Pillow) are converted at their call and nowhere else.
@@ -7,8 +7,6 @@ libraries (Pillow) are converted at their call and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from latentcache.value import Value
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,19 +31,6 @@ class Size:
 
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
-
-
-class Box(Value):
-    """A rectangle inside an image, in pixels of that image."""
-
-    top: int
-    left: int
-    size: Size
-
-    def fits(self, outer: Size) -> bool:
-        """True if the box is inside an image of size ``outer``."""
-        bottom, right = self.top + self.size.height, self.left + self.size.width
-        return self.top >= 0 and self.left >= 0 and bottom <= outer.height and right <= outer.width
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

@@ -28,7 +28,7 @@ _THREADS = threading.Lock()
 
 
 def resize_crop(pixels: NDArray[np.uint8], placement: Placement, resample: str) -> NDArray[np.uint8]:
-    """Resize an image to ``placement.resize`` and crop ``placement.crop`` from it.
+    """Resize an image to ``placement.resize`` and crop ``placement.bucket`` from it.
 
     Args:
         pixels: (H, W, 3), RGB, 0 to 255.
@@ -45,7 +45,7 @@ def resize_crop(pixels: NDArray[np.uint8], placement: Placement, resample: str) 
         raise RecipeError(f"resample={resample!r}: not a known kernel", fix="use lanczos-pil or lanczos-u8")
     if pixels.shape[:2] != (placement.resize.height, placement.resize.width):
         pixels = (_pillow if resample == "lanczos-pil" else _torch)(pixels, placement.resize)
-    top, left, size = placement.crop.top, placement.crop.left, placement.crop.size
+    top, left, size = placement.top, placement.left, placement.bucket
     return np.ascontiguousarray(pixels[top : top + size.height, left : left + size.width])
 
 

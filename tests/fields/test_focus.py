@@ -24,10 +24,10 @@ def wanted(length: int, side: int, point: float) -> int:
 @given(st.builds(Size, sides, sides), st.builds(Size, sides, sides), share, share)
 def test_a_point_is_in_the_middle_of_its_crop(image, bucket, x, y):
     placed = place_in(image, bucket, "focus", step(image, bucket, (x, y)))
-    resize, crop = placed.resize, placed.crop
+    resize = placed.resize
     for length, side, start, point in (
-        (resize.height, bucket.height, crop.top, y),
-        (resize.width, bucket.width, crop.left, x),
+        (resize.height, bucket.height, placed.top, y),
+        (resize.width, bucket.width, placed.left, x),
     ):
         assert abs(start - wanted(length, side, point * length)) <= 2 + (length - side) / FOCUS_STEPS
 

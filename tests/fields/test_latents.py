@@ -22,7 +22,7 @@ from latentcache.fields.latents import (
 )
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.geometry.placement import CROPS, place, unusable
+from latentcache.geometry.placement import CROPS, unusable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import EntryKey
 
@@ -213,9 +213,7 @@ def test_the_plan_places_every_sample_like_one_at_a_time(sizes, flip):
     expected, rejected = [], []
     for row, size in enumerate(sizes):
         image = Size(*size)
-        buckets = {
-            place(image, one).bucket for one in recipe.geometry.tables() if not unusable(image, one.nearest(image))
-        }
+        buckets = {one.nearest(image) for one in recipe.geometry.tables() if not unusable(image, one.nearest(image))}
         expected += [(row, b, v) for b in sorted(buckets, key=lambda b: (-b.area, b.width)) for v in range(1 + flip)]
         rejected += [row] * (not buckets)
     labels = [plan.groups[group].label for group in plan.group]

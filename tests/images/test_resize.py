@@ -12,7 +12,7 @@ from PIL import Image
 
 from latentcache.errors import RecipeError
 from latentcache.geometry.placement import Placement, place_in
-from latentcache.geometry.sizes import Box, Size
+from latentcache.geometry.sizes import Size
 from latentcache.images import resize as resize_module
 from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
 
@@ -31,8 +31,7 @@ def test_equal_sizes_are_not_resampled(resample):
     pixels = np.stack([y, x, y ^ x], -1).astype(np.uint8)  # every pixel says where it is
     same = resize_crop(pixels, place_in(Size(96, 128), Size(96, 128)), resample)
     assert np.array_equal(same, pixels)
-    crop = Box(top=17, left=40, size=Size(64, 72))
-    cut = resize_crop(pixels, Placement(bucket=crop.size, resize=Size(96, 128), crop=crop), resample)
+    cut = resize_crop(pixels, Placement(bucket=Size(64, 72), resize=Size(96, 128), top=17, left=40), resample)
     assert np.array_equal(cut, pixels[17:81, 40:112])
     assert cut.flags.c_contiguous
     assert cut.flags.owndata

@@ -15,7 +15,7 @@ from small_cache import build, draw
 from latentcache import open_cache
 from latentcache.fields.latents import GeometrySettings, _buckets_of
 from latentcache.geometry.buckets import explicit_table
-from latentcache.geometry.placement import place
+from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.store.reader import EntryReader
 from latentcache.verify.selection import Depth
@@ -38,7 +38,7 @@ def built(tmp_path_factory):
 
 def answers_of_the_rule():
     table = explicit_table((NARROW, WIDE), multiple=64)
-    return {f"w{width}.png": place(Size(704, width), table) for width in WIDTHS}
+    return {f"w{width}.png": place_in(Size(704, width), table.nearest(Size(704, width))) for width in WIDTHS}
 
 
 def test_the_two_latent_shapes_of_the_report():
@@ -58,7 +58,7 @@ def test_build_verify_plan_and_reader_agree(run, built):
         cells = latent_size(placed.bucket, 8)
         assert batch["latents"].shape == (1, 4, cells.height, cells.width)
         assert Size(*batch["target_size"][0].tolist()) == placed.bucket
-        assert tuple(batch["crop_top_left"][0].tolist()) == (placed.crop.top, placed.crop.left)
+        assert tuple(batch["crop_top_left"][0].tolist()) == (placed.top, placed.left)
         served[name] = placed.bucket
     assert set(served) == set(expected)
     assert verify_cache(built / "cache", depth=Depth(full=True)).counts["ok"] == len(WIDTHS)
@@ -80,18 +80,18 @@ def test_what_is_stored_is_what_was_decided(built):
         cells = latent_size(placed.bucket, 8)
         assert reader.header("latents", row).shape == (4, cells.height, cells.width)
         assert field.columns["resize"][row].tolist() == [placed.resize.height, placed.resize.width]
-        assert field.columns["crop"][row].tolist() == [placed.crop.top, placed.crop.left]
+        assert field.columns["crop"][row].tolist() == [placed.top, placed.left]
     reader.close()
 
 
 def test_the_order_of_the_scan_changes_nothing():
     """Another order of images, of buckets and of resolutions gives the same buckets."""
     sizes = [Size(704, width) for width in WIDTHS]
-    expected = [place(size, explicit_table((NARROW, WIDE), multiple=64)) for size in sizes]
+    expected = [place_in(size, explicit_table((NARROW, WIDE), multiple=64).nearest(size)) for size in sizes]
     for order in range(20):
         shuffled = random.Random(order).sample(sizes, len(sizes))
         table = explicit_table((WIDE, NARROW) if order % 2 else (NARROW, WIDE), multiple=64)
-        answers = {size: place(size, table) for size in shuffled}
+        answers = {size: place_in(size, table.nearest(size)) for size in shuffled}
         assert [answers[size] for size in sizes] == expected
     tables = [explicit_table((bucket,), multiple=64) for bucket in (NARROW, WIDE)]
     for pair in itertools.permutations(tables):
@@ -128,7 +128,7 @@ def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):
     for batch in opened.loader(batch_size=1):
         size = Size(*batch["original_size"][0].tolist())
         seen.setdefault((batch["names"][0], size), set()).add(Size(*batch["target_size"][0].tolist()))
-    assert seen == {key: {place(key[1], table).bucket for table in tables} for key in seen}
+    assert seen == {key: {table.nearest(key[1]) for table in tables} for key in seen}
     assert sorted(map(len, seen.values())) == [2, 2, 2]
 
 

@@ -72,7 +72,7 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
         placement = flipped(upright) if output.variant else upright
         assert np.array_equal(item.value, expected)
         assert item.same == pixel_hash(expected)
-        assert item.columns["crop"] == (placement.crop.top, placement.crop.left)
+        assert item.columns["crop"] == (placement.top, placement.left)
         assert item.columns["resize"] == (placement.resize.height, placement.resize.width)
         assert (item.output, item.num_bytes) == (output, expected.nbytes)
 
