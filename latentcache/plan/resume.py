@@ -58,23 +58,15 @@ class Cursor(Value):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cursor:
         """Inverse of :meth:`as_json`."""
-        version = data.get("version") if isinstance(data, Mapping) else None
-        if version != STATE_VERSION:
-            raise PlanError(
-                f"this checkpoint's position has version {version!r}",
-                why=f"this version of latentcache reads version {STATE_VERSION}",
-                fix="resume with the version that wrote it, or start the epoch again",
-                slug="resume-version",
-            )
         try:
+            if data["version"] != STATE_VERSION:
+                raise ValueError(f"version {data['version']!r}; this version of latentcache reads {STATE_VERSION}")
             legs = tuple(_leg(*leg) for leg in data["legs"])
             seed, epoch, policy = as_index(data["seed"]), as_index(data["epoch"]), str(data["remainder"])
-        except KeyError as error:
-            raise _unreadable(f"{error} is missing") from error
-        except (TypeError, ValueError) as error:
-            raise _unreadable(str(error)) from error
-        if epoch < 0 or not legs:
-            raise _unreadable(f"epoch {epoch} with {len(legs)} legs")
+            if epoch < 0 or not legs:
+                raise ValueError(f"epoch {epoch} with {len(legs)} legs")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(f"{type(error).__name__}: {error}") from error
         return cls(seed=seed, epoch=epoch, remainder=policy, legs=legs)
 
 
@@ -114,8 +106,8 @@ def _walk(index: SampleIndex, bucket: Ints, cursor: Cursor, batches: BatchPlan) 
         if used.layout != last.layout:
             plan, last = _recut(_still_due(plan, served, expected).rows, index, bucket, used), used
         _require_served(leg, len(plan))
-        served = np.concatenate([served, _head(plan, leg.steps).real()])
-        plan = _tail(plan, leg.steps)
+        served = np.concatenate([served, _part(plan, 0, leg.steps).real()])
+        plan = _part(plan, leg.steps, len(plan))
     return plan if last.layout == batches.layout else _still_due(plan, served, expected)
 
 
@@ -167,16 +159,11 @@ def _require_served(leg: Leg, steps: int) -> None:
         )
 
 
-def _head(plan: EpochPlan, steps: int) -> EpochPlan:
-    end = int(plan.starts[steps])
-    is_pad = None if plan.is_pad is None else plan.is_pad[:end]
-    return replace(plan, rows=plan.rows[:end], starts=plan.starts[: steps + 1], is_pad=is_pad)
-
-
-def _tail(plan: EpochPlan, steps: int) -> EpochPlan:
-    start = int(plan.starts[steps])
-    is_pad = None if plan.is_pad is None else plan.is_pad[start:]
-    return replace(plan, rows=plan.rows[start:], starts=plan.starts[steps:] - start, is_pad=is_pad)
+def _part(plan: EpochPlan, first: int, last: int) -> EpochPlan:
+    """Some steps of a plan."""
+    start, end = int(plan.starts[first]), int(plan.starts[last])
+    is_pad = None if plan.is_pad is None else plan.is_pad[start:end]
+    return replace(plan, rows=plan.rows[start:end], starts=plan.starts[first : last + 1] - start, is_pad=is_pad)
 
 
 class Position:
@@ -322,14 +309,11 @@ class Position:
         left = bucket[_walk(index, bucket, cursor, batches).rows]
         if not len(left):
             return True
-        most = len(left) if index.lengths is not None else int(np.bincount(left).max())
-        smaller = f"resume with batch_size={most // batches.world_size}, or " if most >= batches.world_size else ""
         raise EmptyPlanError(
-            f"the rest of epoch {cursor.epoch} fills no batch of size {batches.batch_size} on {batches.world_size}"
-            f" rank{'s' * (batches.world_size > 1)}",
-            where=f"{len(left)} sample{'s' * (len(left) != 1)} left in the epoch",
+            f"the rest of epoch {cursor.epoch} fills no batch of size {batches.batch_size}",
+            where=f"{len(left)} samples left in the epoch",
             why=f"remainder={batches.remainder!r} leaves out what fills no step of {batches.global_batch_size}",
-            fix=f"{smaller}go on with the next epoch: set_epoch({cursor.epoch + 1})",
+            fix=f"resume with a smaller batch_size, or go on with the next epoch: set_epoch({cursor.epoch + 1})",
         )
 
     def _refuse_other(

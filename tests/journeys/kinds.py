@@ -28,15 +28,15 @@ class Kind:
     """How commands make a field, and from what."""
 
     field: str
-    words: tuple[str, ...]
-    """Flags that every command takes."""
     recipe: str
     """Flags of a first build; ``{delay}`` stands for milliseconds per sample."""
-    two: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    """Flags that every command takes."""
+    two: tuple[str, ...] = ("--device", "cpu*2")
     """Flags of a build with two worker processes."""
-    many: int
+    many: int = 24
     """Samples that are several units of work and several entries."""
-    delay_ms: int
+    delay_ms: int = 80
     """Pause per sample that makes a build of ``many`` take about two seconds."""
     suffix: str = ".png"
     captions: bool = False
@@ -117,63 +117,25 @@ def begin(*words, variables=None, **options):
     return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
+SMALL = "--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2"
+TEXTS = "--fields prompt_embeds --text-encoder stub:delay_ms={delay} --batch-size 2"
+MASKS = "--fields mask --model stub --resolution 64 --bucket-step 32"
+WORKERS = ("--workers", "2")
 KINDS = {
-    "latents": Kind(
-        field="latents",
-        words=(),
-        recipe="--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2",
-        two=("--device", "cpu*2"),
-        many=24,
-        delay_ms=80,
-    ),
-    "clips": Kind(
-        field="latents",
-        words=(),
-        recipe="--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2 --frames 5",
-        two=("--device", "cpu*2"),
-        many=24,
-        delay_ms=40,
-        suffix=".mp4",
-    ),
+    "latents": Kind(field="latents", recipe=SMALL),
+    "clips": Kind(field="latents", recipe=f"{SMALL} --frames 5", delay_ms=40, suffix=".mp4"),
     "input_ids": Kind(
         field="input_ids",
-        words=(),
         recipe="--tokenizer stub:delay_ms={delay}",
-        two=("--workers", "2"),
+        two=WORKERS,
         many=10,
         delay_ms=250,
         suffix=".jsonl",
     ),
-    "prompt_embeds": Kind(
-        field="prompt_embeds",
-        words=(),
-        recipe="--fields prompt_embeds --text-encoder stub:delay_ms={delay} --batch-size 2",
-        two=("--device", "cpu*2"),
-        many=24,
-        delay_ms=80,
-        captions=True,
-    ),
-    "control": Kind(
-        field="control",
-        words=(),
-        recipe="--fields control --model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2",
-        two=("--device", "cpu*2"),
-        many=24,
-        delay_ms=80,
-        beside="-condlabel.png",
-    ),
-    "mask": Kind(
-        field="mask",
-        words=(),
-        recipe="--fields mask --model stub --resolution 64 --bucket-step 32",
-        two=("--workers", "2"),
-        many=0,
-        delay_ms=0,
-        beside="-masklabel.png",
-    ),
-    "edge_map": Kind(
-        field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=420, delay_ms=12
-    ),
+    "prompt_embeds": Kind(field="prompt_embeds", recipe=TEXTS, captions=True),
+    "control": Kind(field="control", recipe=f"--fields control {SMALL}", beside="-condlabel.png"),
+    "mask": Kind(field="mask", recipe=MASKS, two=WORKERS, many=0, delay_ms=0, beside="-masklabel.png"),
+    "edge_map": Kind(field="edge_map", words=("--field", TOY), recipe="", two=WORKERS, many=420, delay_ms=12),
 }
 
 

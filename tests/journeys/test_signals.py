@@ -16,12 +16,9 @@ from commands import (
     entries,
     finished,
     noise,
-    start,
     start_build,
     wait_for,
-    wait_until_stopped,
 )
-from small_cache import counts
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
@@ -37,21 +34,6 @@ def stopped(process, number, timeout=10, code=0):
     assert done.json["error"]["fix"]
     assert "error[interrupted]" in done.err
     return done
-
-
-@both
-def test_a_signal_ends_the_build_in_order_and_the_next_run_goes_on(tmp_path, number):
-    data, cache, events = draw_folder(tmp_path / "data", 40), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, events=events, armed="before-put:3:stop")
-    wait_until_stopped(process)
-    process.send_signal(number)  # obeyed when it goes on
-    stopped(process, signal.SIGCONT, code=128 + number)
-    keys, there = acknowledged(events), entries(cache)
-    assert set(keys) == set(there)
-    assert 2 <= len(keys) < 40
-    again = build(data, cache, events=events)
-    assert again.json["counts"] == counts(40, 40 - len(keys), len(keys), no_caption=0)
-    assert len(set(acknowledged(events))) == len(acknowledged(events)) == 40
 
 
 @pytest.mark.slow
@@ -123,14 +105,6 @@ def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
     else:
         assert done.status in (-number, 1)
         assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.slow  # a dry run may end before its signal
-def test_a_dry_run_is_interrupted_in_words_too(big_folder, tmp_path):
-    process = start("build", big_folder, "--out", tmp_path / "cache", "--dry-run", "--json", "--quiet")
-    time.sleep(0.8)
-    stopped(process, signal.SIGTERM)
-    assert not (tmp_path / "cache").exists()
 
 
 @both

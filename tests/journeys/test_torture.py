@@ -37,6 +37,7 @@ def tortured(folder, *words):
 
 @pytest.mark.parametrize("words", [
     ("failpoints", "first"),
+    ("kills", "6", "1"),
     ("signals", "2", "1"),
     ("forks",),
     ("cuts", "6", "1"),

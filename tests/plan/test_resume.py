@@ -215,4 +215,4 @@ def test_a_rest_that_fills_no_batch_is_refused_and_not_served_again():
     other.load(place.state())
     with pytest.raises(EmptyPlanError, match="fills no batch of size 4") as caught:
         other.begin()
-    assert "batch_size=2" in caught.value.fix
+    assert "smaller batch_size" in caught.value.fix
