@@ -286,14 +286,6 @@ class EmptyPlanError(PlanError):
     slug = "plan-empty"
 
 
-class ExportError(LatentcacheError):
-    """Rows that a trainer would read wrongly; nothing is written."""
-
-    slug = "export"
-    exit_code = 1
-    default_fix = "report this with the output of `latentcache info CACHE --json`"
-
-
 class InterruptedBuildError(LatentcacheError):
     """A signal ended the build; acknowledged work is committed."""
 

@@ -41,7 +41,7 @@ def test_a_class_leaves_with_the_status_of_its_branch():
         assert cls.exit_code == branch_of(cls).exit_code
     found = {cls.__name__: cls.exit_code for cls in CLASSES if cls.__base__ is LatentcacheError}
     assert {name for name, code in found.items() if code == 3} == {"DeviceError", "WorkerError", "StoreError"}
-    assert {name for name, code in found.items() if code == 1} == {"PlanError", "ExportError"}
+    assert {name for name, code in found.items() if code == 1} == {"PlanError"}
     assert set(found.values()) <= {1, 2, 3}
 
 

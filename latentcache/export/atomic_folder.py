@@ -1,8 +1,8 @@
-"""Write an exported folder beside its final name, read it back, make it durable, then rename it.
+"""Write an exported folder beside its final name, make it durable, then rename it.
 
-Guarantee: a folder of that name holds every file as it was written, with the metadata beside them, or does not exist;
-existing files and folders are never touched, and two exports to one name never touch each other: one of them is
-rejected. A killed export leaves a folder ``OUT.partial-...``. Cost: each file is read once after it was written.
+Guarantee: a folder of that name is whole, with the metadata beside its files, or does not exist; existing files and
+folders are never touched, and of two exports to one name one is rejected. A killed export leaves a folder
+``OUT.partial-...``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import ExportError, UsageError
-from latentcache.identity.content import checksum_of
+from latentcache.errors import UsageError
 from latentcache.store.atomic_io import (
     as_store_error,
     json_bytes,
@@ -27,8 +26,7 @@ from latentcache.store.atomic_io import (
 )
 
 #: The file of metadata in an exported folder, and the version of its keys.
-METADATA, SCHEMA = "latentcache.json", 2
-_PIECE_BYTES = 1 << 20
+METADATA, SCHEMA = "latentcache.json", 3
 
 
 @contextmanager
@@ -69,39 +67,17 @@ def _remove(partial: Path | None) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def put(file: Path, parts: Iterable[bytes | memoryview]) -> str:
-    """Write a file in parts; returns xxh3-64 of the parts, in hex."""
-    with file.open("wb") as sink:
-        written = (part for part in parts if sink.write(part) is not None)
-        return f"{checksum_of(written):016x}"
-
-
-def file_checksum(file: Path) -> str:
-    """xxh3-64 of a file's bytes, in hex."""
-    with file.open("rb") as source:
-        return f"{checksum_of(iter(lambda: source.read(_PIECE_BYTES), b'')):016x}"
-
-
-def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]) -> None:
-    """Compare each file with its checksum, make it durable, and write the metadata beside the files.
+def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Make every file of the folder durable, and write the metadata beside them.
 
     Args:
         folder: The folder of :func:`atomic_folder`.
-        files: File, relative to the folder -> result of :func:`put`; None if a library wrote the file.
-        facts: Metadata; ``files`` and ``bytes`` are added.
+        facts: Metadata; ``bytes`` of each file are added.
     """
-    found = {}
-    for name, expected in files.items():
-        sync_file(folder / name)
-        found[name] = file_checksum(folder / name)
-        if expected not in (None, found[name]):
-            raise ExportError(
-                f"{name} was read back with other bytes than were written",
-                where=str(folder / name),
-                why=f"expected xxh3-64 {expected}, found {found[name]}",
-                fix="check the disk, then export again",
-            )
-    for parent in {(folder / name).parent for name in files}:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for file in files:
+        sync_file(file)
+    for parent in {file.parent for file in files}:
         sync_folder(parent)
-    sizes = {name: (folder / name).stat().st_size for name in files}
-    write_atomically(folder / METADATA, json_bytes({"schema": SCHEMA, **facts, "files": found, "bytes": sizes}))
+    sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+    write_atomically(folder / METADATA, json_bytes({"schema": SCHEMA, **facts, "bytes": sizes}))

@@ -1,8 +1,7 @@
 """Write whole documents as one file of raw token ids, in the order of the cache: input of Megatron and datatrove.
 
-Such a file has no labels, so documents with tokens without loss are rejected. Guarantee: every id is in the
-vocabulary and fits its type; each format checks its index against the lengths in the cache. Cost: one pass over
-the cache, 16 MB at a time.
+Such a file has no labels, so documents with tokens without loss are rejected. Cost: one pass over the cache, 16 MB
+at a time.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import ExportError, PlanError, UsageError
-from latentcache.export.atomic_folder import atomic_folder, put, seal
+from latentcache.errors import PlanError, UsageError
+from latentcache.export.atomic_folder import atomic_folder, seal
 from latentcache.loader.documents import Documents
 from latentcache.store.atomic_io import make_folder
 from latentcache.value import Value
@@ -48,8 +47,8 @@ class DocumentsFormat(Value):
     """The file of ids of ``{split}``, relative to the folder."""
     dtypes: Mapping[str, str]
     """Type in the cache -> type in the file, as numpy names."""
-    beside: Callable[[Path, Written, Mapping[str, Any]], Mapping[str, str]]
-    """Writes and checks the files beside a file of ids, given the metadata: file name -> xxh3-64 of its bytes."""
+    beside: Callable[[Path, Written, Mapping[str, Any]], None]
+    """Writes the files beside a file of ids, given the metadata."""
 
 
 def export_documents(
@@ -73,18 +72,16 @@ def export_documents(
         if not len(documents):
             raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
     done, total = 0, sum(map(len, splits.values()))
-    written, files = {}, {}
+    written = {}
     with atomic_folder(out) as folder:
         for name, documents in splits.items():
             file = folder / form.ids.format(split=name)
             make_folder(file.parent)
-            ids = _Ids(documents, form.dtypes[documents.dtype.name])
-            files[str(file.relative_to(folder))] = put(file, ids.parts(on_progress, done, total))
-            written[name] = ids.written()
-            beside = form.beside(file, written[name], facts)
-            files |= {str((file.parent / other).relative_to(folder)): expected for other, expected in beside.items()}
+            dtype = np.dtype(form.dtypes[documents.dtype.name]).newbyteorder("<")
+            written[name] = _write_ids(file, documents, dtype, on_progress, done, total)
+            form.beside(file, written[name], facts)
             done += len(documents)
-        seal(folder, files, {**facts, "format": form.name, **counts(written)})
+        seal(folder, {**facts, "format": form.name, **counts(written)})
     return written
 
 
@@ -118,44 +115,27 @@ def reject_masked(documents: Documents, name: str) -> None:
         )
 
 
-def vocabulary(documents: Documents) -> int:
-    """Ids of the tokenizer."""
-    return int(getattr(documents.recipe, "num_ids", np.iinfo(documents.dtype).max + 1))
-
-
-class _Ids:
-    """The ids of documents in parts, and the ids that documents end with."""
-
-    def __init__(self, documents: Documents, dtype: str) -> None:
-        self._documents, self._dtype = documents, np.dtype(dtype).newbyteorder("<")
-        self._lengths = np.asarray(documents.lengths, dtype=np.int64)
-        self._ends = np.cumsum(self._lengths)
-        self._last: set[int] = set()
-
-    def parts(self, on_progress: Callable[[int, int], None], before: int, total: int) -> Iterator[memoryview]:
-        """Bytes of the file; calls ``on_progress`` with documents done, of this split and before."""
-        for some in _together(self._ends):
-            yield self._read(some).astype(self._dtype).data.cast("B")
-            on_progress(before + some.stop, total)
-
-    def written(self) -> Written:
-        """Facts about all parts."""
-        last = next(iter(self._last)) if len(self._last) == 1 else None
-        return Written(dtype=self._dtype.name, ends=self._ends, last_id=last)
-
-    def _read(self, some: slice) -> NDArray[Any]:
-        """The ids of some documents, checked."""
-        lengths = self._lengths[some]
-        ends, numbers = np.cumsum(lengths), np.arange(some.start, some.stop)
-        found = np.empty(int(ends[-1]), dtype=self._documents.dtype)
-        self._documents.gather(numbers, np.zeros_like(lengths), lengths, found, ends - lengths)
-        largest, limit = int(found.max()), min(vocabulary(self._documents), np.iinfo(self._dtype).max + 1)
-        if largest >= limit:
-            document = int(np.searchsorted(ends, int(found.argmax()), side="right"))
-            where = self._documents.where(some.start + document)
-            raise ExportError(f"token id {largest} is outside the vocabulary of {limit}", where=where)
-        self._last |= set(np.unique(found[ends - 1]).tolist()) if len(self._last) < 2 else set()
-        return found
+def _write_ids(
+    file: Path,
+    documents: Documents,
+    dtype: np.dtype[Any],
+    on_progress: Callable[[int, int], None],
+    done: int,
+    total: int,
+) -> Written:
+    """Write the ids of all documents; calls ``on_progress`` with documents done, of this split and before."""
+    lengths, last = np.asarray(documents.lengths, dtype=np.int64), set[int]()
+    all_ends = np.cumsum(lengths)
+    with file.open("wb") as sink:
+        for some in _together(all_ends):
+            ends = np.cumsum(lengths[some])
+            ids = np.empty(int(ends[-1]), dtype=documents.dtype)
+            begins = ends - lengths[some]
+            documents.gather(np.arange(some.start, some.stop), np.zeros_like(begins), lengths[some], ids, begins)
+            last |= set(np.unique(ids[ends - 1]).tolist()) if len(last) < 2 else set()
+            sink.write(ids.astype(dtype).data.cast("B"))
+            on_progress(done + some.stop, total)
+    return Written(dtype=dtype.name, ends=all_ends, last_id=last.pop() if len(last) == 1 else None)
 
 
 def _together(ends: NDArray[np.int64]) -> Iterator[slice]:

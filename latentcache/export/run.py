@@ -100,7 +100,6 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
 
     Raises:
         UsageError: The folder exists, or the cache does not fit the format.
-        ExportError: A row or document fails its check; the export leaves nothing.
         StoreError: The cache cannot be read, or the folder not be written.
     """
     from latentcache.loader.cache import open_cache
@@ -145,20 +144,18 @@ def _hf_disk(
 def _mds(
     settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
 ) -> dict[str, Any]:
-    from latentcache.export.documents import reject_masked, vocabulary
-    from latentcache.export.mds import DTYPES, MdsSettings, export_mds
+    from latentcache.export.documents import reject_masked
+    from latentcache.export.mds import DTYPES, export_mds
 
-    documents = {name: part.documents() for name, part in parts.items()}
-    for some in documents.values():
-        reject_masked(some, "mds")
+    for part in parts.values():
+        reject_masked(part.documents(), "mds")
     # A collator would pad a short row at the end, and would need a padding token.
     more = {"last_chunk": "drop"} if settings.layout == "chunk" else {}
     splits = {name: _rows(part, settings, **more) for name, part in parts.items()}
     about = _about(splits, settings)
-    train = documents["train"]
+    dtype = parts["train"].documents().dtype.name
     facts = {**facts, **about, "overflow": settings.overflow}
-    wanted = MdsSettings(out=settings.out, dtype=train.dtype.name, num_ids=vocabulary(train), facts=facts)
-    return {"rows": export_mds(splits, wanted, on_progress), "dtype": DTYPES[train.dtype.name], **about}
+    return {"rows": export_mds(splits, settings.out, dtype, facts, on_progress), "dtype": DTYPES[dtype], **about}
 
 
 def _documents(

@@ -3,8 +3,7 @@ from hypothesis import given
 from made_documents import CORPORA, FACTS, cache_of
 from read_formats import read_datatrove
 
-from latentcache.errors import ExportError
-from latentcache.export.datatrove import DATATROVE, check_ends, metadata
+from latentcache.export.datatrove import DATATROVE, metadata
 from latentcache.export.documents import export_documents
 
 FILE = "train/00000_tokens.ds"
@@ -37,22 +36,3 @@ def test_the_first_line_has_one_bar(tmp_path, name):
     written = export([[1]], tmp_path / "out")
     assert metadata(name, written).split("\n")[0] == "a b|2"
     assert metadata("", written).split("\n")[0] == "Unknown Tokenizer|2"
-
-
-@pytest.mark.parametrize(
-    "change", [lambda data: data[:-8], lambda data: data + bytes(8), lambda data: b"\x02" + data[1:]]
-)
-def test_ends_that_would_read_other_tokens_are_found(tmp_path, change):
-    written = export([[5, 6, 1], [7, 1]], tmp_path / "out")
-    check_ends(tmp_path / "out" / FILE, written)
-    index = tmp_path / "out" / f"{FILE}.index"
-    index.write_bytes(change(index.read_bytes()))
-    with pytest.raises(ExportError, match="other tokens"):
-        check_ends(tmp_path / "out" / FILE, written)
-
-
-def test_ids_that_are_cut_short_are_found(tmp_path):
-    written = export([[5, 6, 1], [7, 1]], tmp_path / "out")
-    (tmp_path / "out" / FILE).write_bytes(bytes(8))
-    with pytest.raises(ExportError, match="in 8 bytes"):
-        check_ends(tmp_path / "out" / FILE, written)

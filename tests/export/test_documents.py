@@ -6,7 +6,7 @@ from read_formats import read_datatrove, read_megatron
 from small_tokens import build, tamper, texts, write_texts
 
 from latentcache import open_cache
-from latentcache.errors import CorruptEntryError, ExportError, PlanError, UsageError
+from latentcache.errors import CorruptEntryError, PlanError, UsageError
 from latentcache.export import documents
 from latentcache.export.datatrove import DATATROVE
 from latentcache.export.documents import export_documents, reject_masked
@@ -60,7 +60,6 @@ def test_facts_stand_beside_them(tmp_path):
     facts = json.loads((tmp_path / "out/latentcache.json").read_text())
     assert (facts["format"], facts["fingerprint"], facts["splits"]) == ("megatron", "ab" * 16, {"train": 4})
     assert facts["bytes"] == {"train.bin": 24, "train.idx": 34 + 4 * 12 + 5 * 8}
-    assert set(facts["files"]) == {"train.bin", "train.idx"}
 
 
 @pytest.mark.parametrize("form", [MEGATRON, DATATROVE])
@@ -84,13 +83,6 @@ def test_a_split_without_documents(tmp_path):
         export_documents(
             {"train": cache_of(DOCUMENTS), "validation": cache_of([])}, MEGATRON, tmp_path / "out", FACTS
         )
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_id_of_another_tokenizer(tmp_path):
-    with pytest.raises(ExportError, match="token id 300 is outside") as caught:
-        export_documents({"train": cache_of([[1], [2, 300, 1]], num_ids=300)}, MEGATRON, tmp_path / "out", FACTS)
-    assert caught.value.where == "memory:2"
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ from test_mds import Rows
 
 from latentcache.export.datatrove import DATATROVE
 from latentcache.export.documents import export_documents
-from latentcache.export.mds import MdsSettings, export_mds
+from latentcache.export.mds import export_mds
 from latentcache.export.megatron import MEGATRON
 
 READERS = os.environ.get("LATENTCACHE_READERS", "")
@@ -94,6 +94,5 @@ if READERS:  # without them there is nothing to skip
     def test_rows_are_read_and_written_as_by_the_library(tmp_path, ids):
         rows, num_ids = [document for document in ids if len(document) > 1], 300 if ids is DOCUMENTS else 100_000
         dtype = cache_of(rows, num_ids).recipe.dtype
-        settings = MdsSettings(out=tmp_path / "out", dtype=dtype, num_ids=num_ids, facts=FACTS)
-        export_mds({"train": Rows(rows, 16)}, settings)
+        export_mds({"train": Rows(rows, 16)}, tmp_path / "out", dtype, FACTS)
         assert read("mds", tmp_path / "out", 0) == rows
