@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import field, replace
 from typing import Any
 
 import jinja2
@@ -29,6 +29,9 @@ from latentcache.value import Value
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 #: A text that no template searches for; it replaces the content of a turn to find the turn's place.
 _PROBE = f"{CLOSE}probe{CLOSE}"
+_ASKED = Message(role="user", content=_PROBE)
+_CALL = [{"type": "function", "function": {"name": "a", "arguments": {"a": 1}}}]
+_CALLING = Message(role="assistant", content="", fields=(("tool_calls", json.dumps(_CALL)),))
 _REWRITES = "template-rewrites"
 _OTHERWISE = "this answer otherwise where others follow it, and where it begins or ends there is unknown"
 #: Errors of templates beside Jinja's own: a template is a program over the record's values.
@@ -60,6 +63,18 @@ class _Style(Value):
     """Special tokens that end a turn: of the last answer, and of the user."""
 
 
+class _Conversation(Value):
+    """A conversation as templates take it."""
+
+    turns: list[dict[str, Any]]
+    tools: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def until(self, number: int) -> _Conversation:
+        """Its first turns."""
+        return replace(self, turns=self.turns[:number])
+
+
 class ChatRenderer:
     """One template with one tokenizer's special tokens.
 
@@ -86,10 +101,13 @@ class ChatRenderer:
         self._template, self._control, self._split = template, control, split_control
         self._given = {**dict(special), **{name: json.loads(value) for name, value in options}}
         self.has_generation = bool(_GENERATION.search(template))
-        self._as_parts = False
-        self._as_parts = self._needs_parts()
-        self._calls_as_text = False
-        self._calls_as_text = self._needs_text()
+        self._as_parts = self._calls_as_text = False
+        if not self._writes(_PROBE, _ASKED):
+            self._as_parts = True  # as templates of vision models
+            self._as_parts = self._writes(_PROBE, _ASKED)
+        if not self._writes("", _ASKED, _CALLING):
+            self._calls_as_text = True  # as DeepSeek V3's original one
+            self._calls_as_text = self._writes("", _ASKED, _CALLING)
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:
@@ -99,25 +117,23 @@ class ChatRenderer:
             UnusableSampleError: ``template``: it does not accept this conversation. ``template-rewrites``: the loss
                 spans are unknown.
         """
-        messages = [self._message(message) for message in record.messages or ()]
-        options = json.loads(record.options) if record.options else {}
-        tools = self._marked(json.loads(record.tools)) if record.tools else None
-        text, tagged = self._run(messages, tools, options, tags=self.has_generation)
-        learned = [number for number, message in enumerate(record.messages or ()) if message.learned]
+        told = record.messages or ()
+        chat = _Conversation(
+            turns=[self._turn(message) for message in told],
+            tools=self._marked(json.loads(record.tools)) if record.tools else None,
+            options=json.loads(record.options) if record.options else {},
+        )
+        text, tagged = self._run(chat, tags=self.has_generation)
         if self.has_generation:
-            spans = self._tagged(record.messages or (), messages, tools, options, tagged)
+            spans = self._tagged(told, chat, tagged)
         else:
-            spans = [self._ended(text, *self._turn(messages, tools, options, text, number)) for number in learned]
+            learned = [number for number, message in enumerate(told) if message.learned]
+            spans = [self._ended(text, *self._place(chat, text, number)) for number in learned]
         kept = tuple((begin, end) for begin, end in spans if begin < end)
         return RenderedChat(text=text, spans=kept, not_rendered=not_rendered(record, text, self._marked))
 
     def _tagged(
-        self,
-        told: Sequence[Message],
-        messages: list[dict[str, Any]],
-        tools: Any,
-        options: Mapping[str, Any],
-        tagged: Sequence[tuple[int, int]],
+        self, told: Sequence[Message], chat: _Conversation, tagged: Sequence[tuple[int, int]]
     ) -> Sequence[tuple[int, int]]:
         """Of the template's own marks, those of turns that carry loss."""
         answers = [number for number, message in enumerate(told) if message.role == "assistant"]
@@ -125,8 +141,8 @@ class ChatRenderer:
             return tagged
         counts = [0]
         for number in answers:  # a turn may have several marks, or none
-            last = number + 1 == len(messages)
-            counts.append(len(tagged if last else self._run(messages[: number + 1], tools, options, tags=True)[1]))
+            last = number + 1 == len(told)
+            counts.append(len(tagged if last else self._run(chat.until(number + 1), tags=True)[1]))
         if counts[-1] != len(tagged) or counts != sorted(counts):
             raise fault(_REWRITES, "the template marks earlier answers otherwise once others follow")
         return [
@@ -136,16 +152,14 @@ class ChatRenderer:
             if told[number].learned
         ]
 
-    def _turn(
-        self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any], text: str, number: int
-    ) -> tuple[int, int]:
+    def _place(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
         """Place of one turn in the whole text."""
-        prompt, _ = self._run(messages[:number], tools, options, prompt=True)
-        last = number + 1 == len(messages)
-        with_turn = text if last else self._run(messages[: number + 1], tools, options)[0]
+        prompt, _ = self._run(chat.until(number), prompt=True)
+        last = number + 1 == len(chat.turns)
+        with_turn = text if last else self._run(chat.until(number + 1))[0]
         begin, end = len(prompt) if text.startswith(prompt) else -1, len(with_turn)
         if begin < 0 or not (text.startswith(with_turn) and with_turn.startswith(prompt)):
-            before, after = self._around(messages, tools, options, text, number)
+            before, after = self._around(chat, text, number)
             begin, end = (before if begin < 0 else begin), (end if text.startswith(with_turn) else after)
         if self._style.header and text.startswith(self._style.header, begin):
             begin += len(self._style.header)
@@ -153,15 +167,12 @@ class ChatRenderer:
             raise fault(_REWRITES, f"the template writes {_OTHERWISE}", f"turn {number + 1}")
         return begin, end
 
-    def _around(
-        self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any], text: str, number: int
-    ) -> tuple[int, int]:
+    def _around(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
         """Begin and end of a turn, by the conversation with a plain turn in its place; -1 if that does not tell."""
-        plain = [*messages]
-        plain[number] = self._said("assistant", _PROBE)
+        turns = [*chat.turns[:number], self._said("assistant", _PROBE), *chat.turns[number + 1 :]]
         style = self._style
         try:
-            elsewhere, _ = self._run(plain, tools, options)
+            elsewhere, _ = self._run(replace(chat, turns=turns))
         except UnusableSampleError:
             return -1, -1
         before, found, after = elsewhere.partition(_PROBE)
@@ -190,12 +201,11 @@ class ChatRenderer:
 
     def _probed_style(self) -> _Style:
         """How the template writes turns, from conversations of its own."""
-        asked, said = [self._said("user", "a")], self._said("assistant", _PROBE)
+        asked, said = self._said("user", "a"), self._said("assistant", _PROBE)
         try:
-            bare, prompt = self._run(asked, None)[0], self._run(asked, None, prompt=True)[0]
-            alone = self._run([*asked, said], None)[0]
-            middle = self._run([*asked, said, *asked], None)[0]
-            user = self._run([self._said("user", _PROBE), self._said("assistant", "a")], None)[0]
+            bare, prompt = self._write(asked), self._write(asked, prompt=True)
+            alone, middle = self._write(asked, said), self._write(asked, said, asked)
+            user = self._write(self._said("user", _PROBE), self._said("assistant", "a"))
         except UnusableSampleError:
             return _Style()
         header = ""
@@ -215,58 +225,32 @@ class ChatRenderer:
             enders=frozenset(end[0] for end in ends if end is not None),
         )
 
-    def _needs_parts(self) -> bool:
-        """True if the template writes content only as a list of parts, as those of vision models do."""
-
-        def writes() -> bool:
-            try:
-                return _PROBE in self._run([self._said("user", _PROBE)], None)[0]
-            except UnusableSampleError:
-                return False
-
-        if writes():
+    def _writes(self, wanted: str, *messages: Message) -> bool:
+        """True if the template accepts a conversation and its text has something."""
+        try:
+            return wanted in self._write(*map(self._turn, messages))
+        except UnusableSampleError:
             return False
-        self._as_parts = True
-        return writes()
 
-    def _needs_text(self) -> bool:
-        """True if the template writes the arguments of calls only as JSON text, as DeepSeek V3's original one."""
-        call = {"name": "a", "arguments": {"a": 1}}
-        fields = (("tool_calls", json.dumps([{"type": "function", "function": call}])),)
-        answer = Message(role="assistant", content="", fields=fields)
-
-        def writes() -> bool:
-            try:
-                return bool(self._run([self._said("user", "a"), self._message(answer)], None)[0])
-            except UnusableSampleError:
-                return False
-
-        if writes():
-            return False
-        self._calls_as_text = True
-        return writes()
+    def _write(self, *turns: dict[str, Any], prompt: bool = False) -> str:
+        return self._run(_Conversation(turns=list(turns)), prompt=prompt)[0]
 
     def _said(self, role: str, content: str) -> dict[str, Any]:
         """One turn as the template takes it."""
         return {"role": role, "content": [{"type": "text", "text": content}] if self._as_parts else content}
 
     def _run(
-        self,
-        messages: list[dict[str, Any]],
-        tools: Any,
-        options: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        prompt: bool = False,
-        tags: bool = False,
+        self, chat: _Conversation, *, prompt: bool = False, tags: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
+        """The text of a conversation, and the marks of its answers."""
         try:
             texts, spans = render_jinja_template(
-                conversations=[messages],
-                tools=tools,
+                conversations=[chat.turns],
+                tools=chat.tools,
                 chat_template=self._template,
                 return_assistant_tokens_mask=tags,
                 add_generation_prompt=prompt,
-                **{**self._given, **options},
+                **{**self._given, **chat.options},
             )
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(
@@ -281,7 +265,7 @@ class ChatRenderer:
             ) from error
         return texts[0], spans[0] if tags else []
 
-    def _message(self, message: Message) -> dict[str, Any]:
+    def _turn(self, message: Message) -> dict[str, Any]:
         fields = {name: json.loads(value) for name, value in message.fields}
         if self._calls_as_text:
             for call in fields.get("tool_calls", ()):
