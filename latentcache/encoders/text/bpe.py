@@ -18,7 +18,6 @@ import numpy as np
 import tiktoken
 
 from latentcache.encoders.text.engines import Spans, Tokens, token_spans
-from latentcache.value import Value
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -45,69 +44,40 @@ _BLANKS = 50_000
 _FLAGS = ("single_word", "lstrip", "rstrip")
 
 
-class ByteRanks(Value):
-    """A byte-level BPE in the form of the engine."""
-
-    pattern: str
-    tokens: tuple[bytes, ...]
-    """Bytes of the tokens in the order of their ranks, the 256 single bytes first."""
-    ids: tuple[int, ...]
-    """The id of each."""
-    added: tuple[tuple[str, int], ...]
-    """Added tokens, matched before anything else."""
-    nfc: bool
-    """True if texts are brought into normal form C first."""
-
-
-def byte_ranks(tokenizer: Mapping[str, Any]) -> ByteRanks | str:
-    """The ranks of a tokenizer, or the reason why it does not fit.
-
-    Args:
-        tokenizer: The parsed ``tokenizer.json``.
-    """
-    model = tokenizer["model"]
-    reason = _unlike_bytes(model) or _unlike_added(tokenizer.get("added_tokens") or ())
-    pattern = _pattern(tokenizer.get("pre_tokenizer"))
-    normalizer = tokenizer.get("normalizer")
-    if reason or not pattern:
-        return reason or "its splitting into words is not known to be the same in both engines"
-    if normalizer and normalizer.get("type") != "NFC":
-        return f"its normalizer {normalizer.get('type')} is unknown to the fast engine"
-    ranked = _ranked(model, {token["content"] for token in tokenizer.get("added_tokens") or ()})
-    if isinstance(ranked, str):
-        return ranked
-    vocab = model["vocab"]
-    added = tuple((token["content"], int(token["id"])) for token in tokenizer.get("added_tokens") or ())
-    return ByteRanks(
-        pattern=pattern,
-        tokens=tuple(ranked.values()),
-        ids=tuple(vocab[token] for token in ranked),
-        added=added,
-        nfc=bool(normalizer),
-    )
+class UnfitTokenizerError(ValueError):
+    """A tokenizer does not fit the engine; its text says why."""
 
 
 class TiktokenEngine:
     """tiktoken's engine; an :class:`~latentcache.encoders.text.engines.Engine`.
 
     Args:
-        ranks: From :func:`byte_ranks`.
+        tokenizer: The parsed ``tokenizer.json``.
         dtype: Of the ids.
+
+    Raises:
+        UnfitTokenizerError: It may give other ids here.
     """
 
-    def __init__(self, ranks: ByteRanks, dtype: str) -> None:
-        first = len(ranks.tokens)
-        added = {content: first + number for number, (content, _) in enumerate(ranks.added)}
+    def __init__(self, tokenizer: Mapping[str, Any], dtype: str) -> None:
+        model, added = tokenizer["model"], tokenizer.get("added_tokens") or ()
+        _check_model(model)
+        _check_added(added)
+        normalizer = tokenizer.get("normalizer")
+        if normalizer and normalizer.get("type") != "NFC":
+            raise UnfitTokenizerError(f"its normalizer {normalizer.get('type')} is unknown to the fast engine")
+        pattern, names = _pattern(tokenizer.get("pre_tokenizer")), [str(token["content"]) for token in added]
+        ranked = _ranked(model, set(names))
         self._encoding = tiktoken.Encoding(
             "latentcache",
-            pat_str=ranks.pattern,
-            mergeable_ranks={token: rank for rank, token in enumerate(ranks.tokens)},
-            special_tokens=added,
+            pat_str=pattern,
+            mergeable_ranks={token: rank for rank, token in enumerate(ranked.values())},
+            special_tokens={name: rank for rank, name in enumerate(names, start=len(ranked))},
         )
-        self._added = set(added)
-        self._nfc = ranks.nfc
-        self._ids = np.array([*ranks.ids, *(number for _, number in ranks.added)], dtype=dtype)
-        lengths = [len(token) for token in (*ranks.tokens, *(content.encode() for content, _ in ranks.added))]
+        self._added, self._nfc = set(names), bool(normalizer)
+        ids = [*(model["vocab"][token] for token in ranked), *(int(token["id"]) for token in added)]
+        self._ids = np.array(ids, dtype=dtype)
+        lengths = [len(token) for token in (*ranked.values(), *(name.encode() for name in names))]
         self._lengths = np.array(lengths, dtype=np.int64)
 
     def takes(self, text: str) -> bool:
@@ -140,49 +110,47 @@ def _in_bytes(text: str, spans: Spans) -> list[tuple[int, int]]:
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-def _unlike_bytes(model: Mapping[str, Any]) -> str:
-    """Why a model is not a plain BPE over bytes; empty if it is one."""
+def _check_model(model: Mapping[str, Any]) -> None:
+    """Check that a model is a plain BPE over bytes."""
     if model.get("type") != "BPE":
-        return f"its model is {model.get('type')}, not BPE"
+        raise UnfitTokenizerError(f"its model is {model.get('type')}, not BPE")
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(name):
-            return f"its BPE has {name}"
+            raise UnfitTokenizerError(f"its BPE has {name}")
     missing = [char for char in _BYTE_OF if char not in model["vocab"]]
-    return f"{len(missing)} of 256 bytes are not in its vocabulary" if missing else ""
+    if missing:
+        raise UnfitTokenizerError(f"{len(missing)} of 256 bytes are not in its vocabulary")
 
 
-def _unlike_added(added: Sequence[Mapping[str, Any]]) -> str:
-    """Why the fast engine cannot match the added tokens; empty if it can."""
-    names = sorted(token["content"] for token in added)
+def _check_added(added: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the fast engine can match the added tokens."""
     for token in added:
         if any(token.get(flag) for flag in _FLAGS):
-            return f"its added token {token['content']!r} has rules for its neighbors"
-    for one, other in pairwise(names):
+            raise UnfitTokenizerError(f"its added token {token['content']!r} has rules for its neighbors")
+    for one, other in pairwise(sorted(token["content"] for token in added)):
         if other.startswith(one):
-            return f"its added token {other!r} begins with another one"
-    return ""
+            raise UnfitTokenizerError(f"its added token {other!r} begins with another one")
 
 
 def _pattern(splitter: Mapping[str, Any] | None) -> str:
-    """The splitting regex; empty if it is unknown."""
+    """The splitting regex."""
     steps = splitter.get("pretokenizers", []) if splitter and splitter.get("type") == "Sequence" else [splitter or {}]
     *before, last = steps or [{}]
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        return ""
-    if last.get("use_regex", True):
-        return _GPT2 if not before else ""
-    if len(before) != 1 or before[0].get("type") != "Split":
-        return ""
-    split = before[0]
-    pattern = str((split.get("pattern") or {}).get("Regex", ""))
-    plain = split.get("behavior") in ("Isolated", "Removed") and split.get("invert") == (
-        split["behavior"] == "Removed"
-    )
-    return pattern if plain and pattern in KNOWN_SPLITS else ""
+    pattern = ""
+    if last.get("type") == "ByteLevel" and not last.get("add_prefix_space"):
+        if last.get("use_regex", True):
+            pattern = "" if before else _GPT2
+        elif len(before) == 1 and before[0].get("type") == "Split":
+            split, said = before[0], str((before[0].get("pattern") or {}).get("Regex", ""))
+            plain = (split.get("behavior"), split.get("invert")) in (("Isolated", False), ("Removed", True))
+            pattern = said if plain and said in KNOWN_SPLITS else ""
+    if not pattern:
+        raise UnfitTokenizerError("its splitting into words is not known to be the same in both engines")
+    return pattern
 
 
-def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes] | str:
-    """Token -> bytes in the order of ranks, or why merges and ranks do not agree."""
+def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes]:
+    """Token -> bytes in the order of ranks, checked to agree with the merges."""
     vocab = model["vocab"]
     ranked = {char: bytes([byte]) for char, byte in _BYTE_OF.items()}
     pairs: dict[str, set[tuple[str, str]]] = {}
@@ -191,25 +159,21 @@ def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes] | str
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
         token = left + right
         if token in pairs and token != latest:
-            return f"merges of the token {token!r} are apart"
+            raise UnfitTokenizerError(f"merges of the token {token!r} are apart")
         if left not in ranked or right not in ranked or token not in vocab:
-            return f"the merge {left!r} {right!r} uses tokens that no earlier merge makes"
+            raise UnfitTokenizerError(f"the merge {left!r} {right!r} uses tokens that no earlier merge makes")
         pairs.setdefault(token, set()).add((left, right))
         latest = token
         ranked.setdefault(token, ranked[left] + ranked[right])
     unmade = [token for token in vocab if token not in ranked and token not in added]
     if unmade and model.get("ignore_merges"):
-        return f"{len(unmade)} tokens, as {unmade[0]!r}, come from no merge"
-    return _disagreement(ranked, pairs) or ranked
-
-
-def _disagreement(ranked: Mapping[str, bytes], pairs: Mapping[str, set[tuple[str, str]]]) -> str:
-    """A token whose bytes merge by lower ranks to a pair that is not listed for it; empty if there is none."""
+        raise UnfitTokenizerError(f"{len(unmade)} tokens, as {unmade[0]!r}, come from no merge")
     ranks = {token: rank for rank, token in enumerate(ranked)}
     for token, listed in pairs.items():
+        # Bytes that merge by lower ranks to a pair that is not listed for the token.
         if len(token) > 2 and _last_pair(token, ranks) not in listed:
-            return f"the token {token!r} merges from other pairs than its rank"
-    return ""
+            raise UnfitTokenizerError(f"the token {token!r} merges from other pairs than its rank")
+    return ranked
 
 
 def _last_pair(token: str, ranks: Mapping[str, int]) -> tuple[str, ...]:

@@ -42,15 +42,15 @@ def fast_tokenizer(
         records: First records of the data; a megabyte of them is tried.
     """
     try:
-        from latentcache.encoders.text.bpe import TiktokenEngine, byte_ranks  # an extra
+        from latentcache.encoders.text.bpe import TiktokenEngine, UnfitTokenizerError  # an extra
     except ModuleNotFoundError as error:
         if error.name != "tiktoken":
             raise
         return "no fast tokenization: tiktoken is not installed; `pip install 'latentcache[tokens]'`"
-    ranks = byte_ranks(reference.tokenizer)
-    if isinstance(ranks, str):
-        return f"no fast tokenization: {ranks}"
-    fast = reference.with_engine(TiktokenEngine(ranks, description.recipe.dtype))
+    try:
+        fast = reference.with_engine(TiktokenEngine(reference.tokenizer, description.recipe.dtype))
+    except UnfitTokenizerError as error:
+        return f"no fast tokenization: {error}"
     trials = (*_characters(), *_first(records))
     different = _first_difference(reference, fast, trials)
     if different is not None:

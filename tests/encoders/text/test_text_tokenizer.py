@@ -10,7 +10,7 @@ from made_templates import CHATML, tagged, untagged
 from made_tokenizers import LLAMA3_SPLIT, byte_level, save, unigram
 from transformers import AutoTokenizer
 
-from latentcache.encoders.text.bpe import TiktokenEngine, byte_ranks
+from latentcache.encoders.text.bpe import TiktokenEngine
 from latentcache.encoders.text.fastcheck import fast_tokenizer
 from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.fields.protocol import Failure
@@ -39,8 +39,7 @@ def both(folder, **options):
     """The tokenizer by the reference and by the fast engine."""
     description = described_tokenizer(folder, **options)
     reference = open_tokenizer(description)
-    ranks = byte_ranks(reference.tokenizer)
-    return reference, reference.with_engine(TiktokenEngine(ranks, description.recipe.dtype))
+    return reference, reference.with_engine(TiktokenEngine(reference.tokenizer, description.recipe.dtype))
 
 
 CONVERSATIONS = [
