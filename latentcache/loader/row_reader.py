@@ -173,50 +173,13 @@ class RowBatch:
             begin, end = np.searchsorted(part.placed.number, (first, last)).tolist()
             if begin < end:
                 self._parts.append((part, slice(begin, end), slice(int(part.ends[begin]), int(part.ends[end]))))
-        self._begun: list[Gathering] | None = None
 
     def places(self) -> list[Place]:
         """See ``prefetch.Work``."""
         return [place for part, _, pieces in self._parts for place in part.located.places(pieces.start, pieces.stop)]
 
     def begin(self) -> None:
-        """Take memory, have the compiled library begin if it is there, and write what needs no ids."""
-        settings, pool, (count, width) = self._view.settings, self._view.pool, self._shape
-        places, left = count * width, settings.padding_side == "left"
-        memory = pool.take(places * (36 if settings.isolated else 24))
-        self._ids, self._mask, self._labels = memory[: places * 24].view(np.int64).reshape(3, *self._shape)
-        self._batch: dict[str, NDArray[Any]] = {
-            settings.field: self._ids,
-            "attention_mask": self._mask,
-            "labels": self._labels,
-        }
-        if settings.isolated:
-            self._batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(self._shape)
-            self._batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(self._shape)
-        self._begun, self._narrow, self._gaps = [], [], []
-        for part, some, pieces in self._parts:
-            lengths, at = part.lengths[some], part.placed.row[some]
-            fronts, starts = part.fronts[some], part.starts[pieces]
-            narrow = self._view.scratch.take(places * part.dtype.itemsize).view(part.dtype)
-            narrow[:] = settings.pad_id if 0 <= settings.pad_id <= np.iinfo(part.dtype).max else 0
-            begun = Gathering(part.located, pieces.start, pieces.stop, narrow.view(np.uint8))
-            begun.begin()
-            self._begun.append(begun)
-            self._narrow.append((narrow.reshape(self._shape), at, fronts, starts))
-            for row, length in zip(at.tolist(), lengths.tolist(), strict=True):
-                gap = (row, slice(0, width - length) if left else slice(length, width))
-                self._mask[row], self._mask[gap] = 1, 0
-                self._gaps.append(gap)
-            if settings.isolated:
-                counts = np.diff(part.ends[some.start : some.stop + 1])
-                ends = np.append(starts[1:], 0)
-                last = np.cumsum(counts) - 1
-                ends[last] = fronts + lengths
-                numbers = np.arange(1, len(starts) + 1) - np.repeat(last - counts + 1, counts)
-                self._number(starts.tolist(), ends.tolist(), numbers.tolist())
-        for gap in self._gaps if settings.isolated else ():
-            length = gap[1].stop - gap[1].start
-            self._batch["position_ids"][gap], self._batch["seq_idx"][gap] = self._view.counting[:length], 0
+        """Nothing: what is made of ids is ten times their size, and memory that is held early leaves the cache."""
 
     def finish(self) -> Batch:
         """The batch, (B, L) tensors.
@@ -225,53 +188,67 @@ class RowBatch:
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        if self._begun is None:
-            self.begin()
-        settings, ids, labels = self._view.settings, self._ids, self._labels
-        for begun in self._begun or ():
-            begun.finish()
-        for (part, some, _), (narrow, at, fronts, starts) in zip(self._parts, self._narrow, strict=True):
-            if len(at) == len(ids):
-                ids[...] = narrow
+        settings, (count, width) = self._view.settings, self._shape
+        places, isolated = count * width, settings.isolated
+        memory = self._view.pool.take(places * (36 if isolated else 24))
+        ids, mask, labels = memory[: places * 24].view(np.int64).reshape(3, *self._shape)
+        batch: dict[str, NDArray[Any]] = {settings.field: ids, "attention_mask": mask, "labels": labels}
+        if isolated:
+            batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(self._shape)
+            batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(self._shape)
+        for part, some, pieces in self._parts:
+            narrow = self._view.scratch.take(places * part.dtype.itemsize).view(part.dtype)
+            is_narrow = 0 <= settings.pad_id <= np.iinfo(part.dtype).max
+            narrow[:] = settings.pad_id if is_narrow else 0
+            Gathering(part.located, pieces.start, pieces.stop, narrow.view(np.uint8)).finish()
+            at, fronts, starts = part.placed.row[some], part.fronts[some], part.starts[pieces]
+            whole, lengths = len(at) == count, part.lengths[some]
+            own, found = slice(None) if whole else at, narrow.reshape(self._shape)
+            ids[own] = found if whole else found[at]
+            mask[own] = 1
+            gaps = [
+                (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
+                for row, length in zip(at.tolist(), lengths.tolist(), strict=True)
+                if length < width
+            ]
+            for gap in () if is_narrow else gaps:
+                ids[gap] = settings.pad_id
+            spans = part.reader.spans
+            if spans is None:
+                labels[own] = ids[own]
+                labels.reshape(-1)[fronts if part.reader.plan.cross_document else starts] = IGNORED
             else:
-                ids[at] = narrow[at]
-            if not 0 <= settings.pad_id <= np.iinfo(narrow.dtype).max:
-                for gap in self._gaps:
-                    ids[gap] = settings.pad_id
-            spans, plan = part.reader.spans, part.reader.plan
-            if spans is not None:
-                labels[at] = IGNORED
-                self._learn_spans(spans, part.rows[some], fronts)
-            else:
-                if len(at) == len(ids):
-                    labels[...] = ids
-                else:
-                    labels[at] = ids[at]
-                labels.reshape(-1)[fronts if plan.cross_document else starts] = IGNORED
-        for gap in self._gaps:
-            labels[gap] = IGNORED
-        batch: Batch = {name: torch.from_numpy(array) for name, array in self._batch.items()}
-        self._begun = None
-        del self._ids, self._mask, self._labels, self._batch, self._narrow  # memory that is used again
-        return batch if self._named is None else batch | {"names": list(map(self._view.where, self._named.tolist()))}
+                labels[own] = IGNORED
+                _learn_spans(ids, labels, spans, part.rows[some], fronts)
+            if isolated:
+                ends = np.append(starts[1:], 0)
+                counts = np.diff(part.ends[some.start : some.stop + 1])
+                last = np.cumsum(counts) - 1
+                ends[last] = fronts + lengths
+                numbers = np.arange(1, len(starts) + 1) - np.repeat(last - counts + 1, counts)
+                positions, documents = batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1)
+                for begin, end, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
+                    positions[begin:end] = self._view.counting[: end - begin]  # from 0 in each document
+                    documents[begin:end] = number  # from 1; the padding is 0
+            for gap in gaps:
+                mask[gap], labels[gap] = 0, IGNORED
+                if isolated:
+                    batch["position_ids"][gap] = self._view.counting[: gap[1].stop - gap[1].start]
+                    batch["seq_idx"][gap] = 0
+        made: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
+        return made if self._named is None else made | {"names": list(map(self._view.where, self._named.tolist()))}
 
-    def _learn_spans(self, spans: LossSpans, rows: NDArray[np.integer], fronts: Ints) -> None:
-        """Labels of rows of which only spans are learned."""
-        first = begins(spans.ends)[rows]
-        number = spans.ends[rows] - first
-        which, shift = spread(first, number), np.repeat(fronts, number)
-        ids, labels = self._ids.reshape(-1), self._labels.reshape(-1)
-        for begin, end in zip(
-            (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist(), strict=True
-        ):
-            labels[begin:end] = ids[begin:end]
 
-    def _number(self, starts: list[int], ends: list[int], numbers: list[int]) -> None:
-        """Positions from 0 in each document and in the padding; documents from 1, the padding 0."""
-        positions, documents = self._batch["position_ids"].reshape(-1), self._batch["seq_idx"].reshape(-1)
-        for begin, end, number in zip(starts, ends, numbers, strict=True):
-            positions[begin:end] = self._view.counting[: end - begin]
-            documents[begin:end] = number
+def _learn_spans(
+    ids: NDArray[np.int64], labels: NDArray[np.int64], spans: LossSpans, rows: NDArray[np.integer], fronts: Ints
+) -> None:
+    """Labels of rows of which only spans are learned."""
+    first = begins(spans.ends)[rows]
+    number = spans.ends[rows] - first
+    which, shift = spread(first, number), np.repeat(fronts, number)
+    ids, labels = ids.reshape(-1), labels.reshape(-1)
+    for begin, end in zip((spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist(), strict=True):
+        labels[begin:end] = ids[begin:end]
 
 
 def _piece_columns(plan: RowPlan) -> Ints:
