@@ -41,8 +41,3 @@ def test_the_layout_is_pinned():
 def test_a_key_of_another_length_is_refused(length):
     with pytest.raises(ValueError, match=str(length)):
         EntryKey.unpack(bytes(length))
-
-
-def test_a_side_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="65536"):
-        EntryKey(kind=1, content=bytes(16), dims=(1, 8, MAX_DIM + 1), recipe=bytes(8))

@@ -10,7 +10,7 @@ import pytest
 from made_videos import KINDS, plain_frames, write_sound, write_video
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.clips import CLIP, ClipSettings
+from latentcache.fields.clips import ClipSettings
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip
 from latentcache.sources.causes import HINTS
@@ -138,20 +138,8 @@ def test_a_playlist_is_never_opened(tmp_path):
     assert not is_clip(BytesIO(b"ffconcat version 1.0\nfile /etc/passwd\n"))
 
 
-def test_images_in_the_container_of_videos_are_images():
-    for brand, video in ((b"avif", False), (b"heic", False), (b"isom", True), (b"qt  ", True)):
-        assert is_clip(BytesIO(b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1avif")) is video
-
-
 def test_without_pyav(tmp_path, monkeypatch):
     data = write_video(tmp_path / "a.mp4", 5).read_bytes()
     monkeypatch.setitem(sys.modules, "av", None)
     assert reason(data) == "needs-pyav"
     assert "pip install 'latentcache[video]'" in HINTS["needs-pyav"]
-
-
-def test_the_length_of_a_clip_is_the_longest_that_a_video_has():
-    videos = np.array([[81, 16, 1], [80, 16, 1], [49, 16, 1], [48, 16, 1], [0, 0, 0], [200, 16, 1]])
-    assert settings(frames=(49, 81)).chosen(videos).tolist() == [81, 49, 49, 0, 1, 81]
-    assert settings(frames=(49, 81), fps=8).chosen(videos).tolist() == [0, 0, 0, 0, 1, 81]
-    assert CLIP == "clip"

@@ -11,7 +11,7 @@ from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.latents import PixelProfile
-from latentcache.images.decode import decode, upright
+from latentcache.images.decode import decode
 from latentcache.images.headers import image_size
 
 PROFILE = PixelProfile()
@@ -42,15 +42,6 @@ def cause(data, profile=PROFILE):
     return caught.value.slug
 
 
-def test_result_is_owned_contiguous_rgb():
-    for name in ("PNG", "JPEG"):
-        pixels = decode(saved(IMAGE, format=name), PROFILE)
-        assert pixels.shape == (37, 53, 3)
-        assert pixels.dtype == np.uint8
-        assert pixels.flags.c_contiguous
-        assert pixels.flags.writeable
-
-
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientations(name, orientation):
@@ -63,12 +54,6 @@ def test_orientations(name, orientation):
     assert pixels.flags.c_contiguous
     size = image_size(data)
     assert pixels.shape[:2] == (size.height, size.width)
-
-
-def test_upright_undoes_every_stored_turn():
-    for orientation, turn in enumerate(("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"), 2):
-        assert np.array_equal(upright(PIXELS, orientation), IMAGE.transpose(Image.Transpose[turn]))
-    assert np.array_equal(upright(upright(PIXELS, 6), 8), PIXELS)
 
 
 def test_cmyk_palette_and_bilevel():

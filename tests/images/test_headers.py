@@ -44,18 +44,6 @@ def cause(data: bytes, **limits: int) -> str:
     return caught.value.slug
 
 
-@pytest.mark.parametrize("name", ["BMP", "GIF"])
-def test_size_of_formats_without_orientation(name):
-    assert image_size(saved(Image.new("RGB", (40, 30)), format=name)) == Size(30, 40)
-
-
-def test_size_of_a_file_leaves_its_pixels_alone(tmp_path):
-    path = tmp_path / "image.dat"
-    path.write_bytes(png(70, 20))
-    with path.open("rb") as file:
-        assert image_size(file) == Size(20, 70)
-
-
 def test_orientation_behind_the_pixels_of_a_png_counts():
     assert image_size(png(40, 30, after=chunk(b"eXIf", exif(6)))) == Size(40, 30)
     assert image_size(png(40, 30, chunk(b"eXIf", exif(6)))) == Size(40, 30)

@@ -1,14 +1,12 @@
 """Reason words, their hints, and the reasons of bytes that no decoder took."""
 
-import errno
 import re
 from pathlib import Path
 
 import pytest
 
 import latentcache
-from latentcache.errors import UnusableSampleError
-from latentcache.sources.causes import HINTS, as_rejected, cause_of, sniff_cause
+from latentcache.sources.causes import HINTS, sniff_cause
 
 
 def test_every_hint_is_one_line():
@@ -58,24 +56,3 @@ def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():
 def test_the_first_bytes_say_why_no_decoder_took_them(data, cause):
     assert sniff_cause(data) == cause
     assert cause in HINTS
-
-
-@pytest.mark.parametrize(
-    ("number", "cause"),
-    [
-        (errno.ENOENT, "not-found"),
-        (errno.EACCES, "permission"),
-        (errno.ELOOP, "symlink-loop"),
-        (errno.ENXIO, "not-regular"),
-        (errno.EIO, "io-error"),
-        (errno.ENAMETOOLONG, "io-error"),
-    ],
-)
-def test_an_error_of_the_system_has_a_cause_word(number, cause):
-    assert cause_of(OSError(number, "x")) == cause
-
-
-def test_a_rejection_from_an_error_keeps_what_why_and_fix():
-    error = UnusableSampleError("half of it", why="expected 10, found 5", fix="again", slug="truncated")
-    item = as_rejected("a.jpg", error)
-    assert (item.reason, item.detail, item.hint) == ("truncated", "half of it; expected 10, found 5", "again")

@@ -5,11 +5,9 @@ import sys
 
 import pytest
 
-from latentcache.errors import EmptySourceError, SourceAmbiguousError, SourceError, SourceNotFoundError, UsageError
+from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.sources import corpus
 from latentcache.sources.corpus import (
-    is_dataset_info,
-    is_records_file,
     is_saved,
     read_dataset_info,
     saved_files,
@@ -209,14 +207,6 @@ def test_pyarrow_that_is_not_installed_is_an_error_with_the_command(tmp_path, mo
     assert (caught.value.slug, caught.value.fix) == ("extra-missing", "pip install 'latentcache[hf]'")
 
 
-def test_data_that_is_records_by_its_name(tmp_path):
-    (tmp_path / "a.jsonl").write_text(ONE)
-    assert is_records_file(tmp_path / "a.jsonl")
-    assert not is_records_file(tmp_path)
-    (tmp_path / "dataset_info.json").write_text("{}")
-    assert is_records_file(tmp_path)
-
-
 def test_reading_records_imports_nothing_heavy():
     heavy = "{'torch', 'transformers', 'tokenizers', 'pyarrow', 'datasets', 'PIL', 'lmdb'}"
     code = f"import sys, latentcache.sources.scan, latentcache.sources.compare; assert not {heavy} & set(sys.modules)"
@@ -273,13 +263,6 @@ def test_local_entries_are_used_and_the_others_rejected_by_name(folder):
     assert all(item.hint and item.name in item.detail for item in rejected)
 
 
-def test_without_columns_and_tags_the_defaults_hold(folder):
-    form = read_dataset_info(folder, ["plain"])[0][0].form
-    assert (form.form, form.prompt, form.query, form.response, form.history) == (
-        "alpaca", "instruction", "input", "output", "",
-    )  # fmt: skip
-
-
 def test_columns_and_tags_that_are_not_named_are_none(folder):
     form = read_dataset_info(folder, ["named"])[0][0].form
     assert (form.prompt, form.query, form.response, form.system) == ("q", "", "a", "")
@@ -304,10 +287,6 @@ def test_a_prompt_alone_is_text(tmp_path, columns, form, text):
     assert (found.form.form, found.form.text) == (form, text)
 
 
-def test_names_give_the_order(folder):
-    assert [d.name for d in read_dataset_info(folder, ["talk", "plain"])[0]] == ["talk", "plain"]
-
-
 @pytest.mark.parametrize(("name", "words"), [("hub", "server"), ("script", "script"), ("nobody", "nobody")])
 def test_an_entry_that_was_asked_for_and_cannot_be_used_is_an_error(folder, name, words):
     with pytest.raises(UsageError, match=words) as caught:
@@ -329,12 +308,6 @@ def test_a_drawn_sample_is_noted(tmp_path):
     assert note.reason == "all-samples"
 
 
-def test_what_datasets_leaves_beside_saved_data_is_another_file(folder):
-    assert is_dataset_info(folder)
-    (folder / "state.json").write_text("{}")
-    assert not is_dataset_info(folder)
-
-
 def test_the_files_that_a_saved_data_set_names(tmp_path):
     assert not is_saved(tmp_path)
     names = {"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]}
@@ -344,18 +317,6 @@ def test_the_files_that_a_saved_data_set_names(tmp_path):
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(SourceError, match=r"state\.json"):
         list(saved_files(tmp_path))
-
-
-def test_of_a_saved_dict_the_files_of_train(tmp_path):
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
-    assert is_saved(tmp_path)
-    assert list(saved_files(tmp_path)) == ["train/a.arrow"]
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "b"]}')
-    with pytest.raises(SourceAmbiguousError) as caught:
-        list(saved_files(tmp_path))
-    assert caught.value.fix == "name it: --split test"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, TableError, UsageError
+from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
@@ -109,13 +109,6 @@ def test_a_table_decides_when_there_is_one(tmp_path, trusting):
     hashed = scan(tmp_path, hash_all=True)
     again = scan(tmp_path, known=hashed.samples)
     assert np.array_equal(again.samples.inputs["image"].content, hashed.samples.inputs["image"].content)
-
-
-def test_a_broken_table_is_an_error(tmp_path):
-    put(tmp_path, a_jpg="x", metadata_jsonl="{")
-    with pytest.raises(TableError) as caught:
-        scan(tmp_path)
-    assert caught.value.where == f"{tmp_path / 'metadata.jsonl'}:1"
 
 
 def test_names_that_are_not_utf8_come_back_in_byte_order(tmp_path):
@@ -280,14 +273,6 @@ def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path).endswith("; there is a cache in it, which is not read as data")
 
 
-def test_rejections_alone_are_a_result(tmp_path):
-    os.mkfifo(tmp_path / "x.jpg")
-    assert reasons(scan(tmp_path, IMAGES).rejected) == [("x.jpg", "not-regular")]
-    (tmp_path / "x.jpg").unlink()
-    put(tmp_path, metadata_csv="file_name,text\na.jpg,x\n")
-    assert reasons(scan(tmp_path).rejected) == [("a.jpg", "not-found")]
-
-
 def test_sources_are_only_looked_at_and_images_stay_closed(tmp_path, monkeypatch):
     put(tmp_path, a_jpg="x", a_txt="x", sub__b_jpg="x")
     before = {path: path.stat() for path in tmp_path.rglob("*")}
@@ -377,12 +362,6 @@ def test_what_a_build_read_is_filled_in(tmp_path):
     assert table.inputs["image"].content.tolist() == [[0] * 16, [7] * 16]
     place = int(table.inputs["image"].file[1])
     assert (table.files.stat[place].tolist(), table.files.content[place].tolist()) == ([0, 1, 2, 3, 4, 5], [7] * 16)
-
-
-def test_hashing_stops_in_time(tmp_path):
-    put(tmp_path, a_jpg="x", b_jpg="y")
-    found = scan(tmp_path, IMAGES, hash_all=True, stopping=lambda: True)
-    assert not found.samples.inputs["image"].content.any()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Names matched in columns."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.fields.strings import Strings
 from latentcache.sources import known
-from latentcache.sources.known import match_names, strings_of, take_rows
+from latentcache.sources.known import match_names
 
 NAMES = st.lists(st.text("abé\udcff", max_size=2), max_size=40, unique=True)
 
@@ -38,14 +37,3 @@ def test_an_inserted_name_moves_the_rest_by_one(change):
 def test_two_names_of_one_hash_differ(monkeypatch):
     monkeypatch.setattr(known.xxhash, "xxh3_64_intdigest", lambda data: 7)
     assert match_names(Strings.of(["a", "b"]), Strings.of(["b"])).tolist() == [-1, 0]
-
-
-@given(st.lists(NAMES, max_size=4))
-def test_strings_in_parts_are_those_of_one_list(parts):
-    assert strings_of(parts) == Strings.of([one for part in parts for one in part])
-
-
-def test_rows_that_are_not_there_are_zeros():
-    column = np.arange(6).reshape(3, 2)
-    assert take_rows(column, np.array([2, -1, 0])).tolist() == [[4, 5], [0, 0], [0, 1]]
-    assert take_rows(column, np.array([], dtype=np.int64)).shape == (0, 2)

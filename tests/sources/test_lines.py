@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources import lines as lines_module
-from latentcache.sources.lines import LineReader, decode, listed, parse_json, parse_json_at, shown
+from latentcache.sources.lines import LineReader, decode, parse_json, parse_json_at, shown
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,31 +105,8 @@ def test_bytes_that_are_no_utf8_are_named():
         decode(b"caf"[:2] + b"\xe9")
 
 
-def test_a_file_of_utf16_is_not_told_to_be_windows_1252(tmp_path):
-    """That command would make letters with a zero between them, which is valid UTF-8."""
-    path = tmp_path / "a"
-    path.write_bytes('{"text": "a"}'.encode("utf-16"))
-    with pytest.raises(UnusableSampleError, match="UTF-16") as caught, LineReader(path) as reader:
-        list(reader.lines())
-    assert "-f UTF-16" in caught.value.fix
-
-
-@pytest.mark.parametrize("text", ['{"text": "a', '{"text": "a\x00b"}', "{bad"])
-def test_a_fault_of_json_names_its_column_once(text):
-    with pytest.raises(UnusableSampleError, match=r"no JSON: .* at column \d+") as caught:
-        parse_json(text)
-    assert " at at " not in caught.value.what
-
-
 @given(st.text(max_size=1000) | st.lists(st.integers(), max_size=200))
 def test_values_are_shown_on_one_short_line(value):
     text = shown(value)
     assert text.isprintable()
     assert text == repr(value) or text == repr(value)[:200] + "..."
-
-
-@given(st.lists(st.text(max_size=40), max_size=20))
-def test_columns_are_listed_on_one_short_line(columns):
-    text = listed(columns)
-    assert text.isprintable()
-    assert len(text) <= 203

@@ -1,19 +1,10 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from latentcache.errors import UsageError
 from latentcache.plan.split import in_validation
 from latentcache.sources.part import Part
 from latentcache.sources.records import text_record
 from latentcache.sources.scan import SourceOptions, scan
-
-
-@given(st.binary(min_size=16, max_size=16), st.integers(1, 9999))
-def test_a_record_is_in_exactly_one_part(content, of):
-    index = int.from_bytes(content[8:], "little") % of
-    assert Part(index=index, of=of).holds(content)
-    assert not Part(index=(index + 1) % of, of=of).holds(content) or of == 1
 
 
 @pytest.mark.parametrize("of", [2, 3, 7])

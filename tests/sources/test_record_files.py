@@ -76,11 +76,6 @@ def test_a_list_that_is_broken_is_an_error(tmp_path, text):
     assert caught.value.slug == "no-json"
 
 
-def test_an_empty_list_is_no_error(tmp_path):
-    records, log = read(tmp_path, " [ ] ")
-    assert (records, log.stat.size) == ([], 5)
-
-
 def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, '{\n "a": 1\n}\n')
@@ -102,11 +97,6 @@ def test_a_text_can_be_a_document_a_line(tmp_path):
     records, log = read(tmp_path, b"a\r\n\r\nb\n\xff\n c", "text", text_lines=True)
     assert [(r.line, r.text) for r in records] == [(1, "a"), (3, "b"), (5, " c")]
     assert [(item.line, item.reason) for item in log.rejected] == [(4, "not-utf8")]
-
-
-def test_a_text_that_is_no_utf8_is_rejected(tmp_path):
-    records, log = read(tmp_path, b"caf\xe9", "text")
-    assert (records, [item.reason for item in log.rejected]) == ([], ["not-utf8"])
 
 
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):

@@ -175,17 +175,6 @@ def test_a_scan_that_is_stopped_opens_no_further_file(tmp_path):
     assert texts_of(found) == ["a0", "a1", "a2", "a3"]
 
 
-def test_conversations_of_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow.parquet")
-    import pyarrow as pa
-
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    pyarrow.write_table(pa.Table.from_pylist([{"messages": turns}]), tmp_path / "a.parquet")
-    found = scan(tmp_path)
-    ((_, value),) = found.job_inputs([0], ("record",))
-    assert [turn[1] for turn in value["record"]["messages"]] == ["a", "b"]
-
-
 def test_options_travel_as_json():
     options = SourceOptions(kind="records", datasets=("a",), text_lines=True, part=Part.parse("1/3"))
     assert SourceOptions.from_json(json.loads(json.dumps(options.as_json()))) == options

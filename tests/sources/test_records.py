@@ -73,22 +73,6 @@ def test_the_size_of_a_record_has_all_that_a_template_may_write():
     assert record_size(chat_record("a", 1, question(fields=fields), "[4000]")) == 7 + 20 + 300 + 6
 
 
-def test_a_text_is_no_conversation():
-    assert text_record("a", 1, '[[],""]').content != chat_record("a", 1, ()).content
-
-
-def test_half_a_surrogate_pair_is_rejected():
-    with pytest.raises(UnicodeEncodeError):
-        text_record("a", 1, "\ud800")
-    with pytest.raises(UnicodeEncodeError):
-        chat_record("a", 1, question(content="\ud800"))
-
-
-def test_records_travel_as_json():
-    for record in (text_record("a", 1, ""), chat_record("a", 1, question(fields=(("x", "1"),)), "[1]")):
-        assert record_from_json(json.loads(json.dumps(record_json(record)))) == record
-
-
 @pytest.mark.parametrize(
     ("record", "form"),
     [
@@ -171,11 +155,6 @@ def test_an_instruction_that_is_empty_adds_no_line(empty):
 @pytest.mark.parametrize("empty", ["", None])
 def test_an_input_that_is_empty_adds_no_line(empty):
     assert turns({"instruction": "do", "input": empty, "output": "x"}, ALPACA)[0] == ("user", "do", False)
-
-
-def test_columns_that_are_not_named_are_not_used():
-    form = RecordFormat(form="alpaca", prompt="q", query="", response="a")
-    assert turns({"q": "do", "input": "unused", "a": "x"}, form)[0][1] == "do"
 
 
 def test_sharegpt_with_all_tags():
@@ -454,11 +433,6 @@ def test_fields_of_a_turn_are_checked(turn, where):
 def test_a_call_that_is_none_is_refused_with_its_field(value, where):
     record = {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": value}]}
     assert cause(record, SHAREGPT) == ("record-field", where)
-
-
-def test_what_is_wrong_with_json_in_a_field_is_said():
-    with pytest.raises(UnusableSampleError, match="expected JSON as text: Expecting value at column 2"):
-        mapped(said(("user", "a"), ("assistant", "b"), tools="["), OPENAI)
 
 
 HALF = "\ud800"

@@ -73,12 +73,6 @@ def test_a_bom_is_read_over(tmp_path, name, data):
     assert rows_of(tmp_path, b"\xef\xbb\xbf" + data, name) == [("a.jpg", "x")]
 
 
-def test_nothing_is_converted(tmp_path):
-    words = ["NA", "None", "null", "001", "1e5", "", " x ", "nan", "True"]
-    data = "file_name,text\n" + "".join(f"{i}.jpg,{word}\n" for i, word in enumerate(words))
-    assert [caption for _, caption in rows_of(tmp_path, data)] == words
-
-
 def test_empty_lines_and_every_line_end(tmp_path):
     data = "\r\nfile_name,text\r\n\r\na.jpg,x\rb.jpg,y\n\n"
     assert rows_of(tmp_path, data) == [("a.jpg", "x"), ("b.jpg", "y")]

@@ -336,12 +336,6 @@ def test_several_data_sets_in_one_file(tmp_path):
         scan(tmp_path)
 
 
-def test_a_configuration_in_a_folder_with_a_relative_path_is_used(tmp_path, monkeypatch):
-    put(tmp_path, {"d/a/x.jpg": "x", "d/concepts.json": [{"path": "a", "text": {"prompt_source": "filename"}}]})
-    monkeypatch.chdir(tmp_path)
-    assert notes(scan(Path("d"))) == []
-
-
 def test_paths_of_a_configuration(tmp_path, monkeypatch):
     put(tmp_path, {"conf/dataset.toml": KOHYA})
     with pytest.raises(SourceNotFoundError) as caught:
