@@ -78,11 +78,9 @@ class SourceOptions(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
-        said: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        said["part"] = str(self.part or "")
-        said |= {name: list(said[name]) for name in ("datasets", "controls")}
-        empty = ("default_caption", "repeats")
-        return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
+        said = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        said |= {name: list(value) for name, value in said.items() if isinstance(value, tuple)}
+        return said | ({"part": str(self.part)} if self.part else {})
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -234,7 +232,8 @@ def scan(
     }
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
-        return _listing(files.root, RecordScan(**shared)(files), options, files)
+        found = RecordScan(**shared)(files)
+        return Listing(**vars(found), root=files.root.absolute(), data_kind=RECORDS, options=options, _files=files)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout = find_layout(data, options.layout, options.split)
@@ -242,23 +241,11 @@ def scan(
     layout = options.applied(layout)
     shared |= {"hash_all": hash_all, "hash_known": hash_known, "notes": notes}
     shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
-    return _listing(layout.root, ImageScan(**shared)(layout), options, layout=layout)
-
-
-def _listing(
-    root: Path,
-    found: Scanned,
-    options: SourceOptions,
-    files: RecordFiles | None = None,
-    layout: Layout | None = None,
-) -> Listing:
-    values = {one.name: getattr(found, one.name) for one in fields(found)}
+    found = ImageScan(**shared)(layout)
     if options.repeats is False:  # an image may be in two sets
         columns = {name: column for name, column in found.samples.columns.items() if name != "repeats"}
-        values["samples"] = replace(found.samples, columns=columns)
-    return Listing(
-        root=root.absolute(), data_kind=options.kind, options=options, layout=layout, _files=files, **values
-    )
+        found = replace(found, samples=replace(found.samples, columns=columns))
+    return Listing(**vars(found), root=layout.root.absolute(), data_kind=IMAGES, options=options, layout=layout)
 
 
 def names_root(data: Path, source: Mapping[str, Any]) -> Path:
@@ -337,18 +324,13 @@ def _check_folder(data: Path) -> None:
     """Raise SourceNotFoundError, UsageError or SourceError for anything but a folder."""
     try:
         mode = data.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError) as error:
-        fix = "check the path; `latentcache build DATA` takes a folder of images, or a file or folder of records"
-        raise SourceNotFoundError(
-            f"no such folder: {data}", where=str(data), why=str(error.strerror), fix=fix
-        ) from error
     except OSError as error:
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        kind = SourceNotFoundError if is_absent else SourceError
+        what = "no such folder" if is_absent else "the data folder cannot be used"
         fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
-        raise SourceError(
-            f"the data folder cannot be used: {data}", where=str(data), why=str(error.strerror), fix=fix
-        ) from error
+        raise kind(f"{what}: {data}", where=str(data), why=str(error.strerror), fix=fix) from error
     if not stat.S_ISDIR(mode):
-        parent = shlex.quote(str(data.parent))
         why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
-        fix = f"give the folder that holds the images: `latentcache build {parent}`"
+        fix = f"give the folder that holds the images: `latentcache build {shlex.quote(str(data.parent))}`"
         raise UsageError(f"DATA is not a folder: {data}", where=str(data), why=why, fix=fix)

@@ -1,9 +1,6 @@
 """Reading of source files: only regular ones, whole, with a memo that fits the bytes."""
 
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -144,31 +141,6 @@ def test_short_reads_are_put_together(tmp_path, monkeypatch):
     true_read = os.read
     monkeypatch.setattr(reading.os, "read", lambda descriptor, size: true_read(descriptor, min(size, 3)))
     assert read_source(path)[0] == b"0123456789"
-
-
-def test_an_unreadable_file_is_refused_for_another_user(tmp_path):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(b"x")
-    path.chmod(0)
-    script = textwrap.dedent("""
-        import os, sys
-        from latentcache.errors import UnusableSampleError
-        from latentcache.sources.reading import read_source
-        os.chdir(sys.argv[1])
-        if os.geteuid() == 0:
-            os.setgid(int(sys.argv[2]))
-            os.setuid(int(sys.argv[2]))
-        try:
-            read_source("a.jpg")
-        except UnusableSampleError as error:
-            sys.stdout.write(f"{error.slug}|{error.what}|{len(read_source('b.jpg')[0])}")
-    """)
-    # Not owned by the reader: opening it without touching the access time is not allowed, opening it is.
-    (tmp_path / "b.jpg").write_bytes(b"xyz")
-    tmp_path.chmod(0o755)
-    command = [sys.executable, "-c", script, str(tmp_path), str(NOBODY)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert answer.stdout == "permission|it cannot be read: Permission denied|3"
 
 
 def test_a_file_opened_for_its_header_is_under_the_same_rules(tmp_path):
