@@ -129,30 +129,13 @@ def test_pillow_warnings_stay_inside():
 
 def test_png_check_finds_every_flipped_bit():
     data = png(6, 5, chunk(b"tEXt", b"Title\0x"))
-    check_png(data)
+    check_png(data + b"rubbish behind the end is harmless")
     for bit in range(8 * len(SIGNATURE), 8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(UnusableSampleError) as caught:
             check_png(bytes(damaged))
         assert caught.value.slug in ("truncated", "decoder-error")
-
-
-def test_png_check_words():
-    data = png(6, 5)
-    check_png(data + b"rubbish behind the end is harmless")
-    check_png(b"another format")
-    with pytest.raises(UnusableSampleError) as caught:
-        check_png(data[:-12])
-    assert caught.value.slug == "truncated"
-    with pytest.raises(UnusableSampleError, match="fails its CRC") as caught:
-        check_png(data[:-1] + b"\0")
-    assert caught.value.slug == "decoder-error"
-
-
-def test_size_needs_no_pixels():
-    data = saved(Image.fromarray(np.zeros((64, 96, 3), np.uint8)), format="JPEG")
-    assert image_size(data[: data.index(b"\xff\xda")]) == Size(64, 96)
 
 
 def images(folder, files):

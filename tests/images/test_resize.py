@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -8,12 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from latentcache.errors import RecipeError
 from latentcache.geometry.placement import Placement, place_in
 from latentcache.geometry.sizes import Size
-from latentcache.images import resize as resize_module
 from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
 
 KERNELS = ["lanczos-pil", "lanczos-u8"]
@@ -35,14 +30,6 @@ def test_equal_sizes_are_not_resampled(resample):
     assert np.array_equal(cut, pixels[17:81, 40:112])
     assert cut.flags.c_contiguous
     assert cut.flags.owndata
-
-
-def test_crop_is_cut_from_the_whole_resized_frame():
-    pixels = image(200, 333)
-    placement = place_in(Size(200, 333), Size(64, 64))
-    frame = np.asarray(Image.fromarray(pixels).resize((107, 64), Image.Resampling.LANCZOS))
-    assert placement.resize == Size(64, 107)
-    assert np.array_equal(resize_crop(pixels, placement, "lanczos-pil"), frame[:, 21:85])
 
 
 @pytest.mark.parametrize("bucket", [Size(64, 64), Size(128, 192), Size(448, 320), Size(160, 512)])
@@ -120,31 +107,3 @@ def test_thread_setup_limits_its_own_thread_only():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-
-
-def test_torch_is_not_imported_for_pillow():
-    code = (
-        "import sys, numpy as np\n"
-        "from latentcache.geometry.placement import place_in\n"
-        "from latentcache.geometry.sizes import Size\n"
-        "from latentcache.images import resize\n"
-        "resize.thread_setup()\n"
-        "resize.resize_crop(np.zeros((90, 90, 3), 'u1'), place_in(Size(90, 90), Size(64, 64)), 'lanczos-pil')\n"
-        "sys.exit('torch' in sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    assert resize_module.MAX_LEVELS == 2
-
-
-def test_a_thread_waits_for_another_that_imports_torch(tmp_path):
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(0.2)\ndef get_num_threads(): return 1\n")
-    program = (
-        "import sys, threading\n"
-        "from latentcache.images import resize\n"
-        "threading.Thread(target=__import__, args=('torch',)).start()\n"
-        "while 'torch' not in sys.modules: pass\n"
-        "resize.thread_setup()\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.errors import UnusableSampleError, UsageError
+from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import content_hash
 from latentcache.sources.captions import caption_fault, decode_caption, read_caption
 from latentcache.sources.scan import SourceOptions, scan
@@ -111,8 +111,3 @@ def test_lists_in_tables_are_several_captions(tmp_path):
     assert [(one.name, one.reason) for one in found.rejected] == [("b.jpg", "table-row")]
     first = scan(tmp_path, SourceOptions(caption_lines="first"))
     assert list(first.samples.inputs["caption"].text) == ["one"]
-
-
-def test_lines_are_first_or_all():
-    with pytest.raises(UsageError, match="--caption-lines=last"):
-        SourceOptions(caption_lines="last")

@@ -7,14 +7,6 @@ from latentcache.sources.records import text_record
 from latentcache.sources.scan import SourceOptions, scan
 
 
-@pytest.mark.parametrize("of", [2, 3, 7])
-def test_parts_are_even(of):
-    contents = [text_record("a", 1, str(number)).content for number in range(3000)]
-    counts = [sum(map(Part(index=index, of=of).holds, contents)) for index in range(of)]
-    assert sum(counts) == 3000
-    assert max(counts) - min(counts) < 6 * (3000 / of) ** 0.5
-
-
 def test_a_part_says_nothing_of_the_side_of_validation(tmp_path):
     """Else a node would hold all of it, or nothing: both follow the content."""
     import numpy as np

@@ -135,14 +135,6 @@ def test_a_change_of_equal_size_is_seen_by_its_time(tmp_path, monkeypatch):
     assert cause_of_reading(path) == "changing"
 
 
-def test_short_reads_are_put_together(tmp_path, monkeypatch):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(b"0123456789")
-    true_read = os.read
-    monkeypatch.setattr(reading.os, "read", lambda descriptor, size: true_read(descriptor, min(size, 3)))
-    assert read_source(path)[0] == b"0123456789"
-
-
 def test_a_file_opened_for_its_header_is_under_the_same_rules(tmp_path):
     path, pipe = tmp_path / "a.jpg", tmp_path / "pipe.jpg"
     path.write_bytes(b"header and more")

@@ -82,12 +82,6 @@ def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
     assert caught.value.slug == "not-records"
 
 
-def test_the_first_record_tells_the_form_and_others_have_to_be_of_it(tmp_path):
-    records, log = read(tmp_path, '{"x": 1}\n{"text": "a"}\n{"messages": []}\n{"text": "b", "messages": []}\n')
-    assert [r.text for r in records] == ["a", "b"]
-    assert [(item.line, item.field) for item in log.rejected] == [(1, ""), (3, "text")]
-
-
 def test_a_text_is_one_document_as_it_stands(tmp_path):
     records, _ = read(tmp_path, b"\xef\xbb\xbfa\r\n\r\nb\n", "text")
     assert [(r.line, r.text) for r in records] == [(1, "a\r\n\r\nb\n")]

@@ -148,13 +148,9 @@ def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers(
 @pytest.mark.parametrize("empty", ["", None])
 def test_an_instruction_that_is_empty_adds_no_line(empty):
     assert turns({"instruction": empty, "input": "this", "output": "x"}, ALPACA)[0] == ("user", "this", False)
+    assert turns({"instruction": "do", "input": empty, "output": "x"}, ALPACA)[0] == ("user", "do", False)
     form = RecordFormat(form="alpaca", prompt="q")
     assert cause({"input": "this", "output": "x"}, form) == ("record-field", "q")
-
-
-@pytest.mark.parametrize("empty", ["", None])
-def test_an_input_that_is_empty_adds_no_line(empty):
-    assert turns({"instruction": "do", "input": empty, "output": "x"}, ALPACA)[0] == ("user", "do", False)
 
 
 def test_sharegpt_with_all_tags():
@@ -402,6 +398,7 @@ def test_values_for_the_template_of_one_record():
 @pytest.mark.parametrize(
     ("turn", "where"),
     [
+        ({"role": "user", "train": True}, "messages[1]"),
         ({"weight": 0.5}, "messages[1].weight"),
         ({"train": "no"}, "messages[1].train"),
         ({"tool_calls": {}}, "messages[1].tool_calls"),
@@ -451,11 +448,6 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udf
 )
 def test_half_a_surrogate_pair_anywhere(record, form):
     assert cause(record, form) == ("record-unicode", "")
-
-
-def test_a_user_cannot_be_learned():
-    record = {"messages": [{"role": "user", "content": "a", "train": True}, {"role": "assistant", "content": "b"}]}
-    assert cause(record, OPENAI) == ("record-field", "messages[0]")
 
 
 def test_the_spelling_of_a_line_and_its_other_columns_do_not_matter():

@@ -85,74 +85,32 @@ def test_a_long_caption(tmp_path):
     assert rows_of(tmp_path, f"file_name,text\na.jpg,{long}\n") == [("a.jpg", long)]
 
 
-QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 COLUMNS = "expected a column named file_name or image or file or filename or path; found columns: "
 CAPTIONS = "expected a column named text or caption or prompt; found columns: "
+HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row that is no CSV"
 
 
 @pytest.mark.parametrize(
-    ("data", "what", "line", "why", "fix"),
+    ("data", "what", "line", "why"),
     [
-        (
-            "file_name,text\na.jpg,one, two\n",
-            "a row of another length",
-            2,
-            "expected 2 fields as in the first line, found 3: a.jpg, one,  two",
-            QUOTE,
-        ),
-        (
-            'file_name,text\na.jpg,"x\ny"\nb.jpg\n',
-            "a row of another length",
-            4,
-            "expected 2 fields as in the first line, found 1: b.jpg",
-            QUOTE,
-        ),
-        (
-            'file_name,text\na.jpg,x\nb.jpg,"y\nc.jpg,z\n',
-            "a row that is no CSV",
-            3,
-            "unexpected end of data; the row begins on line 3, this is line 4",
-            QUOTE,
-        ),
-        (
-            'file_name,text\na.jpg,"x" y\n',
-            "a row that is no CSV",
-            2,
-            "',' expected after '\"'; the row begins on line 2, this is line 2",
-            QUOTE,
-        ),
-        ("name,text\na.jpg,x\n", "no column of file names", 1, COLUMNS + "name, text", None),
-        ("gone.jpg,a cat\n", "no column of file names", 1, COLUMNS + "gone.jpg, a cat", None),
-        ("file_name,size\na.jpg,5\n", "no column of captions", 1, CAPTIONS + "file_name, size", None),
-        (
-            "file_name,text\n",
-            "the table has no rows",
-            1,
-            "expected one row per image, found none",
-            "add one row per image, or remove the table to use all images",
-        ),
-        (
-            b"file_name,text\na.jpg,caf\xe9\n",
-            "the table is not UTF-8",
-            2,
-            "expected UTF-8, found byte 0xe9 at byte 10 of the line",
-            None,
-        ),
-        (
-            "file_name,text\na.jpg,x\n".encode("utf-16"),
-            "the table is not UTF-8",
-            1,
-            "expected UTF-8, found byte 0xff at byte 1 of the line",
-            None,
-        ),
-        ("", "the table cannot be read", 0, "it has 0 bytes", None),
-        ("\n\n", "the table has no rows", 1, "expected one row per image, found none", None),
+        (HEAD + "a.jpg,one, two\n", LENGTH, 2, "expected 2 fields as in the first line, found 3: a.jpg, one,  two"),
+        (HEAD + 'a.jpg,"x\ny"\nb.jpg\n', LENGTH, 4, "expected 2 fields as in the first line, found 1: b.jpg"),
+        (HEAD + 'a.jpg,x\nb.jpg,"y\nc.jpg,z\n', NO_CSV, 3,
+         "unexpected end of data; the row begins on line 3, this is line 4"),
+        (HEAD + 'a.jpg,"x" y\n', NO_CSV, 2, "',' expected after '\"'; the row begins on line 2, this is line 2"),
+        ("name,text\na.jpg,x\n", "no column of file names", 1, COLUMNS + "name, text"),
+        ("gone.jpg,a cat\n", "no column of file names", 1, COLUMNS + "gone.jpg, a cat"),
+        ("file_name,size\na.jpg,5\n", "no column of captions", 1, CAPTIONS + "file_name, size"),
+        (HEAD, "the table has no rows", 1, "expected one row per image, found none"),
+        ("\n\n", "the table has no rows", 1, "expected one row per image, found none"),
+        ("", "the table cannot be read", 0, "it has 0 bytes"),
+        (HEAD.encode() + b"a.jpg,caf\xe9\n", "the table is not UTF-8", 2,
+         "expected UTF-8, found byte 0xe9 at byte 10 of the line"),
+        (HEAD.encode("utf-16"), "the table is not UTF-8", 1, "expected UTF-8, found byte 0xff at byte 1 of the line"),
     ],
-)
-def test_a_csv_that_cannot_be_read(tmp_path, data, what, line, why, fix):
-    found = error_of(tmp_path, data)
-    assert found[:3] == (what, line, why)
-    assert fix is None or found[3] == fix
+)  # fmt: skip
+def test_a_csv_that_cannot_be_read(tmp_path, data, what, line, why):
+    assert error_of(tmp_path, data)[:3] == (what, line, why)
 
 
 def test_the_fix_of_an_encoding_is_a_command_that_works(tmp_path):

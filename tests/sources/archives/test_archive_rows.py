@@ -107,33 +107,6 @@ def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monke
         assert memo.seen_ns
 
 
-def test_rows_that_are_read_in_order_are_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = as_parquet(tmp_path / "a.parquet", table(200), row_group_size=10)
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 12)
-    read_row(path, 1, 0)
-    ((key, held),) = rows._TABLES.items()
-    made: list[int] = []
-    batches = held._file.iter_batches
-
-    class Counted:
-        def __init__(self) -> None:
-            self.schema_arrow, self.metadata = held._file.schema_arrow, held._file.metadata
-
-        def iter_batches(self, **options: Any) -> Any:
-            for batch in batches(**options):
-                made.append(len(batch))
-                yield batch
-
-    held._file, held._next = Counted(), -1
-    held._blocks.clear()
-    # Four threads of a worker take neighboring rows, nearly in order.
-    for row in range(1, 201, 4):
-        for number in (2, 0, 3, 1):
-            assert read_row(path, row + number, 0)[0] == images(200)[row + number - 1]
-    assert sum(made) == 200
-    assert key in rows._TABLES
-
-
 def test_threads_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 12)
     path, expected = as_parquet(tmp_path / "a.parquet", table(200), row_group_size=10), images(200)

@@ -60,10 +60,6 @@ def test_places_of_a_table() -> None:
     assert is_read_by_workers(samples(with_spans=False), "image")
 
 
-def test_where_samples_are_said_to_be() -> None:
-    assert [samples().where(row) for row in range(3)] == [("a.png", 0), ("b.tar/x.png", 0), ("c.parquet", 2)]
-
-
 def test_every_place_gives_the_same_bytes(root: Path) -> None:
     for place in places(samples(), [0, 1, 2]):
         data, memo = read_image(root, place)
