@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import (
+    Array,
     Difference,
     FieldKind,
     FieldPlan,
@@ -166,7 +167,7 @@ class InputIds(FieldKind):
             groups=(Group(label="", shape=(-1,)),),
         )
 
-    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Ids outside the vocabulary, and loss spans that are empty, touch or end behind the tokens."""
         assert isinstance(recipe, InputIdsRecipe)
         if len(payload) and int(payload.max()) >= recipe.num_ids:
@@ -177,9 +178,7 @@ class InputIds(FieldKind):
             return f"its loss spans do not fit {len(payload)} tokens"
         return ""
 
-    def compare(
-        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
-    ) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Exact; says where two documents begin to differ."""
         if np.array_equal(stored, made):
             return Difference(differs=False)

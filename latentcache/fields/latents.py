@@ -23,6 +23,7 @@ from latentcache.fields.dtypes import is_finite
 from latentcache.fields.focus import focus_of, focus_steps, without_focus
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
+    Array,
     Difference,
     FieldKind,
     FieldPlan,
@@ -322,7 +323,6 @@ class Latents(FieldKind):
     settings = LatentsSettings
     recipe = LatentsRecipe
     needs_header = ("original_size",)
-    check_again = FieldKind.check_again | {"needs-pyav"}
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
     checker = "latentcache.encoders.checks:check_vae"
@@ -395,7 +395,7 @@ class Latents(FieldKind):
         bucket = np.array([(one.height, one.width) for one in used], dtype=np.int64).reshape(-1, 2)[group]
         return focus_steps(size, bucket, focus_of(samples)[sample])
 
-    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and crops outside the resized image."""
         if not is_finite(payload):
             return "not finite"
@@ -408,9 +408,7 @@ class Latents(FieldKind):
                 return f"the crop at ({top}, {left}) is outside the resized image of {height}x{width}"
         return ""
 
-    def compare(
-        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
-    ) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""
         assert isinstance(recipe, LatentsRecipe)
         return compare_floats(

@@ -21,6 +21,7 @@ from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVarian
 from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
+    Array,
     Difference,
     FieldKind,
     FieldPlan,
@@ -277,16 +278,14 @@ class PromptEmbeds(FieldKind):
         hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
         return samples.note([row], self.name, "no-caption", detail="it has no caption to encode", hint=hint)
 
-    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and more tokens than the model gets."""
         assert isinstance(recipe, PromptRecipe)
         if recipe.trimmed and not 0 < len(payload) <= recipe.length:
             return f"{len(payload)} tokens, expected 1 to {recipe.length}"
         return "" if is_finite(recipe.floats(payload) if recipe.is_float8 else payload) else "not finite"
 
-    def compare(
-        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
-    ) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if beyond the noise of the build; see ``fields.noise``."""
         assert isinstance(recipe, PromptRecipe)
         storage = recipe.storage_dtype

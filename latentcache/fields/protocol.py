@@ -22,6 +22,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
 from latentcache.value import Value
 
+Array = NDArray[Any]
 #: Kinds below are reserved for this package; others use 128 to 255.
 FIRST_FOREIGN_KIND = 128
 
@@ -474,7 +475,7 @@ class FieldKind:
     check_again: frozenset[str] = frozenset(
         {
             *("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost"),
-            *("permission", "io-error", "changing", "vanished"),
+            *("permission", "io-error", "changing", "vanished", "needs-pyav"),
         }
     )
     """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""
@@ -555,7 +556,7 @@ class FieldKind:
         """What a variant is made of, from the text of its input: one of several, which are joined by NUL."""
         return CaptionVariants().text(text, variant)
 
-    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
 
         Args:
@@ -569,9 +570,7 @@ class FieldKind:
             return "not finite"
         return ""
 
-    def compare(
-        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
-    ) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.
 
         ``noise`` is what the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.

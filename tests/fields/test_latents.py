@@ -22,7 +22,7 @@ from latentcache.fields.latents import (
 )
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.geometry.placement import CROPS, unusable
+from latentcache.geometry.placement import unusable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import EntryKey
 
@@ -79,48 +79,6 @@ READ_TIME = {
 cases = [(part, name, value) for part, named in IDENTITY.items() for name, value in named.items()]
 free_cases = [(part, name, value) for part, named in READ_TIME.items() for name, value in named.items()]
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
-words = st.text(max_size=8)
-counts = st.integers(1, 4096)
-recipes = st.builds(
-    LatentsRecipe,
-    geometry=st.builds(
-        GeometrySettings,
-        resolutions=st.lists(counts, max_size=3).map(tuple),
-        multiple=counts,
-        min_side=st.none() | counts,
-        max_side=st.none() | counts,
-        buckets=st.lists(st.builds(Size, counts, counts), max_size=3).map(tuple),
-        flip=st.booleans(),
-        upscale=st.booleans(),
-        min_pixels=counts,
-        crop=st.sampled_from(CROPS),
-        crops=counts,
-        clips=st.none()
-        | st.builds(ClipSettings, frames=st.lists(counts, min_size=1).map(tuple), step=counts, fps=counts),
-    ),
-    pixels=st.builds(PixelProfile, resample=words, icc=words, alpha=words, version=counts),
-    encoder=st.builds(
-        EncoderSpec,
-        family=words,
-        fingerprint=words,
-        config=words,
-        channels=counts,
-        factor=counts,
-        multiple=counts,
-        tiling=st.booleans(),
-        generic=st.booleans(),
-        normalization=st.builds(
-            Normalization,
-            kind=words,
-            scale=finite,
-            shift=finite,
-            mean=st.lists(finite, max_size=3).map(tuple),
-            std=st.lists(finite, max_size=3).map(tuple),
-        ),
-    ),
-)
-
 
 def changed(part, name, value):
     return replace(RECIPE, **{part: replace(getattr(RECIPE, part), **{name: value})})
@@ -144,26 +102,18 @@ def test_a_field_that_does_not_move_the_bytes_keeps_the_id(part, name, value):
     assert other.recipe_id == RECIPE.recipe_id
 
 
-def test_the_id_of_centered_crops_is_as_before_there_were_others():
-    assert set(RECIPE.identity()) == {"rule", "pixels", "encoder"}
-
-
 def test_the_id_is_pinned():
     # A different id makes every cache in the world stale. Change it only together with a rule or a version.
     assert RECIPE.recipe_id.hex() == "783db918498ac0d1228c00ec8446c467"
 
 
-@given(recipes)
-def test_json_and_back_gives_an_equal_recipe(recipe):
-    again = LatentsRecipe.from_json(json.loads(json.dumps(recipe.as_json())))
-    assert again == recipe
-    assert again.recipe_id == recipe.recipe_id
-    assert KIND.differences(again, recipe) == []
-
-
 @pytest.mark.parametrize(("part", "name", "value"), cases + free_cases)
-def test_one_changed_field_is_one_named_difference(part, name, value):
-    found = [row[0] for row in KIND.differences(RECIPE, changed(part, name, value))]
+def test_one_changed_field_is_one_named_difference_and_comes_back_from_json(part, name, value):
+    other = changed(part, name, value)
+    again = LatentsRecipe.from_json(json.loads(json.dumps(other.as_json())))
+    assert (again, again.recipe_id) == (other, other.recipe_id)
+    assert KIND.differences(again, other) == []
+    found = [row[0] for row in KIND.differences(RECIPE, other)]
     assert found
     assert all(one == f"{part}.{name}" or one.startswith(f"{part}.{name}.") for one in found)
 
@@ -298,12 +248,6 @@ def test_several_crops_must_be_random(settings):
     assert caught.value.fix == "--crop random --crop-variants 2"
     with pytest.raises(UsageError, match="must be 1 to 128"):
         LatentsSettings(crop="random", crop_variants=129)
-
-
-def test_keys_are_zeros_while_the_content_is_unknown():
-    samples = table([(512, 512), (512, 512)])
-    samples.inputs["image"].content[0] = 0
-    assert keyed_plan(samples, RECIPE)[1].any(axis=1).tolist() == [False, True]
 
 
 def test_a_million_samples_of_few_sizes_are_planned_in_seconds():

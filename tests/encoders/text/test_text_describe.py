@@ -56,12 +56,6 @@ def test_a_template_is_part_of_the_recipe_of_conversations_only(folder, tmp_path
     assert described_tokenizer(folder, chat_template=tmp_path / "other").recipe.chat_template == ""
 
 
-def test_options_are_sorted_json(folder):
-    options = (("b", "true"), ("a", '{"x": null, "y": 1}'))
-    recipe = described_tokenizer(folder, chat=True, template_options=options).recipe
-    assert recipe.template_options == (("a", '{"x": null, "y": 1}'), ("b", "true"))
-
-
 def test_a_template_that_asks_for_the_day_gets_one_that_is_in_the_recipe(folder, tmp_path):
     (tmp_path / "t").write_text("{{ strftime_now('%Y') }}")
     default = described_tokenizer(folder, chat=True, chat_template=tmp_path / "t")

@@ -60,12 +60,6 @@ def test_normalization_from_the_configuration(name, config, expected):
     assert normalization_of(family_of(name, ""), config, {}) == expected
 
 
-def test_wan_and_qwen_bring_their_sixteen_pairs():
-    wan = normalization_of(FAMILIES["AutoencoderKLWan"], {}, {})
-    assert wan == normalization_of(FAMILIES["AutoencoderKLQwenImage"], {}, {})
-    assert (wan.kind, len(wan.mean), len(wan.std), wan.scale) == ("mean-std", 16, 16, 1.0)
-
-
 def test_statistics_per_frame_are_those_of_the_first_frame():
     config = {"_class_name": "AutoencoderKLCosmos", "latent_channels": 2, "scaling_factor": 1.0}
     config |= {"latents_mean": [1.0, 9.0, 9.0, 2.0, 9.0, 9.0], "latents_std": [3.0, 9.0, 9.0, 4.0, 9.0, 9.0]}

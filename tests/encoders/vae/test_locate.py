@@ -97,12 +97,6 @@ def test_a_configuration_that_is_not_there(model, config):
         assert caught.value.fix == "give --model-config a config.json, or a folder that has one"
 
 
-def test_a_configuration_that_was_given_wins(model, tmp_path):
-    other = tmp_path / "other.json"
-    other.write_text('{"_class_name": "AutoencoderTiny"}')
-    assert locate(str(model.folder), str(other)).config == {"_class_name": "AutoencoderTiny"}
-
-
 def test_a_configuration_of_another_kind_of_model(model):
     model.config.write_text('{"model_type": "clip"}')
     with pytest.raises(UnsupportedModelError, match=r"config.json belongs to another kind of model \(clip\)"):

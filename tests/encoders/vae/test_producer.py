@@ -12,7 +12,7 @@ from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer
 from latentcache.errors import DeviceMemoryError, UsageError
 from latentcache.fields.latents import Latents, LatentsSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Made, Output, ProducerContext, Read
+from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext, Read
 from latentcache.geometry.placement import flipped, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
@@ -228,14 +228,6 @@ def test_latents_that_are_never_finite_are_a_failure_of_their_item_alone(four, o
     assert failure.reason == reason
     assert failure.hint
     assert [made.array.tobytes() for made in others] == alone(items[1:])
-
-
-def test_a_lack_of_memory_goes_to_the_engine_which_halves(four):
-    producer, items = four()
-    producer._encoder = Faulty(most=2)
-    with pytest.raises(DeviceMemoryError):
-        producer.encode(items)
-    assert all(isinstance(made, Made) for made in producer.encode(items[:2]).result())
 
 
 def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
