@@ -221,6 +221,13 @@ def say(text: str) -> None:
         _write(sys.stderr, _wrapped(printable(text), sys.stderr) + "\n", flush_now=True)
 
 
+def redraw(text: str) -> None:
+    """Replace the last line of a terminal; empty: erase it. A broken stderr is ignored."""
+    with contextlib.suppress(OutputError):
+        line = printable(text)[: shutil.get_terminal_size().columns - 1]
+        _write(sys.stderr, f"\r\x1b[2K{line}", flush_now=True)
+
+
 def out(text: str = "") -> None:
     """Write a line to stdout."""
     _write(sys.stdout, _wrapped(printable(text), sys.stdout) + "\n")
@@ -297,21 +304,13 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def table(rows: Iterable[Iterable[object]]) -> list[str]:
-    """Rows as aligned text; the first row is the head, all columns but the first are right-aligned."""
+def show_table(rows: Iterable[Iterable[object]], indent: str = "  ") -> None:
+    """Write rows as aligned text; the first row is the head, all columns but the first are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        first, *rest = zip(row, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip())
-    return lines
-
-
-def show_table(rows: Iterable[Iterable[object]], indent: str = "  ") -> None:
-    """Write a table to stdout."""
-    for line in table(rows):
-        out(indent + line)
+    for first, *rest in cells:
+        numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        out(indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip())
 
 
 def show_rejected(category: str, found: Sequence[Rejected]) -> None:

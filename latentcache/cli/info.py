@@ -35,7 +35,6 @@ def info(
     cache: flags.Cache,
     *,
     entries: bool = option(False, "--entries", "List every entry; reads every payload."),
-    quarantine: bool = option(False, "--quarantine", "Show rejected inputs by reason, with examples and hints."),
     field: flags.Kinds = None,
     as_json: flags.Json = False,
 ) -> int:
@@ -60,14 +59,12 @@ def info(
         "entries_lost": _lost(snapshot, stored) if snapshot else 0,
         **(_facts(snapshot) if snapshot else _begun(state)),
     }
-    if quarantine:
-        payload |= _quarantine(cache, snapshot)
     if entries:
         payload["entries"] = _entries(list(stored_entries(cache)), snapshot)
     if as_json:
         console.emit("info", payload, exit_code=0)
     else:
-        _show(payload, quarantine=quarantine)
+        _show(payload)
     return 0
 
 
@@ -119,14 +116,6 @@ def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = begun_contents(name, field["recipe"], field.get("provenance", {}))
     part = str(state.get("part") or "")
     return {"part": "" if part == WHOLE else part, "fields": fields}
-
-
-def _quarantine(cache: Path, snapshot: Snapshot | None) -> dict[str, Any]:
-    """Rejected inputs by reason, and the command that reads them again."""
-    items = [rejected_item("quarantined", one) for one in snapshot.rejected] if snapshot else []
-    root = shlex.quote(str(snapshot.source.get("data") or snapshot.source["root"])) if snapshot else "DATA"
-    fix = f"latentcache build {root} --out {shlex.quote(str(cache))}" if items else ""
-    return {"causes": console.causes(items), "items": items, "fix": fix}
 
 
 def _bytes_on_disk(cache: Path) -> int:
@@ -193,7 +182,7 @@ def _entry(stored: Any, kinds: Mapping[int, str], names: list[str]) -> dict[str,
 # text
 
 
-def _show(payload: Mapping[str, Any], *, quarantine: bool) -> None:
+def _show(payload: Mapping[str, Any]) -> None:
     counts, cache = payload["counts"], shlex.quote(payload["cache"])
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
     out(f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}")
@@ -214,25 +203,7 @@ def _show(payload: Mapping[str, Any], *, quarantine: bool) -> None:
         out(f"note: {note['reason']}: {note['found']}")
     for name, field in payload["fields"].items():
         show_field(name, field, demo=bool(payload.get("demo")))
-    if quarantine:
-        _show_quarantine(payload)
     for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))
         about = f"{entry['field']} {entry['dtype']} {shape}  {entry['checksum'] or 'DAMAGED'}"
         out(f"{entry['key']}  {about}  {' '.join(entry['paths'])}")
-
-
-def _show_quarantine(payload: Mapping[str, Any]) -> None:
-    for cause in payload["causes"]:
-        out(f"{cause['count']} {cause['reason']}: {cause['hint']}")
-        for example in cause["examples"]:
-            field, found = (example.get(name, "") for name in ("field", "found"))
-            inside = f" {field}" if field and field not in payload["fields"] else ""  # of a record, not of the cache
-            out(f"  {example['path']}{inside}{': ' + found if found else ''}")
-        if cause["count"] > len(cause["examples"]):
-            out(f"  and {cause['count'] - len(cause['examples'])} more (all of them with --json)")
-    if payload["fix"]:
-        out("a rejected input is read again if it, the recipe or the decoders change, or with --retry-failed")
-        out(f"fix: {payload['fix']}")
-    else:
-        out("nothing is quarantined")

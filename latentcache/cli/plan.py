@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.build import refused
 from latentcache.cli.console import SHOWN, counted, out, show_table
 from latentcache.cli.contents import show_repeats
 from latentcache.cli.flags import argument, option
-from latentcache.errors import EmptyPlanError, StrictError, UsageError
+from latentcache.errors import EmptyPlanError, UsageError
 from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldSpec
-    from latentcache.fields.table import Rejected
     from latentcache.plan.batching import BatchPlan, PlanReport
 
 HELP = "Count the steps of an epoch by bucket or row length."
@@ -40,13 +38,11 @@ def plan(
     pad: flags.Pad = None,
     chunk: flags.Chunk = None,
     overflow: flags.Overflow = None,
-    strict: flags.Strict = False,
     requested: flags.Requested,
     source: flags.Source,
     as_json: flags.Json = False,
 ) -> int:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
-    from latentcache.pipeline.preflight import check_notes
     from latentcache.plan.batching import BatchPlan, require_steps
 
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
@@ -56,19 +52,14 @@ def plan(
             fix=f"latentcache plan {shlex.quote(str(path))} --batch-size {batch_size} --pack {pack or 4096}",
         )
     layout = {**rows, "overflow": overflow} if rows else {}
-    try:
-        with console.python_as_flags():
-            batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
-            if _is_cache(path):
-                planned = _of_cache(path, batches, layout, source is None or source.repeats is not False)
-            else:
-                planned = _of_data(path, batches, requested, source)
-                if layout:
-                    raise _no_documents(path, layout)
-        if strict:
-            check_notes(planned.notes, path)
-    except StrictError as error:
-        return refused("plan", error, as_json=as_json)
+    with console.python_as_flags():
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
+        if _is_cache(path):
+            planned = _of_cache(path, batches, layout, source is None or source.repeats is not False)
+        else:
+            planned = _of_data(path, batches, requested, source)
+            if layout:
+                raise _no_documents(path, layout)
     report = planned.report
     payload = _payload(report, grad_accum) | {"quarantined": planned.rejected}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
@@ -95,7 +86,6 @@ class _Planned(Value):
     """Rejected samples."""
     repeats: Mapping[int, int]
     """Samples by how often an epoch serves each."""
-    notes: Sequence[Rejected] = ()
     items: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Field -> items, and how many of them are variants of others, or prompts."""
 
@@ -138,7 +128,6 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
     return _Planned(
         report=source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder),
         rejected=len(snapshot.rejected),
-        notes=snapshot.notes,
         repeats=cache.repeats,
         items={name: _items(field.spec, field.variant) for name, field in snapshot.fields.items()},
     )
@@ -177,7 +166,6 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     return _Planned(
         report=plan_report(index, batches),
         rejected=len(planned.rejected),
-        notes=planned.notes,
         repeats=times_counted(None if column is None else column[served], len(served)),
         items={name: _items(work.recipe.spec, work.plan.variant) for name, work in planned.fields.items()},
     )

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
+"""Progress on stderr: a line that changes on a terminal, a line every ten seconds elsewhere.
 
 Rates and times left count encoded work only, from the moment when the encoder was open: inputs that a resumed build
 skips or copies cost almost nothing, and would promise an end that never comes. Everything is counted in entries.
@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from latentcache.cli import console
 from latentcache.cli.console import SHOWN, counted, human_bytes, say
 from latentcache.cli.contents import data_lines
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _LINE_S = 10.0
 #: Changed settings that are shown.
 _CHANGES = 4
-_BAR_S = 0.1
+_DRAW_S = 0.1
 
 
 class ProgressDisplay:
@@ -30,19 +31,18 @@ class ProgressDisplay:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._started = self._shown = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
+        self._is_drawn = False
 
     def warned(self, message: str) -> None:
-        """Show a warning above the bar."""
+        """Show a warning above the line of progress."""
         self.close()
         say(f"warning: {message}")
 
     def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Erase the line of progress."""
+        if self._is_drawn:
+            console.redraw("")
+            self._is_drawn = False
 
     def counted_up(self, done: int, total: int, noun: str) -> None:
         """Show plain work: a number of things done, their rate and the time left."""
@@ -57,7 +57,7 @@ class ProgressDisplay:
         self._started = time.monotonic()
 
     def _due(self) -> bool:
-        now, interval = time.monotonic(), _BAR_S if sys.stderr.isatty() else _LINE_S
+        now, interval = time.monotonic(), _DRAW_S if sys.stderr.isatty() else _LINE_S
         if self._quiet or now - self._shown < interval:
             return False
         self._shown = now
@@ -70,21 +70,10 @@ class ProgressDisplay:
     def _show(self, done: int, total: int, facts: str, left: str) -> None:
         """Show numbers, facts and the time left, which no narrow terminal may cut off."""
         if sys.stderr.isatty():
-            self._draw(done, total, f"{left}, {facts}")
+            console.redraw(f"{done}/{total} {left}, {facts}")
+            self._is_drawn = True
         else:
             say(f"{done}/{total} {facts}, {left}")
-
-    def _draw(self, done: int, total: int, text: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        if self._bar is None:
-            columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(None)
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("", total=total)
-            self._bar.start()
-        self._bar.update(self._task, completed=done, total=total, description=text)
 
 
 class BuildProgress(ProgressDisplay):
@@ -114,7 +103,7 @@ class BuildProgress(ProgressDisplay):
 
     def advanced(self, progress: Progress) -> None:
         """Show the progress of a field; looks at the clock first."""
-        if progress.field != self._field:  # another field: its own bar and its own rate
+        if progress.field != self._field:  # another field: its own rate
             self.close()
             self._begin()
         self._field = progress.field

@@ -146,23 +146,3 @@ def test_entries_that_are_gone_are_counted(run, cache):
     value = run("info", cache, "--json").json
     assert (value["counts"]["entries"], value["entries_lost"]) == (0, 4)
     assert f"4 entries not found: `latentcache verify {cache}` names the cause" in run("info", cache).out
-
-
-def test_what_is_quarantined_by_cause(run, data, tmp_path):
-    for number in range(5):
-        (data / f"empty{number}.png").touch()
-    (data / "page.jpg").write_bytes(b"<html>")
-    run("build", data, *SMALL, "--out", tmp_path / "c")
-    value = run("info", tmp_path / "c", "--quarantine", "--json").json
-    assert [(cause["reason"], cause["count"], len(cause["examples"])) for cause in value["causes"]] == [
-        ("empty", 5, 3),
-        ("html", 1, 1),
-    ]
-    assert all(cause["hint"] for cause in value["causes"])
-    assert len(value["items"]) == 6
-    assert value["fix"] == f"latentcache build {data} --out {tmp_path / 'c'}"
-    lines = run("info", tmp_path / "c", "--quarantine").out.splitlines()
-    assert lines[-1] == f"fix: {value['fix']}"
-    assert "5 empty: the file has no bytes: download or export it again, or remove it" in lines
-    assert "  empty0.png: it has 0 bytes" in lines
-    assert "  and 2 more (all of them with --json)" in lines

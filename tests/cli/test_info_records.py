@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from small_tokens import write_texts
 
@@ -14,7 +12,7 @@ def cache(run, tmp_path):
 
 
 def test_info_shows_documents(run, cache):
-    found = run("info", cache, "--entries", "--quarantine", "--json").json
+    found = run("info", cache, "--entries", "--json").json
     assert (found["complete"], found["snapshot"], found["entries_lost"]) == (True, 1, 0)
     assert found["counts"] == {"samples": 3, "entries": 2, "quarantined": 1}
     field = found["fields"]["input_ids"]
@@ -25,7 +23,7 @@ def test_info_shows_documents(run, cache):
     }  # fmt: skip
     assert sorted(path for entry in found["entries"] for path in entry["paths"]) == ["a.jsonl:1", "a.jsonl:2"]
     assert all(entry["checksum"] for entry in found["entries"])
-    text = run("info", cache, "--entries", "--quarantine").out
+    text = run("info", cache, "--entries").out
     assert "length 4 to 8, mean 6, total 12" in text
 
 
@@ -38,13 +36,3 @@ def test_the_steps_of_documents_depend_on_rows(run, cache):
     assert planned["steps_per_epoch"] == len(open_cache(cache).rows(pack=16).loader(batch_size=1))
     words = ["plan", cache, "--batch-size", "1", "--pack", "16", "--pad", "16", "--json"]
     assert run(*words).error["slug"] == "usage"
-
-
-def test_quarantine_names_the_field(run, tmp_path):
-    data = tmp_path / "a.jsonl"
-    data.write_text(json.dumps({"messages": [{"role": "user", "content": 5}, {"role": "assistant", "content": "x"}]}))
-    run("build", data, "--tokenizer", "stub", "--allow-failed", "1")
-    cache = tmp_path / "a.jsonl.latentcache"
-    (item,) = run("info", cache, "--quarantine", "--json").json["items"]
-    assert (item["path"], item["line"], item["field"]) == ("a.jsonl", 1, "messages[0].content")
-    assert "a.jsonl messages[0].content: " in run("info", cache, "--quarantine").out

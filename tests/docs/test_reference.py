@@ -70,7 +70,7 @@ def objects(tmp_path_factory):
     build = run("build", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")
     rest = (
         run("verify", cache, "--json"),
-        run("info", cache, "--entries", "--quarantine", "--json"),
+        run("info", cache, "--entries", "--json"),
         run("gc", cache, "--json"),
     )
     plan = run("plan", cache, "--batch-size", "1", "--json")
