@@ -58,7 +58,7 @@ def merge_caches(
         observer: Receives messages.
 
     Raises:
-        UsageError: A part is missing or named twice, or ``out`` cannot be used.
+        UsageError: A part is missing, or ``out`` cannot be used.
         CacheNotFoundError: A part has no finished build.
         CacheIncompleteError: A part was repaired and not built again.
         StaleCacheError: Recipes differ, or the parts were built from different files; ``differences`` says which.
@@ -83,12 +83,9 @@ def merge_caches(
 
 def _check_names(parts: Sequence[Path], out: Path) -> None:
     check_out(out)
-    folders = [part.resolve() for part in parts]
     if not parts:
         raise UsageError("no cache to merge was given", fix="latentcache merge PART... --out CACHE")
-    if len(set(folders)) < len(folders):
-        raise UsageError("a cache to merge is named twice", fix="name every part once")
-    if out.resolve() in folders:
+    if out.resolve() in [part.resolve() for part in parts]:
         raise UsageError(f"--out={out}: it is one of the parts", fix="give a new folder with --out")
 
 
@@ -107,29 +104,24 @@ def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None
     """Refuse caches whose fields or recipes differ from the first one's."""
     first = snapshots[0]
     for part, snapshot in zip(parts[1:], snapshots[1:], strict=True):
-        if set(snapshot.fields) != set(first.fields):
-            raise UsageError(
-                f"{part} holds other fields than {parts[0]}",
-                where=str(part),
-                why=f"{', '.join(sorted(first.fields))} and {', '.join(sorted(snapshot.fields))}",
-                fix="merge caches of the same fields, or build the missing field first",
-            )
         differences = [
             (f"{name}.{setting}", str(mine), str(theirs))
-            for name, rows in first.fields.items()
-            for setting, mine, theirs in _differing(rows, snapshot.fields[name])
+            for name in sorted({*first.fields, *snapshot.fields})
+            for setting, mine, theirs in _differing(first.fields.get(name), snapshot.fields.get(name))
         ]
         if differences:
             raise StaleCacheError(
                 f"{part} was made by another recipe than {parts[0]}",
                 where=str(part),
                 why="; ".join(f"{name}: {mine} and {theirs}" for name, mine, theirs in differences),
-                fix="build it again with the flags of the other parts, or leave it out",
+                fix="build it again with the flags and fields of the other parts, or leave it out",
                 differences=tuple(differences),
             )
 
 
-def _differing(one: FieldRows, other: FieldRows) -> list[tuple[str, Any, Any]]:
+def _differing(one: FieldRows | None, other: FieldRows | None) -> list[tuple[str, Any, Any]]:
+    if one is None or other is None:
+        return [("stored", one is not None, other is not None)]
     if one.recipe_json == other.recipe_json:
         return []
     found = kind_of(one.name).differences(_recipe(one), _recipe(other), (one.provenance, other.provenance))

@@ -57,13 +57,9 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     if not len(work.todo):
         return None
     jobs: list[Job] = list(islice(work.jobs(listing, samples), items))
-    seen = Progress(field, 0)
 
     def look(progress: Progress) -> None:
-        nonlocal seen
-        seen = replace(progress)
-        done = progress.encoded + progress.failed
-        if progress.began and done and time.monotonic() - progress.began > seconds:
+        if progress.began and progress.done and time.monotonic() - progress.began > seconds:
             stop.request()
 
     started = time.monotonic()
@@ -76,8 +72,9 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
             items=sum(len(job.outputs) for job in jobs),
         )
         result = run_jobs(pool, iter(jobs), stop=stop, progress=look, warn=warnings.append)
-    open_s = max(seen.began - started, 0.0) if seen.began else time.monotonic() - started
-    times = work.cost / seen.cost_done if seen.cost_done else 0.0
+    done = result.progress
+    open_s = max(done.began - started, 0.0) if done.began else time.monotonic() - started
+    times = work.cost / done.cost_done if done.cost_done else 0.0
     ragged = work.described.recipe.spec.ragged
     return Probe(
         field=field,
@@ -88,5 +85,5 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
         failed=len(result.failed),
         warnings=tuple(warnings),
         seconds=open_s + result.encode_s * times,
-        num_bytes=int(result.progress.written_bytes * times) if ragged else work.bytes_to_write,
+        num_bytes=int(done.written_bytes * times) if ragged else work.bytes_to_write,
     )

@@ -224,16 +224,6 @@ def test_masks_from_transparency_and_switches(tmp_path):
     assert rows == {"a.png": pytest.approx([0.2] * 4 + [1.0] * 4), "b.jpg": [1.0] * 8}
 
 
-def test_a_field_is_added_later_and_named_alone(data):
-    assert list(build(data, *STUB, "--fields", "latents")["fields"]) == ["latents"]
-    done = build(data)
-    assert encoded(done) == {"latents": 0, "mask": 6, "control": 6}
-    alone = look("build", data, "--out", data.parent / "alone", "--fields", "mask", *STUB, "--json").json
-    assert encoded(alone) == {"mask": 6}
-    keys = [open_snapshot(data.parent / name).fields["mask"].row_keys() for name in ("cache", "alone")]
-    assert np.array_equal(*keys)
-
-
 def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch):
     for number in range(6):
         (data / "edges").mkdir(exist_ok=True)
@@ -252,17 +242,6 @@ def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch)
     done = look("build", data, "--out", tmp_path / "cache", "--json")
     assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["quarantined"]) == (1, 0, 6)
     assert {one["reason"] for one in look(*verify).json["items"]} == {"no-control"}
-
-
-def test_masks_of_repeated_samples_may_be_missing(data):
-    twice = data.parent / "sets/2_x"
-    twice.parent.mkdir()
-    data.rename(twice)
-    (twice / "0-masklabel.png").unlink()
-    done = look("build", twice.parent, "--out", data.parent / "cache", "--layout", "kohya", *STUB, "--json")
-    assert done.status == 0, done.err
-    assert encoded(done.json)["mask"] == 6
-    assert len(open_cache(data.parent / "cache").loader(batch_size=1)) == 12
 
 
 def test_data_that_lost_all_masks(data):

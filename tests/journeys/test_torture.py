@@ -39,7 +39,6 @@ def tortured(folder, *words):
     ("failpoints", "first"),
     ("kills", "6", "1"),
     ("signals", "2", "1"),
-    ("forks",),
     ("cuts", "6", "1"),
     ("faults", "3", "1"),
     pytest.param(("failpoints", "all"), marks=slow),

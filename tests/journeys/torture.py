@@ -148,50 +148,6 @@ class _Signaller:
             os.kill(os.getpid(), self.number)
 
 
-def forks(reference):
-    """A fork from the middle of a build, as of a data loader, harms neither it nor the build after it."""
-    for name in ("lives on", "ends"):
-        for action in ("", "after-commit:4:kill"):
-            told_as = f"a forked process {name} beside a build{' that is killed' if action else ''}"
-            yield told_as, lambda _, n=name, a=action: _forked_beside(reference, n, a)
-
-
-def _forked_beside(reference, name, action):
-    place = reference.place("forked").fresh()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(writer)
-        forker = _Forker(action, reader if name == "lives on" else None)
-        failpoint.arm = lambda text: setattr(failpoint, "_armed", forker)
-        leave(run_quietly(place.words()))
-    os.close(reader)
-    try:
-        assert status_of(child) == (-signal.SIGKILL if action else 0)
-        check(place)
-        heal(place, reference)
-    finally:
-        os.close(writer)
-
-
-class _Forker:
-    """Forks at the second commit; the fork waits until the test is over, or ends at once."""
-
-    def __init__(self, action, waits_for):
-        self.action, self.waits_for, self.commits = action, waits_for, 0
-
-    def passed(self, name, subject=""):
-        if name != "after-commit":
-            return
-        self.commits += 1
-        if self.commits == 2 and not os.fork():
-            if self.waits_for is not None:
-                os.read(self.waits_for, 1)
-            os._exit(0)
-        if self.action and self.commits == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def cuts(reference, count, seed, histories=_HISTORIES):
     """Power cuts in a build, in those that go on after a kill, and in one that adds to a finished cache."""
     for name in histories:
@@ -330,7 +286,6 @@ _MODES = {
     "failpoints": failpoints,
     "kills": kills,
     "signals": signals,
-    "forks": forks,
     "cuts": cuts,
     "careless": careless,
     "faults": faults,

@@ -10,8 +10,6 @@ from latentcache.errors import InterruptedBuildError
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.build import build_cache, plan_build
 from latentcache.store.lock import builder_lock
-from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import open_snapshot
 
 
 @pytest.fixture
@@ -176,25 +174,6 @@ def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
         report = build_cache(settings(case, data, dry_run=True))
     assert (report.dry_run, report.plan.to_make, report.cached, report.encoded) == (True, 1, 4, 0)
     assert tree(cache) == before
-
-
-def test_a_damaged_shard_is_reported_and_its_intact_entries_are_kept(case, data):
-    cache = built(case, data).cache
-    (shard,) = CachePaths(cache).sealed_shards()
-    (shard / "index.safetensors").write_bytes(b"junk")
-    observer = Recorder()
-    report = built(case, data, observer=observer)
-    assert (report.encoded, report.cached) == (0, 4)
-    assert any(shard.name in message for message in observer.warnings)
-    assert (len(rows_of(cache, case.field)), open_snapshot(cache).number) == (4, 2)
-
-
-def test_unreadable_leftovers_of_a_killed_build_are_put_aside(case, data):
-    cache = built(case, data).cache
-    left = CachePaths(cache).shards / "0123.open"
-    left.mkdir()
-    (left / "data.mdb").write_bytes(b"\xde\xad" * 5000)
-    assert (built(case, data).encoded, left.exists()) == (0, False)
 
 
 def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):

@@ -1,14 +1,11 @@
 """A refused or failed command leaves the cache as it was, and decides nothing about the next build."""
 
-import os
-
 import pytest
 from small_builds import CASES, Recorder, built, settings, tree
 
 from latentcache.errors import (
     CacheDamagedError,
     CacheFormatError,
-    CacheReadOnlyError,
     DiskFullError,
     EmptySourceError,
     EncoderError,
@@ -22,7 +19,6 @@ from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.existing import read_existing
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import open_snapshot
 
 LATENTS = CASES["latents"]
 
@@ -85,25 +81,6 @@ def test_a_refused_build_leaves_everything_as_it_was(case, refused, exists, tmp_
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("fault", ["refused", "failed"])
-def test_settings_of_a_build_that_did_not_end_are_forgotten_once_there_is_a_snapshot(tmp_path, monkeypatch, fault):
-    """In version 1 ``--stream --flip`` was refused, and the next plain build stored flips."""
-    data = LATENTS.data(tmp_path / "data", 4)
-    cache = built(LATENTS, data, recipe={"resolutions": (128,)}).cache
-    before = open_snapshot(cache).fields["latents"].recipe_json
-    with monkeypatch.context() as patched:
-        if fault == "refused":
-            patched.setattr(preflight, "RESERVE_BYTES", 1 << 60)
-            with pytest.raises(DiskFullError):
-                built(LATENTS, data, recipe={"flip": True})
-        else:
-            with pytest.raises(LatentcacheError):
-                built(LATENTS, data, recipe={"resolutions": (64,)}, events="/dev/full", commit_every=1)
-    report = built(LATENTS, data, fields={})
-    assert (report.encoded, report.cached) == (0, 4)
-    assert open_snapshot(cache).fields["latents"].recipe_json == before
-
-
 def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path):
     data = LATENTS.data(tmp_path / "data", 3)
     with pytest.raises(LatentcacheError):
@@ -125,18 +102,6 @@ def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_refused(case, tmp_p
         built(case, data)
 
 
-@pytest.mark.parametrize(
-    "put", [os.mkfifo, lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to(path.name)]
-)
-def test_something_else_in_the_place_of_the_build_state_is_not_waited_for_and_replaced(tmp_path, put):
-    data = LATENTS.data(tmp_path / "data", 2)
-    cache = built(LATENTS, data).cache
-    put(CachePaths(cache).building)
-    LATENTS.write(data, 9)
-    assert built(LATENTS, data).encoded == 1
-    assert not os.path.lexists(CachePaths(cache).building)
-
-
 def test_a_damaged_manifest_is_replaced_if_the_fields_are_named(case, tmp_path):
     data, observer = case.data(tmp_path / "data", 2), Recorder()
     cache = built(case, data).cache
@@ -148,13 +113,3 @@ def test_a_damaged_manifest_is_replaced_if_the_fields_are_named(case, tmp_path):
     report = built(case, data, observer=observer)
     assert (report.encoded, report.published) == (0, True)
     assert any("damaged" in message for message in observer.warnings)
-
-
-def test_a_read_only_place_is_refused(case, tmp_path, monkeypatch):
-    data = case.data(tmp_path / "data", 1)
-    (tmp_path / "closed").mkdir(mode=0o500)
-    try:
-        with pytest.raises(CacheReadOnlyError):
-            built(case, data, out=tmp_path / "closed" / "cache")
-    except pytest.fail.Exception:
-        pytest.skip("permissions do not hold for this user")

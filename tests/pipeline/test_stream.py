@@ -1,49 +1,12 @@
 """Streaming builds: everything is known before it is encoded, and a failure keeps its position."""
 
 import numpy as np
-from small_builds import Recorder, arrays_of, built, rows_of
+from small_builds import built
 
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import field_work
 from latentcache.pipeline.stream import loader_order
 from latentcache.store.paths import CachePaths
-from latentcache.store.pending import open_pending
-from latentcache.store.snapshot import open_snapshot
-
-
-class Following(Recorder):
-    """Opens the pending snapshot at the first sign of progress."""
-
-    def __init__(self, cache, field):
-        super().__init__()
-        self.cache, self.field, self.snapshot = cache, field, None
-
-    def advanced(self, progress):
-        super().advanced(progress)
-        if self.snapshot is None:
-            self.snapshot = open_pending(self.cache, timeout_s=60)
-
-
-def slow(case):
-    return {name: f"{value}:delay_ms=10" for name, value in case.settings.items() if value == "stub"}
-
-
-def test_a_pending_snapshot_names_everything_that_the_build_makes(case, tmp_path, monkeypatch):
-    monkeypatch.setenv("DELAY_MS", "10")
-    data, cache = case.data(tmp_path / "data", 20), tmp_path / "cache"
-    observer = Following(cache, case.field)
-    report = built(case, data, observer=observer, stream=True, recipe=slow(case))
-    assert (report.encoded, report.published) == (20, True)
-    pending, finished = observer.snapshot.fields[case.field], open_snapshot(cache).fields[case.field]
-    assert np.array_equal(pending.row_keys(), finished.row_keys())
-    assert pending.groups == finished.groups
-    assert list(observer.snapshot.samples.names) == list(open_snapshot(cache).samples.names)
-    assert not CachePaths(cache).pending.exists()
-    assert open_pending(cache) is None
-    plain = built(case, data, out=tmp_path / "plain")
-    assert rows_of(cache, case.field) == rows_of(plain.cache, case.field)
-    made, expected = arrays_of(cache, case.field), arrays_of(plain.cache, case.field)
-    assert all(np.array_equal(a, b) for name in made for a, b in zip(made[name], expected[name], strict=True))
 
 
 def test_a_streaming_build_with_nothing_to_do_publishes_nothing(case, tmp_path, trusted, no_runs):

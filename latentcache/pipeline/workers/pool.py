@@ -63,6 +63,8 @@ class WorkUnit:
     """A job that has succeeded before; its result is dropped."""
     deaths: int = 0
     """Fresh workers that it has ended, alone."""
+    unmade: int = 0
+    """Jobs that its worker has not encoded yet."""
 
 
 @dataclass(slots=True)

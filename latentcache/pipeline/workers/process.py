@@ -23,10 +23,11 @@ from typing import Any, Self
 
 from latentcache import failpoint
 from latentcache.errors import WorkerError
+from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
 from latentcache.pipeline.workers.serve import serve
-from latentcache.pipeline.workers.transport import Channel, as_error, channel_pair
+from latentcache.pipeline.workers.transport import Channel, as_error, channel_pair, jobs_form
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
 from latentcache.pipeline.workers.worker import WorkerLoop
 
@@ -89,6 +90,10 @@ class WorkerProcess:
         """Its activity board, for a worker that prepares in so many threads."""
         return ActivityBoard(num_preparers, self._board.fileno())
 
+    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
+        """Give it a unit."""
+        self.channel.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
+
     def limit(self, num_bytes: int) -> None:
         """Bound its memory, if possible."""
         limit_memory(self.pid, num_bytes)
@@ -128,12 +133,18 @@ class WorkerThread:
         self.channel, theirs = channel_pair()
         self._theirs = Channel(theirs)
         self._loops: list[WorkerLoop] = []
+        self._jobs: dict[int, Mapping[int, Job]] = {}
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()
 
     def board(self, num_preparers: int) -> ActivityBoard | None:
         """As in :class:`WorkerProcess`."""
         return self._loops[0].board if self._loops else None
+
+    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
+        """As in :class:`WorkerProcess`; the jobs go beside the message, a fifth faster for small texts."""
+        self._jobs[number] = dict(jobs)
+        self.channel.send("work", known, unit=number, probe=probe)
 
     def limit(self, num_bytes: int) -> None:
         """As in :class:`WorkerProcess`: a thread has no limit of its own."""
@@ -151,7 +162,7 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            serve(self._theirs, None, self._loops)
+            serve(self._theirs, None, self._loops, jobs=self._jobs)
         finally:
             self._theirs.close()
 
@@ -189,17 +200,16 @@ class WarmWorker:
             self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
         device, process = self._waiting[0]
         process.channel.send("ask", target=target, device=device.name, arguments=arguments)
-        while True:
-            select.select([process.channel], [], [])
-            for message in process.channel.arrived():
-                if "error" in message.head:
-                    raise as_error(message["error"])
-                return message["value"]
+        while not (found := process.channel.arrived()):
             if process.channel.ended:
                 self._waiting.clear()
                 how = process.ended()
                 process.channel.close()
                 raise WorkerError("a worker process cannot be started", why=f"it {how}")
+            select.select([process.channel], [], [])
+        if "error" in found[0].head:
+            raise as_error(found[0]["error"])
+        return found[0]["value"]
 
     def take(self, device: Device) -> WorkerProcess | None:
         """A process for this device, if there is one; the caller's from now on."""

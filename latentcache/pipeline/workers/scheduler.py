@@ -24,7 +24,7 @@ from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.pool import Progress, RunResult, WorkerPool, WorkUnit
 from latentcache.pipeline.workers.process import WorkerHandle
-from latentcache.pipeline.workers.transport import Message, as_error, jobs_form
+from latentcache.pipeline.workers.transport import Message, as_error
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
 
 #: Seconds between two looks at the workers.
@@ -45,8 +45,6 @@ class _Worker:
     watchdog: Watchdog = field(init=False)
     board: ActivityBoard | None = None
     leases: dict[int, WorkUnit] = field(default_factory=dict)
-    unmade: dict[int, int] = field(default_factory=dict)
-    """Jobs of leased units that are not encoded yet, by unit."""
     fresh: bool
     """True until it has encoded a unit, of this field or one before."""
     opened: bool = False
@@ -79,7 +77,6 @@ class _Worker:
                     del unit.jobs[one]
                 if not unit.jobs:
                     del self.leases[number]
-                    self.unmade.pop(number, None)
         return settled
 
     def look(self, elapsed: float) -> None:
@@ -207,9 +204,8 @@ class Scheduler:
             while (unit := self._next(worker)) is not None:
                 self._pool.bound(worker.handle, alone=unit.alone)
                 self._number += 1
-                worker.leases[self._number], worker.unmade[self._number] = unit, len(unit.jobs)
-                jobs = jobs_form(unit.jobs)
-                worker.handle.channel.send("work", unit.known, unit=self._number, probe=unit.probe, jobs=jobs)
+                worker.leases[self._number], unit.unmade = unit, len(unit.jobs)
+                worker.handle.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
         if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
             for worker in workers:
                 worker.ending = True
@@ -217,7 +213,9 @@ class Scheduler:
 
     def _next(self, worker: _Worker) -> WorkUnit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
-        if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._pool.low_water):
+        if worker.alone or (
+            worker.leases and sum(unit.unmade for unit in worker.leases.values()) >= self._pool.low_water
+        ):
             return None
         idle = not worker.leases
         probe = self._probe()
@@ -249,8 +247,9 @@ class Scheduler:
             self._committed(worker, message)
         elif message.kind == "made":
             worker.fresh = False
-            worker.unmade.pop(message["unit"], None)
             unit = worker.leases.get(message["unit"])
+            if unit is not None:
+                unit.unmade = 0
             if unit is not None and unit.probe:
                 del worker.leases[message["unit"]]
                 self._streak = 0

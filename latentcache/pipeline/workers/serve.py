@@ -18,13 +18,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from latentcache.failpoint import VARIABLE, arm
+from latentcache.fields.protocol import Job
 from latentcache.fields.registry import load
 from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.transport import Channel, Message, error_form
+from latentcache.pipeline.workers.transport import Channel, Message, error_form, jobs_of
 from latentcache.pipeline.workers.watchdog import ActivityBoard
 from latentcache.pipeline.workers.worker import Task, WorkerLoop
 
@@ -35,7 +36,12 @@ _BEAT_S = 0.5
 
 
 def serve(
-    channel: Channel, board: int | None, loops: list[WorkerLoop], on_loss: Callable[[], None] | None = None
+    channel: Channel,
+    board: int | None,
+    loops: list[WorkerLoop],
+    *,
+    on_loss: Callable[[], None] | None = None,
+    jobs: dict[int, Mapping[int, Job]] | None = None,
 ) -> None:
     """Do the work that the build asks for, one field after the other, until it is gone.
 
@@ -45,6 +51,7 @@ def serve(
         loops: Gets the loop that runs.
         on_loss: Called when the build is gone, so that the process does not outlive it for long; None in the build's
             own process, where one field is made.
+        jobs: Of units by number, in the build's own process; else they are in the messages.
     """
     heartbeat = threading.Thread(target=_send_heartbeats, args=(loops, on_loss), name="heartbeat", daemon=True)
     try:
@@ -55,7 +62,7 @@ def serve(
             task = Task.from_json(message["task"])
             loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, board))
             loops[:] = [loop]
-            threading.Thread(target=_receive, args=(loop, on_loss), name="listener", daemon=True).start()
+            threading.Thread(target=_receive, args=(loop, on_loss, jobs), name="listener", daemon=True).start()
             if on_loss is not None and not heartbeat.is_alive():
                 heartbeat.start()
             facts = loop.run()
@@ -78,7 +85,7 @@ def _answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
-def _receive(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
+def _receive(loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs: dict[int, Mapping[int, Job]] | None) -> None:
     """Take messages, in a thread of its own."""
     while (message := loop.channel.receive()) is not None:
         if message.kind == "stop":
@@ -86,7 +93,7 @@ def _receive(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
             loop.stop()
             return  # what comes next is for the main thread; the heartbeat still sees if the build goes
         try:
-            loop.feed(message)
+            loop.feed(message, jobs_of(message["jobs"]) if jobs is None else jobs.pop(message["unit"]))
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
             loop.fail(error)
     _build_is_gone(loop, on_loss)

@@ -27,7 +27,7 @@ from latentcache.fields.registry import field_kinds, load
 from latentcache.pipeline.workers.batching import Batches, PendingItem, Result, num_bytes, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import TrackedJob, Tracker, Unit
-from latentcache.pipeline.workers.transport import Channel, Message, jobs_of, split_keys
+from latentcache.pipeline.workers.transport import Channel, Message, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
@@ -137,10 +137,9 @@ class WorkerLoop:
             "is_reusable": is_reusable,
         }
 
-    def feed(self, message: Message) -> None:
+    def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
         self.jobs.committed.update(split_keys(message.body))
-        jobs = jobs_of(message["jobs"])
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
         tracked = [TrackedJob(index, job, unit) for index, job in jobs.items()]
         self._inbox.put(unit)

@@ -1,4 +1,3 @@
-import threading
 import time
 
 import numpy as np
@@ -72,16 +71,6 @@ def test_a_block_is_never_cut(tmp_path):
     assert [len(batch) for batch in bench.commits] == [4] * 10
 
 
-def test_a_commit_comes_when_the_bytes_are_many(tmp_path, monkeypatch):
-    made = entries(4)
-    monkeypatch.setattr(writer_module, "COMMIT_BYTES", 2 * len(made[0].value))
-    bench = Bench(tmp_path)
-    for entry in made:
-        bench.writer.put([entry])
-    bench.writer.finish()
-    assert [len(batch) for batch in bench.commits] == [2, 2]
-
-
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_commit_comes_after_a_while_or_when_asked(tmp_path, monkeypatch, flush):
     monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
@@ -108,13 +97,6 @@ def test_a_key_is_reported_after_its_commit_has_returned(tmp_path, monkeypatch):
     assert order == ["written", "reported"] * 2
 
 
-def test_without_entries_there_is_no_shard(tmp_path):
-    bench = Bench(tmp_path)
-    bench.writer.put(())
-    bench.writer.finish()
-    assert list(bench.paths.shards.iterdir()) == []
-
-
 def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_path, monkeypatch):
     made, real, count = entries(6), ShardWriter.write, iter(range(100))
 
@@ -136,22 +118,3 @@ def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_p
         bench.writer.finish()
     assert bench.commits == [list(made[0].item_keys), list(made[1].item_keys)]
     assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
-
-
-def test_putting_waits_while_the_disk_is_behind(tmp_path, monkeypatch):
-    gate, real = threading.Event(), ShardWriter.write
-
-    def slow(shard, batch):
-        gate.wait(10)
-        real(shard, batch)
-
-    monkeypatch.setattr(ShardWriter, "write", slow)
-    bench, made = Bench(tmp_path, commit_every=1), entries(1)
-    putting = threading.Thread(target=lambda: [bench.writer.put(made) for _ in range(20)], daemon=True)
-    putting.start()
-    putting.join(0.3)
-    assert putting.is_alive()
-    gate.set()
-    putting.join(10)
-    assert not putting.is_alive()
-    bench.writer.finish()
