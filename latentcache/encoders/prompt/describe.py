@@ -100,7 +100,7 @@ def _pipeline(
     return Described(
         recipe=recipe,
         label=model,
-        producer={"pipeline": _as_json(found), "output": name},
+        producer={"pipeline": str(found.folder)},
         provenance={
             "text_encoder": str(path.resolve()) if path.exists() else model,
             "revision": found.revision,
@@ -128,7 +128,7 @@ def _stub(name: str, model: str) -> Described:
         trimmed=name == "prompt_embeds",
         storage_dtype="float16",
     )
-    producer = {"stub": stub_delay(model, "--text-encoder"), "output": name}
+    producer = {"stub": stub_delay(model, "--text-encoder")}
     return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
 
 
@@ -203,13 +203,3 @@ def _tokenizer(folder: Path) -> list[list[str]]:
     """(File, hash) of everything that decides the ids of a text."""
     files = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
     return [[path.name, content_hash(path.read_bytes()).hex()] for path in files]
-
-
-def _as_json(found: Pipeline) -> dict[str, Any]:
-    """What a worker needs to load the parts."""
-    parts = [
-        {"name": one.name, "folder": str(one.folder), "cls": one.cls, "tokenizer": str(one.tokenizer)}
-        | {"tokenizer_cls": one.tokenizer_cls, "weights": [str(path) for path in one.weights]}
-        for one in found.parts
-    ]
-    return {"cls": found.cls, "folder": str(found.folder), "parts": parts}

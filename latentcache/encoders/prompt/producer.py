@@ -23,7 +23,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
+from latentcache.encoders.prompt.locate import Part, Pipeline, locate_pipeline
+from latentcache.encoders.prompt.pipelines import tokenizer_of
 from latentcache.fields import float8
 from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
 from latentcache.fields.noise import measured
@@ -48,7 +49,7 @@ class PromptProducer(Producer):
     """Embeddings of captions.
 
     Args:
-        producer: ``pipeline``: class and parts; or ``stub``: milliseconds per caption. ``output``: of the field.
+        producer: ``pipeline``: its folder; or ``stub``: milliseconds per caption.
         recipe: Of the cache.
         context: Of the worker.
     """
@@ -70,7 +71,8 @@ class PromptProducer(Producer):
             self._encoder = _Stub(self._about["stub"], self._recipe)
             self.noise = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
             return
-        self._encoder = _PipelineEncoder(self._about["pipeline"], self._recipe, self._context.device)
+        pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
+        self._encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)
         self.device = self._encoder.device
         alone = self._encoder.encode(_PROBES[:1])[0][0]
         beside = self._encoder.encode(_PROBES)[0][0]
@@ -167,23 +169,22 @@ class _Length:
 class _PipelineEncoder:
     """The text encoders of a pipeline, and its class without everything else."""
 
-    def __init__(self, about: Mapping[str, Any], recipe: PromptRecipe, device: str) -> None:
+    def __init__(self, pipeline: Pipeline, recipe: PromptRecipe, device: str) -> None:
         import torch
 
         from latentcache.encoders.faults import Guard
         from latentcache.encoders.vae.encoder import choose_device, device_name
 
         self._torch, self._recipe = torch, recipe
-        self._output: Output = PIPELINES[recipe.pipeline][recipe.output]
+        self._output, self._folder = pipeline.output, str(pipeline.folder)
         self._device = choose_device(device)
         self._budget = _CPU_TOKENS if self._device.type == "cpu" else _TOKENS
         self.device = device_name(self._device)
-        self._guard = Guard(device=self._device, name=recipe.pipeline, label=about["folder"])
+        self._guard = Guard(device=self._device, name=recipe.pipeline, label=self._folder)
         self._seen: list[_Length] = []
-        self._folder: str = about["folder"]
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
         _keep_memory(self._device.type == "cpu")
-        self._pipe = self._guard.run(lambda: self._opened(about), "its text encoders")
+        self._pipe = self._guard.run(lambda: self._opened(pipeline), "its text encoders")
 
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many of its tokens are beyond the length."""
@@ -272,7 +273,7 @@ class _PipelineEncoder:
         array: NDArray[Any] = bits.numpy()
         return array
 
-    def _opened(self, about: Mapping[str, Any]) -> Any:
+    def _opened(self, pipeline: Pipeline) -> Any:
         """The pipeline with the text encoders of this output, and None for every other part."""
         import diffusers
         import transformers
@@ -283,14 +284,14 @@ class _PipelineEncoder:
         transformers.utils.logging.disable_progress_bar()
         dtype = getattr(self._torch, self._recipe.compute_dtype)
         given: dict[str, Any] = {}
-        for part in about["parts"]:
-            model = _loaded(getattr(transformers, part["cls"]), part, dtype=dtype, device_map=str(self._device))
-            tokenizer = getattr(transformers, part["tokenizer_cls"]).from_pretrained(
-                part["tokenizer"], local_files_only=True
+        for part in pipeline.parts:
+            model = _loaded(getattr(transformers, part.cls), part, dtype=dtype, device_map=str(self._device))
+            tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(
+                part.tokenizer, local_files_only=True
             )
-            given[part["name"]] = model.eval().requires_grad_(False)
-            given[tokenizer_of(part["name"])] = self._watched(tokenizer)
-        cls = getattr(diffusers, about["cls"])
+            given[part.name] = model.eval().requires_grad_(False)
+            given[tokenizer_of(part.name)] = self._watched(tokenizer)
+        cls = getattr(diffusers, pipeline.cls)
         parameters = inspect.signature(cls.__init__).parameters
         wanted = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
         given = {name: None for name in wanted if name != "self"} | given
@@ -339,21 +340,21 @@ class _Weight:
         return self.file.get_tensor(self.name)
 
 
-def _loaded(cls: Any, part: Mapping[str, Any], **options: Any) -> Any:
+def _loaded(cls: Any, part: Part, **options: Any) -> Any:
     """A text encoder whose weights are read one by one: pages of a mapped file would count as resident memory."""
     import transformers
     from safetensors import safe_open
 
     options["output_loading_info"] = True
     if int(transformers.__version__.partition(".")[0]) < 5:  # takes whole tensors only, so it maps the file
-        model, found = cls.from_pretrained(part["folder"], use_safetensors=True, local_files_only=True, **options)
+        model, found = cls.from_pretrained(part.folder, use_safetensors=True, local_files_only=True, **options)
     else:
-        config = cls.config_class.from_pretrained(part["folder"], local_files_only=True)
-        files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in part["weights"]]
+        config = cls.config_class.from_pretrained(part.folder, local_files_only=True)
+        files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in part.weights]
         tensors = {name: _Weight(file, name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
         model, found = cls.from_pretrained(None, config=config, state_dict=tensors, **options)
     if missing := sorted(found["missing_keys"]):
-        raise ValueError(f"{part['name']} lacks {len(missing)} tensors; the first is {missing[0]}")
+        raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
     return model
 
 

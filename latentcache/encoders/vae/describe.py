@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
@@ -47,7 +47,6 @@ class ModelDescription(Value):
 
     label: str
     """The model, as the user called it."""
-    kind: Literal["demo", "stub", "diffusers"]
     spec: EncoderSpec
     weights: tuple[Path, ...] = ()
     config_path: Path | None = None
@@ -63,7 +62,7 @@ class ModelDescription(Value):
     def as_json(self) -> dict[str, Any]:
         """What opens it in a worker, which has the spec in its recipe."""
         paths = {"weights": [str(path) for path in self.weights], "config_path": str(self.config_path or "")}
-        return {"label": self.label, "kind": self.kind, "delay_ms": self.delay_ms, **paths}
+        return {"label": self.label, "delay_ms": self.delay_ms, **paths}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], spec: EncoderSpec) -> ModelDescription:
@@ -74,7 +73,7 @@ class ModelDescription(Value):
     @property
     def needs_torch(self) -> bool:
         """True for every real model."""
-        return self.kind == "diffusers"
+        return self.config_path is not None
 
 
 def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
@@ -106,7 +105,7 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
         provenance=_provenance(description, clips=recipe.geometry.clips is not None),
         notes=(f"--device={context.device} is not used: this encoder runs on the CPU",) if unused else (),
         needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
-        demo=description.kind == "demo",
+        demo=description.label == "demo",
     )
 
 
@@ -138,10 +137,10 @@ def describe_model(
         if posterior != "mode":
             raise no_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
         spec = builtin.demo_spec(storage)
-        return ModelDescription(label=model, kind="demo", spec=spec, frame_step=builtin.FRAME_STEP)
+        return ModelDescription(label=model, spec=spec, frame_step=builtin.FRAME_STEP)
     if is_stub(model):
         delay, spec = stub_delay(model, "--model"), builtin.stub_spec(storage, posterior)
-        return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
+        return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     revision = str(known.get("revision", "")) if known.get("model") == model else ""
     located = locate(model, settings.model_config, revision=revision)
     compute = settings.compute_dtype or "auto"
@@ -151,7 +150,6 @@ def describe_model(
     spec, step, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
     return ModelDescription(
         label=model,
-        kind="diffusers",
         spec=replace(spec, compute_dtype=compute, storage_dtype=storage),
         weights=located.weights,
         config_path=located.config_path,

@@ -36,9 +36,9 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", fold: b
         DeviceMemoryError: The encoder does not fit into its memory.
     """
     spec = description.spec
-    if description.kind == "demo":
+    if spec.family == "demo":
         return DemoEncoder(storage_dtype=spec.storage_dtype)
-    if description.kind == "stub":
+    if spec.family == "stub":
         return StubEncoder(description.delay_ms, storage_dtype=spec.storage_dtype, posterior=spec.posterior)
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
     from latentcache.encoders.vae.encoder import VaeEncoder, choose_device

@@ -115,11 +115,6 @@ def test_calls_are_limited_by_padded_tokens():
     assert [(part.start, part.stop) for part in _parts([10_000, 8], 8192)] == [(0, 1), (1, 2)]
 
 
-def test_only_the_text_encoders_of_an_output_are_loaded(pipelines):
-    found = described(pipelines("FluxPipeline")[1], "pooled_prompt_embeds")
-    assert [part["name"] for part in found.producer["pipeline"]["parts"]] == ["text_encoder"]
-
-
 def test_weights_are_read_and_not_mapped(pipelines):
     folder = pipelines("StableDiffusionPipeline")[1]
     found = described(folder, "prompt_embeds")

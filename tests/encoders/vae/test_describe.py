@@ -21,7 +21,7 @@ from latentcache.fields.protocol import Cached, DescribeContext
 def test_a_folder_is_described(tiny):
     described = described_model(tiny("AutoencoderKL"))
     spec = described.spec
-    assert (described.kind, described.label) == ("diffusers", str(tiny("AutoencoderKL")))
+    assert (described.needs_torch, described.label) == (True, str(tiny("AutoencoderKL")))
     assert described.weights == (tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors",)
     assert described.config_path == tiny("AutoencoderKL") / "config.json"
     assert (spec.family, spec.channels, spec.factor, spec.multiple) == ("AutoencoderKL", 4, 2, 2)
@@ -83,9 +83,9 @@ def test_compute_type(tiny, asked, on_cuda, upcast, found):
 
 def test_demo_and_stub():
     demo = described_model("demo")
-    assert (demo.kind, demo.spec.family, demo.spec.channels, demo.spec.factor) == ("demo", "demo", 16, 8)
+    assert (demo.needs_torch, demo.spec.family, demo.spec.channels, demo.spec.factor) == (False, "demo", 16, 8)
     stub, slow = described_model("stub"), described_model("stub:delay_ms=20", storage_dtype="float32")
-    assert (stub.delay_ms, slow.delay_ms, stub.kind) == (0, 20, "stub")
+    assert (stub.delay_ms, slow.delay_ms, stub.spec.family) == (0, 20, "stub")
     assert replace(slow.spec, storage_dtype="float16") == stub.spec
 
 
