@@ -1,18 +1,15 @@
 """Read every payload: sequentially, shard by shard, against its checksum, its head and the rules of its kind.
 
-Nothing is mapped. Two threads read, hash and check, each in one buffer, so memory stays flat. What passes here cannot
-fail in a reader, which checks the same checksum of the same bytes.
+Nothing is mapped, and one buffer is read into, so memory stays flat. The system reads the next run ahead while one is
+checked. What passes here cannot fail in a reader, which checks the same checksum of the same bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
-from queue import SimpleQueue
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,11 +26,9 @@ from latentcache.store.index import gather_bytes
 from latentcache.value import Value
 from latentcache.verify.entries import Store, View, shard_parts, unreadable, words
 
-_THREADS = 2
 #: Bytes read at once, and the largest gap between two entries that is read over.
 _READ_BYTES, _GAP_BYTES = 4 << 20, 1 << 16
-#: Reads that are planned ahead of the threads.
-_AHEAD = 8
+_ADVISE = getattr(os, "posix_fadvise", None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,55 +55,24 @@ _Wrong = tuple[int, str, str, str, bool]
 
 def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> Scanned:
     """Read the chosen entries, and note what is wrong with them."""
-    scanned = Scanned()
-    buffers: SimpleQueue[bytearray] = SimpleQueue()
-    for _ in range(_THREADS):
-        buffers.put(bytearray(_READ_BYTES))
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for number, parts in shard_parts(store, chosen):
-            failpoint("scan-shard")
-            _scan_shard(store, number, parts, scanned, pool, buffers)
-    return scanned
-
-
-def _scan_shard(
-    store: Store,
-    number: int,
-    parts: list[tuple[View, NDArray[np.intp]]],
-    scanned: Scanned,
-    pool: ThreadPoolExecutor,
-    buffers: SimpleQueue[bytearray],
-) -> None:
-    try:
-        descriptor = open_file(store.paths.data(store.snapshot.shards[number]))
-    except OSError as error:
-        for view, entries in parts:
-            store.note(view, "unverifiable", unreadable(error), entries, found=words(error))
-        return
-
-    def look(run: _Run) -> list[_Wrong]:
-        buffer = buffers.get()
+    scanned, buffer = Scanned(), bytearray(_READ_BYTES)
+    for number, parts in shard_parts(store, chosen):
+        failpoint("scan-shard")
         try:
-            if len(buffer) < run.length:
-                buffer = bytearray(run.length)
-            return _look(descriptor, run, memoryview(buffer)[: run.length])
+            descriptor = open_file(store.paths.data(store.snapshot.shards[number]))
+        except OSError as error:
+            for view, entries in parts:
+                store.note(view, "unverifiable", unreadable(error), entries, found=words(error))
+            continue
+        try:
+            size = os.fstat(descriptor).st_size
+            for run in (run for view, entries in parts for run in _runs(view, _within(view, entries, size))):
+                if len(buffer) < run.length:
+                    buffer = bytearray(run.length)
+                _take(store, scanned, run, _look(descriptor, run, memoryview(buffer)[: run.length]))
         finally:
-            buffers.put(buffer)
-
-    try:
-        size = os.fstat(descriptor).st_size
-        ahead = deque[tuple[_Run, Future[list[_Wrong]]]]()
-        runs = (run for view, entries in parts for run in _runs(view, _within(view, entries, size)))
-        for run in chain(runs, repeat(None)):
-            if run is not None:
-                ahead.append((run, pool.submit(look, run)))
-            if not ahead:
-                break
-            if run is None or len(ahead) > _AHEAD:
-                done, found = ahead.popleft()
-                _take(store, scanned, done, found.result())
-    finally:
-        os.close(descriptor)
+            os.close(descriptor)
+    return scanned
 
 
 def _within(view: View, entries: NDArray[np.intp], size: int) -> NDArray[np.intp]:
@@ -152,6 +116,8 @@ def _look(descriptor: int, run: _Run, buffer: memoryview) -> list[_Wrong]:
         got = os.preadv(descriptor, [buffer], run.first) if run.length else 0
         while 0 < got < run.length and (more := os.preadv(descriptor, [buffer[got:]], run.first + got)):
             got += more
+        if _ADVISE is not None:
+            _ADVISE(descriptor, run.first + run.length, _READ_BYTES, os.POSIX_FADV_WILLNEED)
     except OSError as error:
         reason, text = unreadable(error), words(error)
         return [(entry, "unverifiable", reason, text, False) for entry in entries.tolist()]
