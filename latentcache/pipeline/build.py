@@ -43,7 +43,7 @@ from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.layouts.config import unanswered
-from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
+from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.paths import CachePaths
@@ -231,7 +231,7 @@ class _Build:
         for name, values in found.items():
             held = columns.get(name)
             columns[name] = (
-                np.zeros((len(samples), *values.shape[1:]), values.dtype) if held is None else np.array(held)
+                np.zeros((len(samples), *values.shape[1:]), values.dtype) if held is None else writable(held)
             )
             columns[name][rows] = values
         for kind in kinds:
@@ -420,7 +420,7 @@ def with_read_contents(samples: SampleTable, kind: FieldKind, result: RunResult)
     changed: dict[str, NDArray[Any]] = {}
     for name, values in read.facts.items():
         if name in samples.columns:
-            changed[name] = np.array(samples.columns[name])
+            changed[name] = writable(samples.columns[name])
             changed[name][rows] = values
     return samples.with_columns(**changed) if changed else samples
 

@@ -31,7 +31,17 @@ from latentcache.sources.archives.members import SPAN, hashed_images, places
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import counted, rejected
-from latentcache.sources.known import Known, Scan, Scanned, fold_reads, match_names, memo_row, strings_of, take_rows
+from latentcache.sources.known import (
+    Known,
+    Scan,
+    Scanned,
+    fold_reads,
+    match_names,
+    memo_row,
+    prefixed_strings,
+    strings_of,
+    take_rows,
+)
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.partners import ENDINGS, Partners
@@ -132,7 +142,7 @@ class _Files:
         empty = np.empty(0, dtype=np.int64)
         self._images, self._captions, self._owner, self._rank = [empty], [empty], [empty], [empty]
         self._which = [empty.astype(np.int8)]
-        self.names = strings_of(self._walked())
+        self.names = prefixed_strings(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         self.images = _joined(self._images)
         """(n,) positions of images among the files, in the byte order of their names."""
@@ -163,12 +173,12 @@ class _Files:
                 found.setdefault(number, {})[name] = text if file >= 0 else ""
         return found
 
-    def _walked(self) -> Iterator[Sequence[str]]:
-        """The names of the files, folder by folder."""
+    def _walked(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """The names of the files, folder by folder, and what is before them."""
         for level, start, stop in self.walk:
             if level.mark is None:
                 level.mark, names = self._entered(level)
-                yield names
+                yield level.prefix, names
             place, caption, which, owner, rank = level.mark
             some = place[start:stop]
             mine = some >= 0
@@ -215,7 +225,7 @@ class _Files:
         for number in owners:
             self.sizes[number] += int(is_sample.sum())
         mark = np.where(is_sample, place, -1), caption, which, owner, np.cumsum(is_sample) - 1
-        return mark, [prefix + name for name in names] if prefix else names
+        return mark, names
 
     def _rule(self, owners: tuple[int, ...]) -> CaptionRule:
         """The first rule of the sets of a folder that looks for files."""

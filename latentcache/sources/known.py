@@ -290,10 +290,18 @@ def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
 
 def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
     """One column of strings from lists of them; no string is kept."""
+    return prefixed_strings(("", part) for part in parts)
+
+
+def prefixed_strings(parts: Iterable[tuple[str, Sequence[str]]]) -> Strings:
+    """The same of lists of names, each with a prefix before all of them."""
     data, lengths = bytearray(), array("q")
-    for part in parts:
-        text = "".join(part)
-        each = part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part]
-        lengths.extend(map(len, each))
+    for prefix, part in parts:
+        text = prefix.join(("", *part)) if prefix else "".join(part)
+        if text.isascii():
+            each = np.fromiter(map(len, part), dtype=np.int64, count=len(part)) + len(prefix)
+        else:
+            each = np.array([len((prefix + one).encode("utf-8", "surrogateescape")) for one in part], dtype=np.int64)
+        lengths.frombytes(each.tobytes())
         data += text.encode("utf-8", "surrogateescape")
     return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))

@@ -290,9 +290,9 @@ def with_contents(
         stat: (n, 6) memos of the files.
     """
     held = samples.inputs[name]
-    files, contents = np.asarray(held.file)[rows], _writable(held.content)
+    files, contents = np.asarray(held.file)[rows], writable(held.content)
     contents[rows] = content
-    stats, whole = _writable(samples.files.stat), _writable(samples.files.content)
+    stats, whole = writable(samples.files.stat), writable(samples.files.content)
     part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
     stats[files[~part]], whole[files[~part]] = stat[~part], content[~part]
     fold_reads(stats, files[part], stat[part])
@@ -300,7 +300,8 @@ def with_contents(
     return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
 
 
-def _writable(column: Any) -> NDArray[Any]:
+def writable(column: Any) -> NDArray[Any]:
+    """The column itself if it can be changed, else a copy."""
     return column if isinstance(column, np.ndarray) and column.flags.writeable else np.array(column)
 
 
