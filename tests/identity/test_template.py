@@ -10,10 +10,6 @@ from latentcache.identity.template import CLOCK, pin_clock, template_hash
 DAY = date(2024, 7, 26)
 
 
-def test_a_template_without_a_clock_stays():
-    assert pin_clock("no clock", DAY) == "no clock"
-
-
 def test_a_clock_that_cannot_be_answered_beforehand_is_refused():
     with pytest.raises(UsageError, match="clock"):
         pin_clock("{{ strftime_now(form) }}", DAY)

@@ -143,12 +143,6 @@ def test_first_frame(name):
     assert np.abs(pixels.astype(int) - (255, 0, 0)).max() <= 2
 
 
-def test_tiff_orientation_in_xmp_changes_nothing():
-    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    data = saved(IMAGE, format="TIFF", tiffinfo={700: xmp})
-    assert np.array_equal(decode(data, PROFILE), PIXELS)
-
-
 def srgb(**swap):
     """LittleCMS's own sRGB profile, with the places of named tags exchanged."""
     data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
@@ -178,13 +172,6 @@ def test_a_profile_is_converted_whatever_its_name(name):
     stored = np.asarray(Image.open(BytesIO(data)).convert("RGB"))
     assert np.array_equal(decode(data, PixelProfile(icc="ignore")), stored)
     assert np.abs(decode(data, PROFILE).astype(int) - stored[..., [1, 0, 2]]).max() <= 2
-
-
-def test_profile_applies_below_transparency():
-    image = IMAGE.copy()
-    image.putalpha(Image.fromarray(ALPHA))
-    pixels = decode(saved(image, format="PNG", icc_profile=srgb(rXYZ="gXYZ")), PROFILE)
-    assert np.abs(pixels.astype(int) - on_white(PIXELS[..., [1, 0, 2]], ALPHA)).max() <= 2
 
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG"])

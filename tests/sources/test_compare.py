@@ -87,16 +87,6 @@ def test_a_change_is_found_also_if_size_and_time_were_put_back(data):
     assert states(images(data, before))["a.jpg"] == CHANGED
 
 
-def test_a_change_of_a_file_of_the_same_stat_is_found_by_a_full_check(data):
-    before = scan(data, IMAGES, hash_all=True)
-    content = before.samples.inputs["image"].content.copy()
-    content[0] = 1
-    image = replace(before.samples.inputs["image"], content=content)
-    other = replace(before, samples=replace(before.samples, inputs={**before.samples.inputs, "image": image}))
-    assert states(images(data, other))["a.jpg"] == OK
-    assert states(images(data, other, full=True))["a.jpg"] == CHANGED
-
-
 @pytest.mark.parametrize(
     ("change", "state", "reason"),
     [
@@ -122,12 +112,6 @@ def test_what_happens_to_one_file(data, change, state, reason):
     assert (states(found)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
     assert item.expected
     assert item.found
-    total = (
-        len(found.samples)
-        + len(found.new)
-        + len([one for one in found.others if one.path not in before.samples.names])
-    )
-    assert total == len(set(before.samples.names) | set(found.now.samples.names))
 
 
 def test_a_folder_that_is_passed_over_now_says_so(tmp_path):
@@ -289,22 +273,6 @@ def test_duplicates_are_counted(tmp_path, texts, wanted, added):
     write(tmp_path / "a.jsonl", *texts)
     found = records(tmp_path, before)
     assert (Counter(states(found).values()), len(found.new)) == (wanted, added)
-
-
-def test_files_that_change_places_and_a_record_that_moves_to_another_file(tmp_path):
-    write(tmp_path / "a.jsonl", "a1", "a2")
-    write(tmp_path / "b.jsonl", "b1")
-    before = scan(tmp_path)
-    (tmp_path / "a.jsonl").rename(tmp_path / "x")
-    (tmp_path / "b.jsonl").rename(tmp_path / "a.jsonl")
-    (tmp_path / "x").rename(tmp_path / "b.jsonl")
-    found = records(tmp_path, before)
-    assert states(found) == {"a.jsonl:1": CHANGED, "a.jsonl:2": REMOVED, "b.jsonl:1": CHANGED}
-    assert new(found) == ["b.jsonl:2"]
-    write(tmp_path / "a.jsonl", "a1")
-    write(tmp_path / "b.jsonl", "b1", "a2")
-    found = records(tmp_path, before)
-    assert (states(found), new(found)) == ({"a.jsonl:1": OK, "a.jsonl:2": REMOVED, "b.jsonl:1": OK}, ["b.jsonl:2"])
 
 
 def test_two_data_sets_of_one_file(tmp_path):

@@ -182,14 +182,6 @@ def test_names_without_a_dataset_info_are_an_error(tmp_path):
         records_of(tmp_path, datasets=("x",))
 
 
-@pytest.mark.parametrize(("name", "words"), [("a.csv", "expected one of"), ("a.jsonl.gz", "packed")])
-def test_other_files_are_rejected_by_name(tmp_path, name, words):
-    (tmp_path / name).write_text("x")
-    with pytest.raises(UsageError) as caught:
-        records_of(tmp_path / name)
-    assert words in caught.value.why
-
-
 def test_nothing_there(tmp_path):
     with pytest.raises(SourceNotFoundError):
         records_of(tmp_path / "none")
@@ -287,25 +279,11 @@ def test_a_prompt_alone_is_text(tmp_path, columns, form, text):
     assert (found.form.form, found.form.text) == (form, text)
 
 
-@pytest.mark.parametrize(("name", "words"), [("hub", "server"), ("script", "script"), ("nobody", "nobody")])
-def test_an_entry_that_was_asked_for_and_cannot_be_used_is_an_error(folder, name, words):
-    with pytest.raises(UsageError, match=words) as caught:
-        read_dataset_info(folder, [name])
-    assert caught.value.fix
-
-
 @pytest.mark.parametrize("text", ["[]", '{"a": 1}', "{", '{"a": {}, "a": {}}'])
 def test_a_file_that_is_none_is_an_error(tmp_path, text):
     (tmp_path / "dataset_info.json").write_text(text)
     with pytest.raises(SourceError):
         read_dataset_info(tmp_path)
-
-
-def test_a_drawn_sample_is_noted(tmp_path):
-    (tmp_path / "a.json").write_text("[]")
-    (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.json", "num_samples": 5}}))
-    _, _, (note,) = read_dataset_info(tmp_path)
-    assert note.reason == "all-samples"
 
 
 def test_the_files_that_a_saved_data_set_names(tmp_path):

@@ -49,13 +49,6 @@ def test_lines_with_everything_that_goes_wrong(tmp_path):
     assert log.content == xxhash.xxh3_128_digest(b"\n".join(lines))
 
 
-def test_lines_that_are_too_long_are_rejected_and_the_next_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_files.LineReader.__init__, "__kwdefaults__", {"max_bytes": 30})
-    records, log = read(tmp_path, json.dumps({"text": "x" * 50}) + '\n{"text": "ok"}\n')
-    assert [r.text for r in records] == ["ok"]
-    assert [(item.line, item.reason) for item in log.rejected] == [(1, "line-too-long")]
-
-
 @pytest.mark.parametrize("spelling", ["[{0},{1},{2}]", "\n[\n {0},\n {1} ,\n\n {2}\n]\n"])
 def test_a_list_gives_its_items_with_their_lines(tmp_path, spelling):
     items = [

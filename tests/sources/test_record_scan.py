@@ -74,16 +74,6 @@ def test_the_columns(tmp_path):
     assert found.no_caption == 0
 
 
-def test_only_files_with_wanted_rows_are_read_again(tmp_path):
-    for name in "abc":
-        write(tmp_path / f"{name}.jsonl", f"{name}1", f"{name}2")
-    found = scan(tmp_path)
-    (tmp_path / "b.jsonl").unlink()
-    assert texts_of(found, [0, 1, 5]) == ["a1", "a2", "c2"]
-    with pytest.raises(ValueError, match="ascend"):
-        texts_of(found, [1, 0])
-
-
 @pytest.mark.parametrize("change", ["other", "shorter", "gone", "broken"])
 def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change):
     write(tmp_path / "a.jsonl", "one", "two", "three")

@@ -191,24 +191,17 @@ def test_a_table_that_is_not_a_file_of_the_folder(tmp_path):
         read_table(root, CSV, set())
 
 
-@given(st.lists(TEXTS, min_size=1, max_size=5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-@example(["\r", "\n", '"', ",", "\r\n", "\ufeff", "\u2028", " a "], csv.QUOTE_MINIMAL)
-def test_any_captions_come_back_from_a_csv(tmp_path_factory, captions, quoting):
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, quoting=quoting)
-    writer.writerows([["file_name", "text"], *((f"{i}.jpg", caption) for i, caption in enumerate(captions))])
-    root = tmp_path_factory.mktemp("csv")
+@given(st.lists(TEXTS, min_size=1, max_size=5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]), st.booleans())
+@example(["\r", "\n", '"', ",", "\r\n", "\ufeff", "\u2028", " a ", "NA", "001"], csv.QUOTE_MINIMAL, False)
+def test_any_captions_come_back(tmp_path_factory, captions, quoting, ascii_only):
+    text, root = io.StringIO(newline=""), tmp_path_factory.mktemp("table")
+    rows = [(f"{i}.jpg", caption) for i, caption in enumerate(captions)]
+    csv.writer(text, quoting=quoting).writerows([("file_name", "text"), *rows])
     (root / CSV).write_bytes(text.getvalue().encode())
-    assert [row.caption for row in read_table(root, CSV, set())[0]] == captions
-
-
-@given(st.lists(TEXTS, min_size=1, max_size=5), st.booleans())
-def test_any_captions_come_back_from_a_jsonl(tmp_path_factory, captions, ascii_only):
-    rows = [{"file_name": f"{i}.jpg", "text": caption} for i, caption in enumerate(captions)]
-    root = tmp_path_factory.mktemp("jsonl")
-    data = "\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
-    (root / JSONL).write_bytes(data.encode())
-    assert [row.caption for row in read_table(root, JSONL, set())[0]] == captions
+    lines = [json.dumps({"file_name": name, "text": one}, ensure_ascii=ascii_only) for name, one in rows]
+    (root / JSONL).write_bytes("\n".join(lines).encode())
+    for name in (CSV, JSONL):
+        assert [row.caption for row in read_table(root, name, set())[0]] == captions
 
 
 @given(st.binary(max_size=60), st.sampled_from([CSV, JSONL]))

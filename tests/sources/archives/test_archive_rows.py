@@ -76,19 +76,16 @@ def test_columns_of_both_formats(tmp_path: Path) -> None:
             assert rows == data.to_pylist()
 
 
-@pytest.mark.parametrize(("feature", "found"), [("Image", ("image",)), ("Audio", ())])
-def test_what_datasets_says_of_a_column_decides(tmp_path: Path, feature: str, found: tuple[str, ...]) -> None:
-    said = b'{"info": {"features": {"image": {"_type": "%s"}}}}' % feature.encode()
-    data = table().replace_schema_metadata({b"huggingface": said})
+PLAIN = b'{"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}'  # a data set that was not cast to ``Image``
+
+
+@pytest.mark.parametrize(
+    ("said", "found"), [(b'{"_type": "Image"}', ("image",)), (b'{"_type": "Audio"}', ()), (PLAIN, ("image",))]
+)
+def test_what_datasets_says_of_a_column_decides(tmp_path: Path, said: bytes, found: tuple[str, ...]) -> None:
+    told = {b"huggingface": b'{"info": {"features": {"image": %s}}}' % said}
+    data = table().replace_schema_metadata(told)
     assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == found
-
-
-def test_a_struct_that_datasets_knows_as_plain_values_is_known_by_its_first_value(tmp_path: Path) -> None:
-    """As in a data set whose features were not cast to ``Image``."""
-    said = b'{"info": {"features": {"image": {"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}}}}'
-    column = pa.array([{"bytes": data, "path": None} for data in images(3)])
-    data = pa.table({"image": column}).replace_schema_metadata({b"huggingface": said})
-    assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == ("image",)
 
 
 def test_a_plain_binary_column_is_known_by_its_first_value(tmp_path: Path) -> None:
@@ -171,16 +168,6 @@ def test_damaged_files_have_a_reason(tmp_path: Path, cut: int) -> None:
             columns_of(path, kind)
         assert error.value.slug == "rows-damaged"
         assert error.value.fix
-
-
-def test_damaged_pages_have_a_reason(tmp_path: Path) -> None:
-    path = as_parquet(tmp_path / "a.parquet", table(200), compression="zstd")
-    data = bytearray(path.read_bytes())
-    data[40:400] = bytes(360)
-    path.write_bytes(data)
-    with pytest.raises(UnusableSampleError) as error:
-        read_row(path, 1, 0)
-    assert error.value.slug == "rows-damaged"
 
 
 def test_lists_of_texts_are_several_captions(tmp_path: Path) -> None:
