@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,11 @@ from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import in_order
 
 _OFTEN = 4096
+#: A row, as numpy and as ``struct`` have it.
 _ROW = np.dtype(
-    [("file", np.int32), ("line", np.uint32), ("characters", np.uint32), ("form", np.uint8),
-     ("content", f"V{HASH_BYTES}")]
-)  # fmt: skip
+    [("file", "=i4"), ("line", "=u4"), ("characters", "=u4"), ("form", "u1"), ("content", f"V{HASH_BYTES}")]
+)
+_PACKED = Struct(f"=iIIB{HASH_BYTES}s")
 _BLOCK = 1 << 14
 
 
@@ -107,41 +109,38 @@ class RecordScan(Scan):
         trusted = np.flatnonzero(held.place >= 0)
         own = set(files.names.take(trusted)) if self.rejected else set()
         rejected = [item for item in self.rejected if item.line and item.name in own]
-        table, parts = self.known if held.all_trusted else None, list[NDArray[Any]]()
-        if table is None:
-            parts.append(self._known(held, trusted))
+        table, rows = self.known if held.all_trusted else None, bytearray()
         for file in np.flatnonzero(held.place < 0).tolist():
             if self.stopping():
                 break
-            parts += self._read(file, files, held, rejected)
+            self._read(file, files, held, rows, rejected)
+        if table is None:
+            read = np.frombuffer(rows, dtype=_ROW)
+            table = _table(files, held, reading, np.concatenate([self._known(held, trusted), read]))
         return Scanned(
-            samples=_table(files, held, reading, np.concatenate(parts)) if table is None else table,
+            samples=table,
             rejected=(*in_order(files.rejected), *_in_files(files.names, rejected)),
             notes=files.notes,
         )
 
-    def _read(self, file: int, files: RecordFiles, held: Known, bad: list[Rejected]) -> list[NDArray[Any]]:
-        """The rows of one file. Its rejected records go to ``bad``."""
-        name, parts, some = files.names[file], list[NDArray[Any]](), list[tuple[Any, ...]]()
+    def _read(self, file: int, files: RecordFiles, held: Known, rows: bytearray, bad: list[Rejected]) -> None:
+        """Add the rows of one file. Its rejected records go to ``bad``."""
+        name, first = files.names[file], len(rows)
         reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
         try:
             for number, record in enumerate(reader, start=1):
                 if self.part is None or self.part.holds(record.content):
                     size = min(record_size(record), 0xFFFF_FFFF)
-                    some.append((file, record.line, size, record.form, record.content))
-                if not number % _OFTEN:
-                    parts.append(np.array(some, dtype=_ROW))
-                    some.clear()
-                    if self.stopping():
-                        return parts
+                    rows += _PACKED.pack(file, record.line, size, record.form, record.content)
+                if not number % _OFTEN and self.stopping():
+                    return
         except UnusableSampleError as error:
-            if files.alone or some or parts:
+            if files.alone or len(rows) > first:
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
             bad.append(as_rejected(name, error))
-            return []
+            return
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
-        return [*parts, np.array(some, dtype=_ROW)]
 
     def _known(self, held: Known, trusted: NDArray[np.intp]) -> NDArray[Any]:
         """Rows of trusted files, in their order."""
