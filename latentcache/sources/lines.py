@@ -26,7 +26,9 @@ from latentcache.sources.reading import open_source, unusable
 MAX_LINE_BYTES = 64 << 20
 UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHUNK_BYTES = 1 << 20
-_PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstandard"), (b"PK\x03\x04", "zip"), (b"BZh", "bzip2"))
+_PACKED = {
+    b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstandard", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"
+}  # fmt: skip
 _SHOWN = 200
 
 
@@ -111,10 +113,15 @@ class LineReader:
     def _checked(self, chunk: bytes) -> bytes:
         if chunk.startswith(UTF16_BOMS):
             raise unusable("not-utf8", self._path, "it begins with the byte order mark of UTF-16, expected UTF-8")
-        for magic, name in _PACKED:
-            if chunk.startswith(magic):
-                raise unusable("compressed", self._path, f"it is packed with {name}")
+        refuse_packed(chunk, self._path)
         return chunk.removeprefix(codecs.BOM_UTF8)
+
+
+def refuse_packed(head: bytes, path: Path) -> None:
+    """Raise ``compressed`` for a file whose first bytes are those of a packed one."""
+    for magic, name in _PACKED.items():
+        if head.startswith(magic):
+            raise unusable("compressed", path, f"it is packed with {name}")
 
 
 def fault(cause: str, detail: str, field: str = "") -> UnusableSampleError:

@@ -24,7 +24,7 @@ from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, rejected
 from latentcache.sources.known import Scan
-from latentcache.sources.lines import listed
+from latentcache.sources.lines import listed, refuse_packed
 from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS
@@ -33,7 +33,6 @@ _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
 #: Members that are looked at to see if a tar holds images.
 _LOOKED_AT = 256
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,10 +88,7 @@ class _Tar:
 
     def entries(self) -> Entries:
         with open_source(self._path) as file:
-            head = os.pread(file.fileno(), 6, 0)
-            packed = next((word for magic, word in _PACKED.items() if head.startswith(magic)), "")
-            if packed:
-                raise unusable("compressed", self._path, f"it is compressed with {packed}")
+            refuse_packed(os.pread(file.fileno(), 6, 0), self._path)
             try:
                 for member in tar_members(file):
                     self._sort_in(member)

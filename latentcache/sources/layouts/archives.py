@@ -84,14 +84,10 @@ def recognize(tree: Tree) -> Layout | None:
 
 
 def is_of_images(path: Path) -> bool:
-    """True if a file is an archive whose head shows images."""
+    """True if a file is an archive whose head shows images, or cannot be read."""
     kind = kind_of_archive(path.name)
-    if not kind or (kind != TAR and find_spec("pyarrow") is None):
-        return False
-    try:
-        return shows_images(path, kind)
-    except UnusableSampleError:
-        return kind == TAR  # whoever reads it says why
+    is_readable = kind == TAR or (kind and find_spec("pyarrow") is not None)
+    return bool(is_readable) and _hold_images(path.parent, [path.name], kind)
 
 
 def recognize_file(path: Path, word: str = "") -> Layout:

@@ -71,7 +71,8 @@ def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
     prefix = f"{said['caption_prefix']} " if said.get("caption_prefix") else ""
     suffix = f" {said['caption_suffix']}" if said.get("caption_suffix") else ""
     bare = bool(prefix or suffix) and not words  # ``process_caption`` adds them to an empty caption too
-    rule = CaptionRule(
+    rule = replace(
+        caption_rule(words, extensions=(str(said.get("caption_extension") or ".caption"),)),
         prefix=prefix,
         suffix=suffix,
         bare=bare,
@@ -81,14 +82,8 @@ def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
     )
     if said.get("metadata_file"):
         return _of_metadata(config, said, rule, **more)
-    folder = config.place(said.get("image_dir"), "image_dir")
-    extension = str(said.get("caption_extension") or ".caption")
-    own = caption_rule(words, extensions=(extension,))
-    same = {
-        name: getattr(rule, name) for name in ("prefix", "suffix", "bare", "text_source", "lines", "has_wildcards")
-    }
-    reg = bool(said.get("is_reg"))
-    return of_folder(folder, replace(own, **same), recursive=False, class_words=words, is_reg=reg, **more)
+    folder, is_reg = config.place(said.get("image_dir"), "image_dir"), bool(said.get("is_reg"))
+    return of_folder(folder, rule, recursive=False, class_words=words, is_reg=is_reg, **more)
 
 
 def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **more: Any) -> Layout:

@@ -51,7 +51,8 @@ def read(config: Config, base: Path | None) -> Layout:
 def _part(config: Config, one: Mapping[str, Any]) -> Layout:
     text = one.get("text") or {}
     config.take(one, _USED)
-    config.take({f"image.{name}": value for name, value in (one.get("image") or {}).items()}, _unless_enabled(one))
+    image = {name: value for name, value in (one.get("image") or {}).items() if name.startswith("enable_")}
+    config.take({f"image.{name}": value for name, value in image.items()}, ())
     config.take({k: v for k, v in text.items() if v != _DEFAULTS.get(k)}, ("prompt_source", "prompt_path"))
     kind = str(one.get("type", "STANDARD"))
     return of_folder(
@@ -63,14 +64,6 @@ def _part(config: Config, one: Mapping[str, Any]) -> Layout:
         is_reg=kind == "PRIOR_PREDICTION",
         split="validation" if kind == "VALIDATION" or one.get("validation_concept") else "",
     )
-
-
-def _unless_enabled(one: Mapping[str, Any]) -> list[str]:
-    """Settings of augmentations that are off."""
-    image = one.get("image") or {}
-    on = {name.split("_", 2)[2] for name, value in image.items() if name.startswith("enable_") and value is True}
-    values = [name for name in image if not name.startswith("enable_")]
-    return [f"image.{name}" for name in values if not any(word in name for word in on)]
 
 
 def _balancing(one: Mapping[str, Any]) -> float:
