@@ -7,10 +7,10 @@ on items, entries, bytes, shapes and failures; it asks :class:`FieldKind` and :c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryK
 from latentcache.value import Value
 
 Array = NDArray[Any]
+S = TypeVar("S")
 #: Kinds below are reserved for this package; others use 128 to 255.
 FIRST_FOREIGN_KIND = 128
 
@@ -416,6 +417,13 @@ def check_choices(settings: Any) -> None:
         if choices and value is not None and value not in choices:
             flag = one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
             raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+
+
+def followed(settings: S, **cached: Any) -> S:
+    """Settings with values of the cache in place of those that were not given."""
+    values = {name: value for name, value in cached.items() if getattr(settings, name) is None}
+    found: S = replace(cast("Any", settings), **values)
+    return found
 
 
 def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from latentcache.encoders.text.stub import stub_description
 from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Described
+from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.identity.content import content_hash
 from latentcache.identity.template import CLOCK, pin_clock
 from latentcache.identity.tokenizer import tokenizer_fingerprint, tokenizer_parts
@@ -181,21 +181,20 @@ def _completed(
         )
     same = settings.tokenizer in (None, recorded)
     template = Path(made["chat_template"]) if made.get("chat_template") and same else None
-    given = replace(
-        settings,
-        tokenizer=_absolute(settings.tokenizer or str(recorded)),
-        chat_template=settings.chat_template or template,
-    )
+    found = followed(settings, tokenizer=recorded, chat_template=template)
+    path = Path(str(found.tokenizer))
+    if not is_stub(str(path)) and path.exists():
+        found = replace(found, tokenizer=str(path.resolve()))
     if before is None:
-        return given
-    return replace(
-        given,
+        return found
+    return followed(
+        found,
         # A cache of texts alone carries loss everywhere; that is no choice for conversations that come later.
-        loss=given.loss or (before.loss if before.chat_template or before.loss != "all" else None),
-        add_bos=before.add_bos if given.add_bos is None and same else given.add_bos,
-        template_options=given.template_options or (before.template_options if same else None),
-        add_eos=before.add_eos if given.add_eos is None else given.add_eos,
-        control_tokens=not before.split_control if given.control_tokens is None else given.control_tokens,
+        loss=before.loss if before.chat_template or before.loss != "all" else None,
+        add_bos=before.add_bos if same else None,
+        add_eos=before.add_eos,
+        template_options=before.template_options if same else None,
+        control_tokens=not before.split_control,
     )
 
 
@@ -234,12 +233,6 @@ def _check_unused(given: InputIdsSettings, what: str = "DATA has no conversation
     flag = "--chat-template" if given.chat_template else "--template-option" if given.template_options else ""
     if flag:
         raise UsageError(f"{flag}: {what}", why="no template writes its texts", fix=f"leave {flag} out")
-
-
-def _absolute(tokenizer: str) -> str:
-    """A path as an absolute one, any other word unchanged."""
-    path = Path(tokenizer)
-    return str(path.resolve()) if not is_stub(tokenizer) and path.exists() else tokenizer
 
 
 def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -32,7 +32,7 @@ from latentcache.fields.latents import (
     pixels_of,
 )
 from latentcache.fields.paired import mask_recipe
-from latentcache.fields.protocol import Cached, DescribeContext, Described
+from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"
@@ -205,14 +205,11 @@ def _described(
 ) -> ModelDescription:
     """The model, with the precision of the cache or the best one of this machine."""
     old = before.encoder if before else None
-    asked = replace(settings, model=settings.model or made.get("model"))
-    if settings.model is None:
-        asked = replace(asked, model_config=settings.model_config or made.get("model_config"))
+    config = made.get("model_config") if settings.model is None else None
+    asked = followed(settings, model=made.get("model"), model_config=config)
     if old is not None:
-        # Another model does not inherit tiles: it may have none.
-        tiling = old.tiling and settings.model is None if settings.tiling is None else settings.tiling
-        storage, posterior = settings.storage_dtype or old.storage_dtype, settings.latents or old.posterior
-        asked = replace(asked, storage_dtype=storage, latents=posterior, tiling=tiling)
+        tiling = old.tiling and settings.model is None  # another model may have no tiles
+        asked = followed(asked, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
     try:
         description = describe_model(asked, on_cuda=not context.check and on_cuda(context.device), known=made)
     except ModelNotFoundError as error:
