@@ -78,15 +78,6 @@ def test_a_variable_rate_goes_by_the_time_of_each_frame(ending, tmp_path):
     assert nearest != list(range(9))
 
 
-def test_only_frames_that_are_needed_are_decoded(tmp_path):
-    """The end of this file is damaged, and the clip at its start is not."""
-    path = write_video(tmp_path / "a.mp4", 24)
-    frames, data = plain_frames(path)[0], bytearray(path.read_bytes())
-    data[-60:] = bytes(60)
-    path.write_bytes(data)
-    assert np.array_equal(taken(path, 5), frames[:5])
-
-
 def test_files_that_are_cut_short(tmp_path):
     for ending in (".mp4", ".mkv", ".webm"):
         data = write_video(tmp_path / f"a{ending}", 24).read_bytes()

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.errors import RecipeError
 from latentcache.geometry.placement import Placement, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
@@ -56,11 +55,6 @@ def test_result_has_the_size_of_the_bucket(height, width, bucket, resample):
     assert result.shape == (bucket.height, bucket.width, 3)
     assert result.dtype == np.uint8
     assert result.flags.c_contiguous
-
-
-def test_unknown_kernel():
-    with pytest.raises(RecipeError, match="bicubic"):
-        resize_crop(image(64, 64), place_in(Size(64, 64), Size(64, 64)), "bicubic")
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, ValueError, RuntimeError])

@@ -96,13 +96,6 @@ def test_a_single_file_that_cannot_be_read_is_an_error(tmp_path):
         records_of(tmp_path / "a.jsonl")
 
 
-def test_a_list_that_breaks_after_records_were_given_is_an_error(tmp_path):
-    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": ]')
-    (tmp_path / "b.jsonl").write_text(ONE)
-    with pytest.raises(SourceError, match=r"a\.json"):
-        records_of(tmp_path)
-
-
 def test_dataset_info(tmp_path):
     (tmp_path / "a.json").write_text('[{"q": "x", "a": "y"}]')
     (tmp_path / "parts").mkdir()
@@ -174,12 +167,6 @@ def test_what_lies_beside_records_in_a_named_folder_is_noted(tmp_path):
         ("parts/README.md", "unused"),
         ("parts/more.csv", "table-unused"),
     ]
-
-
-def test_names_without_a_dataset_info_are_an_error(tmp_path):
-    (tmp_path / "a.jsonl").write_text(ONE)
-    with pytest.raises(UsageError, match="dataset_info"):
-        records_of(tmp_path, datasets=("x",))
 
 
 def test_nothing_there(tmp_path):

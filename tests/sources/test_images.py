@@ -12,7 +12,7 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
-from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
+from latentcache.sources.scan import Listing, SourceOptions, scan
 
 LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"
 LOOKED_FOR += " .webm .webp; "
@@ -273,17 +273,6 @@ def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path).endswith("; there is a cache in it, which is not read as data")
 
 
-def test_sources_are_only_looked_at_and_images_stay_closed(tmp_path, monkeypatch):
-    put(tmp_path, a_jpg="x", a_txt="x", sub__b_jpg="x")
-    before = {path: path.stat() for path in tmp_path.rglob("*")}
-    opened = []
-    true_open = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or true_open(path, *rest))
-    scan(tmp_path)
-    assert [path for path in opened if not Path(path).is_dir()] == [f"{tmp_path}/a.txt"]
-    assert {path: path.stat() for path in tmp_path.rglob("*")} == before
-
-
 # what is remembered
 
 
@@ -352,16 +341,6 @@ def test_touched_files_are_hashed_if_asked_and_believed_if_equal(tmp_path, trust
         map(content_hash, (b"x", b"q", b"z"))
     )
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [3, 4]]
-
-
-def test_what_a_build_read_is_filled_in(tmp_path):
-    put(tmp_path, a_jpg="x", a_txt="t", b_jpg="y")
-    found = scan(tmp_path)
-    content, stat = np.full((1, 16), 7, dtype=np.uint8), np.arange(6, dtype=np.uint64).reshape(1, 6)
-    table = with_contents(found.samples, "image", np.array([1]), content, stat)
-    assert table.inputs["image"].content.tolist() == [[0] * 16, [7] * 16]
-    place = int(table.inputs["image"].file[1])
-    assert (table.files.stat[place].tolist(), table.files.content[place].tolist()) == ([0, 1, 2, 3, 4, 5], [7] * 16)
 
 
 @pytest.mark.parametrize(

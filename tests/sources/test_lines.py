@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources import lines as lines_module
-from latentcache.sources.lines import LineReader, decode, parse_json, parse_json_at, shown
+from latentcache.sources.lines import LineReader, decode, parse_json
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,17 +96,6 @@ def test_json_that_is_none_is_rejected_with_its_fault(text, words):
     assert caught.value.slug == "no-json"
 
 
-def test_a_value_in_the_middle():
-    assert parse_json_at('[ {"a": 1} , 2]', 2) == ({"a": 1}, 10)
-
-
 def test_bytes_that_are_no_utf8_are_named():
     with pytest.raises(UnusableSampleError, match="0xe9 at byte 3"):
         decode(b"caf"[:2] + b"\xe9")
-
-
-@given(st.text(max_size=1000) | st.lists(st.integers(), max_size=200))
-def test_values_are_shown_on_one_short_line(value):
-    text = shown(value)
-    assert text.isprintable()
-    assert text == repr(value) or text == repr(value)[:200] + "..."

@@ -140,15 +140,6 @@ def test_compressed_arrow_is_refused_with_a_fix(tmp_path: Path) -> None:
     assert "save_to_disk" in error.value.fix
 
 
-def test_a_row_without_an_image_says_so(tmp_path: Path) -> None:
-    values = [{"bytes": PNG, "path": None}, {"bytes": None, "path": "/elsewhere.png"}]
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    path = as_parquet(tmp_path / "a.parquet", pa.table({"image": pa.array(values, kind)}))
-    with pytest.raises(UnusableSampleError, match="row 2") as error:
-        read_row(path, 2, 0)
-    assert error.value.slug == "no-image"
-
-
 def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
     path = as_parquet(tmp_path / "a.parquet", table(5))
     assert read_row(path, 3, 0)[0] == images(5)[2]
