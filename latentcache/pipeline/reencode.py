@@ -6,8 +6,8 @@ difference comes from decoding or encoding. Nothing is written. Cost: the encode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from latentcache.fields.protocol import (
     Job,
     Made,
     Output,
-    Prepared,
     Producer,
     ProducerContext,
 )
@@ -64,86 +63,55 @@ class Reencode:
     def encode(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int]
     ) -> Iterator[tuple[int, Made | Failure]]:
-        """Encode the inputs of these rows again, in any order."""
-        root = names_root(root, snapshot.source)
-        unread: list[tuple[int, Failure]] = []
-        jobs = self._jobs(snapshot, root, field, rows, unread)
-        yield from reencode_jobs(kind_of(field), jobs, lambda: self._opened(snapshot, root, field))
-        yield from unread
+        """Encode the inputs of these rows again, in any order, one by one."""
+        held, samples, kind = snapshot.fields[field], snapshot.samples, kind_of(field)
+        root, by_sample = names_root(root, snapshot.source), defaultdict[int, list[int]](list)
+        for row in sorted(rows):
+            by_sample[int(held.sample[row])].append(row)
+        listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
+        content, producer = kind.content(samples), None
+        try:
+            inputs = _inputs(listing, list(by_sample), kind.inputs)
+            for (sample, items), given in zip(by_sample.items(), inputs, strict=True):
+                if isinstance(given, Failure):
+                    yield from ((row, given) for row in items)
+                    continue
+                producer = producer or self._opened(snapshot, root, field)
+                job = Job(
+                    sample=sample,
+                    name=samples.names[sample],
+                    inputs=given,
+                    content=np.asarray(content[sample]).tobytes(),
+                    facts={name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()},
+                    outputs=tuple(_output(held, row) for row in items),
+                )
+                yield from _encoded(producer, kind, job)
+        finally:
+            if producer is not None:
+                producer.close()
 
     def _opened(self, snapshot: Snapshot, root: Path, field: str) -> Producer:
-        described, held = self.described(snapshot, field), snapshot.fields[field]
-        context = ProducerContext(
-            root=str(root),
-            device=self._asked,
-            groups=held.groups,
-            options={"max_pixels": MAX_PIXELS},
-        )
+        described, held, options = self.described(snapshot, field), snapshot.fields[field], {"max_pixels": MAX_PIXELS}
+        context = ProducerContext(root=str(root), device=self._asked, groups=held.groups, options=options)
         producer: Producer = load(kind_of(field).producer)(described.producer, described.recipe, context)
         producer.open()
         self.device = producer.device
         return producer
 
-    def _jobs(
-        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], unread: list[tuple[int, Failure]]
-    ) -> Iterator[Job]:
-        """One job per sample, with its stored columns; rows of inputs that cannot be read go to ``unread``."""
-        held, samples = snapshot.fields[field], snapshot.samples
-        kind = kind_of(field)
-        chosen = np.sort(np.asarray(rows, dtype=np.intp))
-        wanted = zip(np.asarray(held.sample[chosen]).tolist(), chosen.tolist(), strict=True)
-        by_sample = [
-            (sample, [row for _, row in pairs]) for sample, pairs in groupby(wanted, key=lambda pair: pair[0])
-        ]
-        listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
-        inputs = _inputs(listing, [sample for sample, _ in by_sample], kind.inputs)
-        content = kind.content(samples)
-        for (sample, items), given in zip(by_sample, inputs, strict=True):
-            if isinstance(given, Failure):
-                unread += [(row, given) for row in items]
-                continue
-            yield Job(
-                sample=sample,
-                name=samples.names[sample],
-                inputs=given,
-                content=np.asarray(content[sample]).tobytes(),
-                facts={name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()},
-                outputs=tuple(_output(held, row) for row in items),
-            )
 
-
-def reencode_jobs(
-    kind: FieldKind, jobs: Iterable[Job], opened: Callable[[], Producer]
-) -> Iterator[tuple[int, Made | Failure]]:
-    """Encode the items of jobs in this process, one by one, and store nothing.
-
-    Args:
-        kind: Of the field.
-        jobs: With the content hash of their inputs; if a job has another one, its items fail: ``source-changed``.
-        opened: Gives the open producer; called at the first job.
-    """
-    producer: Producer | None = None
-    try:
-        for job in jobs:
-            producer = producer or opened()
-            read = prepare(producer, kind, job)
-            if not isinstance(read, Failure) and read.content != job.content:
-                detail = "its inputs are not those that the cache was made from"
-                read = Failure(reason="source-changed", detail=detail)
-            if isinstance(read, Failure):
-                yield from ((output.item, read) for output in job.outputs)
-            else:
-                yield from ((one.output.item, _made(producer, kind, one)) for one in read.items)
-    finally:
-        if producer is not None:
-            producer.close()
-
-
-def _made(producer: Producer, kind: FieldKind, prepared: Prepared) -> Made | Failure:
-    try:
-        return producer.encode([prepared]).result()[0]
-    except DeviceMemoryError as error:
-        return Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
+def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[int, Made | Failure]]:
+    """The items of a job, or why they cannot be made."""
+    read = prepare(producer, kind, job)
+    if not isinstance(read, Failure) and read.content != job.content:
+        read = Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
+    if isinstance(read, Failure):
+        yield from ((output.item, read) for output in job.outputs)
+        return
+    for one in read.items:
+        try:
+            yield one.output.item, producer.encode([one]).result()[0]
+        except DeviceMemoryError as error:
+            yield one.output.item, Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
 
 
 def _describe(held: FieldRows, settings: Any, context: DescribeContext) -> Described:

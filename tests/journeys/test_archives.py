@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import acknowledged, build_here, entries, finished, look, start_build, state_of, wait_for
+from commands import build_here, entries, look, state_of
 from made_archives import FORMS, as_folder, as_tars, png, rows_of, some_images, write_tar
 
 from latentcache import open_cache
@@ -91,21 +91,6 @@ def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> No
     reasons = {item["reason"] for item in found.json["items"] if item["category"] == "stale"}
     assert reasons == {"source-changed", "caption-changed"}
     assert counts(build_here(data, cache)) == {"samples": COUNT, "encoded": 1, "cached": COUNT - 1, "no_caption": 1}
-    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
-
-
-def test_a_killed_build_is_continued(form: str, data: Path, tmp_path: Path) -> None:
-    cache, events = tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, delay_ms=150, events=events)
-    wait_for(lambda: len(acknowledged(events)) >= 2, process)
-    process.kill()
-    finished(process)
-    done = set(acknowledged(events))
-    assert 0 < len(done) < COUNT
-    there = set(entries(cache))
-    last = build_here(data, cache, events=events)
-    assert counts(last)["encoded"] == COUNT - len(there)
-    assert len(acknowledged(events)) == len(set(acknowledged(events))) == COUNT
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
 
 

@@ -49,10 +49,10 @@ def test_a_batch_that_would_take_too_long_is_given_up(tmp_path):
     assert build(data, cache).json["counts"]["encoded"] == 10
 
 
-@both
-def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number):
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--device", "cpu*2"))])
+def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number, words):
     data, cache, events = draw_folder(tmp_path / "data", 30), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, delay_ms=400, events=events)
+    process = start_build(data, cache, *words, delay_ms=400, events=events)
     wait_for((cache / "BUILDING").exists, process)
     time.sleep(0.3)
     process.send_signal(number)

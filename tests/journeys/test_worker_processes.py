@@ -81,20 +81,6 @@ def test_while_workers_of_a_dead_build_still_end_the_cache_is_held(tmp_path):
     ends_whole(data, cache, events)
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path):
-    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, *TWO, delay_ms=400, events=events, start_new_session=True)
-    wait_for(lambda: len(workers_of(process)) == 2, process)
-    time.sleep(0.8)
-    os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.2)
-    started = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    assert finished(process, 10).status == 130
-    assert time.monotonic() - started < 3
-    ends_whole(data, cache, events)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_of_builds_and_workers_at_random(tmp_path, seed):

@@ -162,8 +162,6 @@ class Watchdog:
     def _allowed(self, step: Activity) -> float:
         if step.stage == OPENING:
             return _OPENING * self._deadline
-        weights = [self._weight(item) for item in step.items]
-        most = max(weights, default=0.0)
         if step.stage == ENCODING and not self._on_cpu:
-            return self._deadline * (max(most, 1.0) + len(weights) / _BATCH)
-        return self._deadline * max(sum(weights), 1.0)
+            return self._deadline * (1.0 + len(step.items) / _BATCH)
+        return self._deadline * max(sum(map(self._weight, step.items)), 1.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,9 +14,7 @@ import pytest
 
 from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
-from latentcache.fields.protocol import ProducerContext
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.reencode import reencode_jobs
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
 from latentcache.pipeline.workers.pool import WorkerPool, cut, worker_count
@@ -26,7 +22,6 @@ from latentcache.pipeline.workers.process import WorkerProcess
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
-from tests.pipeline.workers.toy_kinds import ToyProducer
 
 TEXTS = [f"word{number}" for number in range(40)]
 
@@ -268,23 +263,6 @@ def test_a_stop_request_commits_the_running_batch(toy, workers):
     assert result.encoded == len(toy.stored())
 
 
-def test_a_second_request_waits_for_nobody(words):
-    """As from signals: the first one waits for the batch in hand, the second one does not."""
-
-    def ask():
-        while not words.times("encode", "w"):
-            time.sleep(0.05)
-        words.stop.request()
-        time.sleep(0.5)
-        words.stop.request()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    words.run(["w hang-encode"])
-    thread.join()
-    assert words.stop.hurry
-
-
 @pytest.mark.slow
 def test_a_stopped_build_accuses_no_worker(toy):
     script = (
@@ -335,27 +313,6 @@ def test_worker_counts(toy, monkeypatch):
     assert worker_count(default, toy.kind, 1 << 14) == (4 if toy.name == "words" else 0)
     assert worker_count(toy.task(device="cpu*2", workers=2), toy.kind, 100) == 2
     assert worker_count(toy.task(device="cpu", workers=0, needs_torch=True), toy.kind, 100) == 1
-
-
-def test_items_are_made_again_without_storing(squares):
-    texts = ["a", "b fail-prepare", "c huge", "d fail-encode", "e", "f"]
-    jobs = squares.jobs(texts)
-    opened = []
-
-    def producer():
-        context = ProducerContext(root=squares.task().root)
-        opened.append(ToyProducer(squares.task().producer, squares.kind.recipe_from_json({}), context))
-        return opened[0]
-
-    known = [
-        dataclasses.replace(job, content=content_hash(text.encode())) for job, text in zip(jobs, texts, strict=True)
-    ]
-    known[5].content = bytes(15) + b"\x01"
-    found = list(reencode_jobs(squares.kind, known, producer))
-    failed = {item // 2: made.reason for item, made in found if not hasattr(made, "array")}
-    assert (len(found), len(opened), squares.stored()) == (12, 1, {})
-    assert failed == {1: "bad-toy", 2: "out-of-memory", 3: "bad-toy", 5: "source-changed"}
-    assert not list(reencode_jobs(squares.kind, [], producer))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
