@@ -30,13 +30,13 @@ def option(default: Any, flag: str, text: str, **more: Any) -> Any:
     """One option.
 
     Args:
-        default: Its value if it is not given; ``...``: required.
+        default: Its value if it is not given; ``...``: required, or given by the parameter in an annotation.
         flag: Its flags and its metavar: ``--out -o PATH``.
         text: Its help, with the default at the end.
         more: Further arguments of typer: ``min``, ``max``.
     """
     words = flag.split()
-    metavar = words.pop() if not words[-1].startswith("-") else None
+    metavar = None if words[-1].startswith("-") else words.pop()
     return typer.Option(default, *words, help=text, metavar=metavar, show_default=False, **more)
 
 
@@ -45,15 +45,8 @@ def argument(metavar: str, text: str, default: Any = ...) -> Any:
     return typer.Argument(default, metavar=metavar, help=text, readable=False, show_default=False)
 
 
-def _shared(flag: str, text: str, **more: Any) -> Any:
-    """An option of several commands, as an annotation."""
-    words = flag.split()
-    metavar = words.pop() if not words[-1].startswith("-") else None
-    return typer.Option(*words, help=text, metavar=metavar, show_default=False, **more)
-
-
-_of_data = functools.partial(_shared, rich_help_panel="Options of DATA")
-
+#: An option of several commands, as an annotation.
+_shared = functools.partial(option, ...)
 _ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
 _KINDS = "Load a field kind that is not installed. Repeatable."
 _OVERFLOW = "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split."
@@ -72,64 +65,33 @@ Chunk = Annotated[int | None, _shared("--chunk N", "Rows of N tokens cut from jo
 Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 
-#: Attribute of ``SourceOptions`` -> its option; a command takes all of them as its parameter ``source``.
-_SOURCE: Mapping[str, Any] = {
-    "datasets": Annotated[
-        list[str] | None, _of_data("--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]")
-    ],
-    "text_lines": Annotated[bool | None, _of_data("--text-lines", "Treat each line of a text file as a document.")],
-    "layout": Annotated[
-        str | None,
-        _of_data(
-            "--layout WORD",
-            "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]",
-        ),
-    ],
-    "caption_ext": Annotated[
-        str | None,
-        _of_data("--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"),
-    ],
-    "default_caption": Annotated[
-        str | None,
-        _of_data("--default-caption TEXT", "Caption of images without one; may be empty. [default: they have none]"),
-    ],
-    "caption_prefix": Annotated[str | None, _of_data("--caption-prefix TEXT", "Put TEXT before every caption.")],
-    "caption_suffix": Annotated[str | None, _of_data("--caption-suffix TEXT", "Put TEXT behind every caption.")],
-    "masks": Annotated[
-        str | None,
-        _of_data(
-            "--masks FOLDER", "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]"
-        ),
-    ],
-    "controls": Annotated[
-        list[str] | None,
-        _of_data("--controls FOLDER", "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
-    ],
-    "caption_lines": Annotated[
-        str | None,
-        _of_data(
-            "--caption-lines first|all",
-            "Use the first line of a caption, or each line as a caption. [default: as the layout]",
-        ),
-    ],
-    "repeats": Annotated[
-        bool | None,
-        _of_data(
-            "--repeats/--no-repeats", "Serve a sample as often per epoch as DATA says, or once. [default: repeats]"
-        ),
-    ],
-    "split": Annotated[str | None, _of_data("--split NAME", "Split to read, if DATA has several. [default: train]")],
-    "image_column": Annotated[
-        str | None,
-        _of_data(
-            "--image-column NAME", "Column of images, or the end of their names in tars. [default: the only one]"
-        ),
-    ],
-    "caption_column": Annotated[
-        str | None,
-        _of_data("--caption-column NAME", "Column of captions, or their JSON key in tars. [default: the only one]"),
-    ],
-}
+_TEXT, _TEXTS, _SWITCH = str | None, list[str] | None, bool | None
+#: Attribute of ``SourceOptions`` -> type, flag and help; a command takes all of them as its parameter ``source``.
+_SOURCE: Mapping[str, tuple[Any, str, str]] = {
+    "datasets": (_TEXTS, "--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]"),
+    "text_lines": (_SWITCH, "--text-lines", "Treat each line of a text file as a document."),
+    "layout": (_TEXT, "--layout WORD",
+               "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]"),
+    "caption_ext": (_TEXT, "--caption-ext EXT",
+                    "Extension of caption files. [default: .txt, then .caption, then .json]"),
+    "default_caption": (_TEXT, "--default-caption TEXT",
+                        "Caption of images without one; may be empty. [default: they have none]"),
+    "caption_prefix": (_TEXT, "--caption-prefix TEXT", "Put TEXT before every caption."),
+    "caption_suffix": (_TEXT, "--caption-suffix TEXT", "Put TEXT behind every caption."),
+    "masks": (_TEXT, "--masks FOLDER",
+              "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]"),
+    "controls": (_TEXTS, "--controls FOLDER",
+                 "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
+    "caption_lines": (_TEXT, "--caption-lines first|all",
+                      "Use the first line of a caption, or each line as a caption. [default: as the layout]"),
+    "repeats": (_SWITCH, "--repeats/--no-repeats",
+                "Serve a sample as often per epoch as DATA says, or once. [default: repeats]"),
+    "split": (_TEXT, "--split NAME", "Split to read, if DATA has several. [default: train]"),
+    "image_column": (_TEXT, "--image-column NAME",
+                     "Column of images, or the end of their names in tars. [default: the only one]"),
+    "caption_column": (_TEXT, "--caption-column NAME",
+                       "Column of captions, or their JSON key in tars. [default: the only one]"),
+}  # fmt: skip
 #: ``SourceOptions`` that a command line asks for; None: no option was given.
 Source = Any
 
@@ -182,7 +144,7 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     names = Annotated[str | None, _shared("--fields NAME,...", _NAMES if "source" in own.parameters else _CHECKED)]
     extra = {"fields": _parameter("fields", names), "field": _parameter("field", Kinds)}
     made = {name: option.parameter for name, option in options.items()} | extra
-    sources = {name: _parameter(name, hint) for name, hint in _SOURCE.items()}
+    sources = {name: _parameter(name, _of_data(*about)) for name, about in _SOURCE.items()}
     instead = {"requested": made.values(), "source": sources.values()}
     merged = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
 
@@ -246,6 +208,10 @@ def _plain(hint: Any) -> tuple[Any, bool]:
     return (hint if hint in (bool, int, float, str, Path) else str, False)
 
 
+def _of_data(kind: Any, flag: str, text: str) -> Any:
+    return Annotated[kind, _shared(flag, text, rich_help_panel="Options of DATA")]
+
+
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -300,8 +266,8 @@ def source_words(source: Source) -> str:
     from latentcache.sources.scan import SourceOptions
 
     words, defaults = list[str](), SourceOptions()
-    for name, hint in _SOURCE.items():
-        flag, value = hint.__metadata__[0].default, getattr(source or defaults, name)
+    for name, (_, about, _) in _SOURCE.items():
+        flag, value = about.split()[0], getattr(source or defaults, name)
         if isinstance(value, bool) and value != getattr(defaults, name):
             words.append(flag.split("/")[not value])
         elif value != getattr(defaults, name):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,52 +17,18 @@ from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError
-from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.fields.protocol import FieldRecipe
-    from latentcache.store.snapshot import FieldRows, Snapshot
+    from latentcache.store.snapshot import Snapshot
     from latentcache.verify.findings import Finding, VerifyReport
     from latentcache.verify.repair import RepairPlan, RepairReport
+    from latentcache.verify.selection import Depth
     from latentcache.verify.verify import Requested as AskedRecipes
 
 HELP = """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
 
 With recipe flags: check if a build with these flags would reuse the entries. Read-only without --repair.
 """
-
-
-class _Arguments(Value):
-    """The command line."""
-
-    cache: Path
-    data: Path | None
-    requested: flags.Requested
-    repair: bool
-    yes: bool
-    device: str
-    reencode: int | None
-    untrusted: bool
-    whole: bool
-
-    def check(self) -> None:
-        """Reject contradicting flags before anything is read."""
-        if self.reencode is not None and self.untrusted:
-            why = "the manifest of an untrusted cache would name the model to load"
-            raise UsageError("--reencode: not available with --untrusted", why=why, fix="leave one of them out")
-        if self.reencode is None and self.device != "auto":
-            raise UsageError(f"--device={self.device}: needs --reencode", fix="add --reencode 300, or leave it out")
-        if self.repair and not self.whole:
-            raise UsageError(
-                "--repair: not available with --sample or --untrusted",
-                why="a repair removes the findings of a complete check",
-                fix=f"latentcache verify {shlex.quote(str(self.cache))} --repair",
-            )
-        if not self.repair and self.yes:
-            fix = f"latentcache verify {shlex.quote(str(self.cache))} --repair --yes"
-            raise UsageError("--yes: needs --repair", fix=fix)
-        if self.repair and not self.yes and not sys.stdin.isatty():
-            raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
 
 def verify(
@@ -90,23 +57,14 @@ def verify(
 ) -> int:
     """Check a cache against its sources."""
     from latentcache.plan.numbers import tolerated
+    from latentcache.verify.fixes import Commands
     from latentcache.verify.outside import limited_memory
     from latentcache.verify.selection import Depth, parse_selection
+    from latentcache.verify.verify import verify_cache
 
     if allow_failed is not None:
         tolerated(allow_failed, 0)
-    asked = _Arguments(
-        cache=cache,
-        data=data,
-        requested=requested,
-        repair=repair,
-        yes=yes,
-        device=device,
-        reencode=reencode,
-        untrusted=untrusted,
-        whole=sample is None and not untrusted,
-    )
-    asked.check()
+    _check_flags(shlex.quote(str(cache)), device, reencode, sample, repair=repair, yes=yes, untrusted=untrusted)
     depth = Depth(
         full=full or repair,
         selection=None if sample is None else parse_selection(sample, seed),
@@ -114,8 +72,24 @@ def verify(
         reencode=reencode or 0,
         seed=seed,
     )
+    look: dict[str, Any] = {
+        "data": data,
+        "requested": partial(_recipes, requested=requested, depth=depth, device=device),
+        "depth": depth,
+        "reencode": _encoder(requested, device) if reencode else None,
+        "commands": Commands(
+            common=requested.common,
+            recipe=requested.words,
+            run="" if device == "auto" else f"--device {device}",
+            allow_failed=allow_failed,
+        ),
+    }
+    repaired: RepairReport | None = None
     with limited_memory(cache) if untrusted else nullcontext():
-        report, repaired = _checked(asked, depth, allow_failed)
+        if repair:
+            report, repaired = _repaired(cache, look, yes=yes)
+        else:
+            report = verify_cache(cache, **look)
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     if as_json:
@@ -125,29 +99,29 @@ def verify(
     return exit_code
 
 
-def _checked(args: _Arguments, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
-    """Check, and repair with ``--repair``."""
-    from latentcache.verify.fixes import Commands
-    from latentcache.verify.verify import verify_cache
+def _check_flags(
+    cache: str, device: str, reencode: int | None, sample: str | None, *, repair: bool, yes: bool, untrusted: bool
+) -> None:
+    """Reject contradicting flags before anything is read."""
+    if reencode is not None and untrusted:
+        why = "the manifest of an untrusted cache would name the model to load"
+        raise UsageError("--reencode: not available with --untrusted", why=why, fix="leave one of them out")
+    if reencode is None and device != "auto":
+        raise UsageError(f"--device={device}: needs --reencode", fix="add --reencode 300, or leave it out")
+    if repair and (sample is not None or untrusted):
+        why, fix = "a repair removes the findings of a complete check", f"latentcache verify {cache} --repair"
+        raise UsageError("--repair: not available with --sample or --untrusted", why=why, fix=fix)
+    if yes and not repair:
+        raise UsageError("--yes: needs --repair", fix=f"latentcache verify {cache} --repair --yes")
+    if repair and not yes and not sys.stdin.isatty():
+        raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
-    commands = Commands(
-        common=args.requested.common,
-        recipe=args.requested.words,
-        run="" if args.device == "auto" else f"--device {args.device}",
-        allow_failed=allow_failed,
-    )
-    look: dict[str, Any] = {
-        "data": args.data,
-        "requested": _recipes(args, depth),
-        "depth": depth,
-        "reencode": _encoder(args),
-        "commands": commands,
-    }
-    if not args.repair:
-        return verify_cache(args.cache, **look), None
+
+def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> tuple[VerifyReport, RepairReport]:
+    """Check and repair."""
     from latentcache.verify.repair import repair_cache
 
-    repaired = repair_cache(args.cache, **look, confirm=lambda plan: _confirmed(plan, yes=args.yes))
+    repaired = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
     _show_repair(repaired)
     report = repaired.plan.report
     if repaired.done:
@@ -155,55 +129,39 @@ def _checked(args: _Arguments, depth: Any, allow_failed: str | None) -> tuple[Ve
     return report, repaired
 
 
-def _encoder(args: _Arguments) -> Any:
+def _encoder(requested: flags.Requested, device: str) -> Any:
     """The encoder of ``--reencode``, loaded by its first use."""
-    if args.reencode is None:
-        return None
     from latentcache.pipeline.reencode import Reencode
 
-    return Reencode(settings=args.requested.fields, device=args.device)
+    return Reencode(settings=requested.fields, device=device)
 
 
 # requested recipes
 
 
-def _recipes(args: _Arguments, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
-    """The recipes that the flags ask for, once the snapshot is open."""
-
-    def requested(snapshot: Snapshot) -> AskedRecipes:
-        from latentcache.verify.verify import Requested
-
-        _check_fields(args.requested, snapshot)
-        recipes: dict[str, FieldRecipe] = {}
-        provenances: dict[str, Mapping[str, Any]] = {}
-        compared: set[str] = set()
-        reasons: dict[str, str] = {}
-        for name, rows in snapshot.fields.items():
-            settings = args.requested.fields.get(name)
-            if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
-                continue
-            described = _described(rows, settings, args)
-            if settings is not None or described.recipe.recipe_id != rows.recipe.recipe_id:
-                recipes[name], provenances[name] = described.recipe, described.provenance
-            if described.producer:
-                compared.add(name)
-            elif described.notes:
-                reasons[name] = described.notes[0]
-        return Requested(recipes=recipes, compared=frozenset(compared), provenances=provenances, reasons=reasons)
-
-    return requested
-
-
-def _described(rows: FieldRows, settings: Any, args: _Arguments) -> Any:
-    """The recipe that a build would use now; files are read, nothing is loaded."""
+def _recipes(snapshot: Snapshot, *, requested: flags.Requested, depth: Depth, device: str) -> AskedRecipes:
+    """The recipes that the flags ask for: those that a build would use now. Files are read, nothing is loaded."""
     from latentcache.fields.protocol import Cached, DescribeContext
     from latentcache.fields.registry import load
+    from latentcache.verify.verify import Requested
 
-    kind = rows.kind
-    assert kind is not None
-    cached = Cached(recipe=rows.recipe, provenance={} if args.untrusted else rows.provenance)
-    context = DescribeContext(device=args.device, check=True, check_encoder=args.reencode is not None)
-    return load(kind.describer)(kind.settings() if settings is None else settings, cached, context)
+    _check_fields(requested, snapshot)
+    recipes, provenances, reasons = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    compared: set[str] = set()
+    context = DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
+    for name, rows in snapshot.fields.items():
+        settings = requested.fields.get(name)
+        if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
+            continue
+        cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
+        described = load(rows.kind.describer)(settings or rows.kind.settings(), cached, context)
+        if settings is not None or described.recipe.recipe_id != rows.recipe.recipe_id:
+            recipes[name], provenances[name] = described.recipe, described.provenance
+        if described.producer:
+            compared.add(name)
+        elif described.notes:
+            reasons[name] = described.notes[0]
+    return Requested(recipes=recipes, compared=frozenset(compared), provenances=provenances, reasons=reasons)
 
 
 def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
