@@ -1,7 +1,7 @@
 """Errors of latentcache: each names the problem, the place, the cause and the fix.
 
 Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints these attributes on four lines and
-JSON output carries them unchanged. :func:`catalog` lists every slug; ``exit_code`` is 2 unless a class says another.
+JSON output carries them unchanged. ``exit_code`` is 2 unless a class says another.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-
-from latentcache.value import Value
 
 
 class LatentcacheError(Exception):
@@ -375,50 +373,3 @@ def count_of(number: int, words: str) -> str:
 
 
 _SINGULAR = {"have": "has", "are": "is", "belong": "belongs"}
-
-
-class Slug(Value):
-    """One row of the catalog of errors."""
-
-    name: str
-    exit_code: int
-    meaning: str
-
-
-#: Slugs of single places, beside those of the classes: name -> (exit code, meaning).
-SPECIFIC: Mapping[str, tuple[int, str]] = {
-    "bug": (70, "A fault of latentcache itself; LATENTCACHE_DEBUG=1 shows the traceback."),
-    "cache-kind": (3, "DATA holds other inputs than the fields of the cache."),
-    "cache-unfinished": (3, "The first build of this cache has not finished."),
-    "extra-missing": (2, "An optional package is not installed."),
-    "foreign-sampler": (2, "A DataLoader or accelerate put its own sampler in place of the loader's."),
-    "load-truncated": (2, "Another package has set Pillow to accept truncated images."),
-    "memory": (3, "This machine is out of memory."),
-    "no-flips": (2, "The cache holds no horizontal flips."),
-    "no-moments": (2, "The cache holds no posterior moments."),
-    "no-prompt": (2, "The cache does not hold this prompt."),
-    "no-posterior": (2, "The encoder has no posterior to sample from."),
-    "no-tiling": (2, "The encoder cannot work in tiles."),
-    "other-captions": (2, "Two fields hold other variants of the same captions."),
-    "output": (3, "Standard output is not writable."),
-    "resume-mismatch": (2, "A loader state belongs to another cache or other options."),
-    "resume-version": (2, "A loader state was written by a newer version."),
-    "served-by-workers": (2, "A DataLoader served batches that the loader's state does not count."),
-    "sharded-twice": (2, "A loader of one rank was given to accelerator.prepare inside a DataLoader."),
-    "system": (3, "The operating system rejected a file operation."),
-    "too-long": (1, "A document is longer than a row."),
-}
-
-
-def catalog() -> tuple[Slug, ...]:
-    """Every error slug with its exit code and meaning, sorted by name."""
-    found = {name: Slug(name=name, exit_code=code, meaning=text) for name, (code, text) in SPECIFIC.items()}
-    classes: list[type[LatentcacheError]] = LatentcacheError.__subclasses__()
-    for cls in classes:
-        classes += cls.__subclasses__()
-        if cls.__module__ == __name__ and cls is not InterruptedBuildError:
-            meaning = (cls.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".") + "."
-            found[cls.slug] = Slug(name=cls.slug, exit_code=cls.exit_code, meaning=meaning)
-    meaning = "A signal ended the command; acknowledged work of a build is committed. 143 after SIGTERM."
-    found["interrupted"] = Slug(name="interrupted", exit_code=130, meaning=meaning)
-    return tuple(found[name] for name in sorted(found))

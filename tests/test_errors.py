@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from make_reference import SPECIFIC, catalog
 
 from latentcache import errors
 from latentcache.errors import (
@@ -95,14 +96,14 @@ def test_a_caller_who_knows_only_python_can_catch_it(name, builtin):
 
 def test_the_catalog_lists_every_slug_that_the_package_uses():
     """A slug is the class's own, or given at the place that raises it."""
-    rows = {one.name: one for one in errors.catalog()}
+    rows = {one.name: one for one in catalog()}
     used = {"output"}  # of the command line's own class
     for path in PACKAGE.rglob("*.py"):
         used |= set(re.findall(r"""\bslug=["']([a-z-]+)["']""", path.read_text("utf-8")))
     used |= {f"{name}" for cls in CLASSES for name in [cls.slug] if cls is not LatentcacheError}
     used -= set(HINTS)  # reasons of rejected inputs
     assert used - set(rows) == set()
-    assert set(errors.SPECIFIC) - used - {"disk-full", "system"} == set()
+    assert set(SPECIFIC) - used - {"disk-full", "system"} == set()
     assert all(row.meaning.endswith(".") for row in rows.values())
 
 

@@ -15,9 +15,9 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import python_reference
 import typer
@@ -56,6 +56,53 @@ stderr. An error has up to four lines: `error[slug]: what`, `where:`, `why:` and
 """
 
 
+class Slug(NamedTuple):
+    """One row of the catalog of errors."""
+
+    name: str
+    exit_code: int
+    meaning: str
+
+
+#: Slugs of single places, beside those of the classes: name -> (exit code, meaning).
+SPECIFIC: Mapping[str, tuple[int, str]] = {
+    "bug": (70, "A fault of latentcache itself; LATENTCACHE_DEBUG=1 shows the traceback."),
+    "cache-kind": (3, "DATA holds other inputs than the fields of the cache."),
+    "cache-unfinished": (3, "The first build of this cache has not finished."),
+    "extra-missing": (2, "An optional package is not installed."),
+    "foreign-sampler": (2, "A DataLoader or accelerate put its own sampler in place of the loader's."),
+    "load-truncated": (2, "Another package has set Pillow to accept truncated images."),
+    "memory": (3, "This machine is out of memory."),
+    "no-flips": (2, "The cache holds no horizontal flips."),
+    "no-moments": (2, "The cache holds no posterior moments."),
+    "no-prompt": (2, "The cache does not hold this prompt."),
+    "no-posterior": (2, "The encoder has no posterior to sample from."),
+    "no-tiling": (2, "The encoder cannot work in tiles."),
+    "other-captions": (2, "Two fields hold other variants of the same captions."),
+    "output": (3, "Standard output is not writable."),
+    "resume-mismatch": (2, "A loader state belongs to another cache or other options."),
+    "resume-version": (2, "A loader state was written by a newer version."),
+    "served-by-workers": (2, "A DataLoader served batches that the loader's state does not count."),
+    "sharded-twice": (2, "A loader of one rank was given to accelerator.prepare inside a DataLoader."),
+    "system": (3, "The operating system rejected a file operation."),
+    "too-long": (1, "A document is longer than a row."),
+}
+
+
+def catalog() -> tuple[Slug, ...]:
+    """Every error slug with its exit code and meaning, sorted by name."""
+    found = {name: Slug(name=name, exit_code=code, meaning=text) for name, (code, text) in SPECIFIC.items()}
+    classes: list[type[errors.LatentcacheError]] = errors.LatentcacheError.__subclasses__()
+    for cls in classes:
+        classes += cls.__subclasses__()
+        if cls.__module__ == errors.__name__ and cls is not errors.InterruptedBuildError:
+            meaning = (cls.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".") + "."
+            found[cls.slug] = Slug(name=cls.slug, exit_code=cls.exit_code, meaning=meaning)
+    meaning = "A signal ended the command; acknowledged work of a build is committed. 143 after SIGTERM."
+    found["interrupted"] = Slug(name="interrupted", exit_code=130, meaning=meaning)
+    return tuple(found[name] for name in sorted(found))
+
+
 def commands() -> dict[str, Any]:
     """The commands with their options, by name, in the order of the help."""
     group: Any = typer.main.get_command(application())
@@ -74,7 +121,7 @@ def errors_page() -> str:
     """``errors.md``: the slugs, then one heading per class, in the order of the module."""
     drawing = (errors.__doc__ or "").split("\n\n")[1]
     tree = f"```text\n{textwrap.dedent(drawing)}\n```"
-    rows = [f"| `{one.name}` | {one.exit_code} | {one.meaning.replace('``', '`')} |" for one in errors.catalog()]
+    rows = [f"| `{one.name}` | {one.exit_code} | {one.meaning.replace('``', '`')} |" for one in catalog()]
     slugs = "\n".join(["| slug | exit status | meaning |", "|---|---|---|", *rows])
     return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, slugs, "## Classes", tree, *map(_error, error_classes()))
 

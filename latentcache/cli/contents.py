@@ -49,8 +49,9 @@ def field_contents(rows: FieldRows) -> dict[str, Any]:
         found["about"] = dict(rows.kind.describe(rows.recipe, rows.provenance))
         found["numbers"] = dict(rows.kind.numbers(rows.recipe, _columns(rows)))
     if rows.spec.ragged:
-        lengths = np.asarray(rows.length).astype(np.int64)
-        found["lengths"] = _lengths(lengths)
+        lengths = np.asarray(rows.length)
+        low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        found["lengths"] = {"total": int(lengths.sum(dtype=np.int64)), "shortest": low, "longest": high}
     return found
 
 
@@ -118,21 +119,6 @@ def begun_contents(name: str, recipe: Mapping[str, Any], provenance: Mapping[str
 def _columns(rows: FieldRows) -> dict[str, Any]:
     """What ``kind.numbers`` counts from."""
     return {**rows.columns, **rows.ragged_columns, "length": rows.length}
-
-
-def _lengths(lengths: Any) -> dict[str, Any]:
-    """Distribution of the lengths of ragged items, in powers of two."""
-    import numpy as np
-
-    if not len(lengths):
-        return {"total": 0, "shortest": 0, "longest": 0, "up_to": []}
-    steps = 1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
-    found = [
-        {"length": int(step), "items": int((steps == step).sum()), "total": int(lengths[steps == step].sum())}
-        for step in np.unique(steps)
-    ]
-    ends = {"shortest": int(lengths.min()), "longest": int(lengths.max())}
-    return {"total": int(lengths.sum()), **ends, "up_to": found}
 
 
 # DATA
@@ -311,13 +297,6 @@ def show_lengths(field: Mapping[str, Any]) -> None:
     lengths, numbers = field.get("lengths"), field.get("numbers", {})
     if numbers:
         out("  " + ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in numbers.items()))
-    if not lengths or not lengths["up_to"]:
-        return
-    mean = lengths["total"] / field["items"]
-    out(f"  length {lengths['shortest']} to {lengths['longest']}, mean {mean:.0f}, total {lengths['total']:,}")
-    show_table(
-        [
-            ("length up to", "items", "total"),
-            *((one["length"], one["items"], f"{one['total']:,}") for one in lengths["up_to"]),
-        ]
-    )
+    if lengths and field["items"]:
+        mean = lengths["total"] / field["items"]
+        out(f"  length {lengths['shortest']} to {lengths['longest']}, mean {mean:.0f}, total {lengths['total']:,}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from latentcache.cli.flags import option
 from latentcache.errors import CacheFormatError, LatentcacheError
 
 if TYPE_CHECKING:
-    from latentcache.store.catalog import Catalog
     from latentcache.store.snapshot import FieldRows, Snapshot
 
 HELP = "Show the contents of a cache."
@@ -56,7 +54,6 @@ def info(
             "quarantined": len(_rejected(snapshot)) if snapshot else 0,
         },
         "bytes": _bytes_on_disk(cache),
-        "entries_lost": _lost(snapshot, stored) if snapshot else 0,
         **(_facts(snapshot) if snapshot else _begun(state)),
     }
     if entries:
@@ -128,14 +125,6 @@ def _bytes_on_disk(cache: Path) -> int:
     return total
 
 
-def _lost(snapshot: Snapshot, stored: Catalog) -> int:
-    """Items that the snapshot needs and no readable shard has."""
-    lost = set[bytes]()
-    for keys in map(_item_keys, snapshot.fields.values()):
-        lost |= {key.tobytes() for key in keys[stored.find(keys) < 0]} if len(keys) else set()
-    return len(lost)
-
-
 def _item_keys(rows: FieldRows) -> Any:
     """(n, 32) item keys; none of packed items whose kind is not installed, because the kind makes them."""
     try:
@@ -183,16 +172,13 @@ def _entry(stored: Any, kinds: Mapping[int, str], names: list[str]) -> dict[str,
 
 
 def _show(payload: Mapping[str, Any]) -> None:
-    counts, cache = payload["counts"], shlex.quote(payload["cache"])
+    counts = payload["counts"]
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
     out(f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}")
     held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
     out(f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}")
     if payload.get("part"):
         out(f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`")
-    if payload["entries_lost"]:
-        lost = counted(payload["entries_lost"], "entry", "entries")
-        out(f"{lost} not found: `latentcache verify {cache}` names the cause")
     if "created" in payload:
         source = payload["source"]
         out(f"made {payload['created']} from {source.get('data') or source.get('root', '')}")

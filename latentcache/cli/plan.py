@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from latentcache.errors import EmptyPlanError, UsageError
 from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.fields.protocol import FieldSpec
     from latentcache.plan.batching import BatchPlan, PlanReport
 
 HELP = "Count the steps of an epoch by bucket or row length."
@@ -64,7 +62,6 @@ def plan(
     payload = _payload(report, grad_accum) | {"quarantined": planned.rejected}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     payload["path"] = str(path)
-    payload["fields"] = {name: {"items": one, "variants": more} for name, (one, more) in planned.items.items()}
     try:
         with console.python_as_flags():
             require_steps(report)
@@ -86,15 +83,6 @@ class _Planned(Value):
     """Rejected samples."""
     repeats: Mapping[int, int]
     """Samples by how often an epoch serves each."""
-    items: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Field -> items, and how many of them are variants of others, or prompts."""
-
-
-def _items(spec: FieldSpec, variant: Any) -> tuple[int, int]:
-    """Items of a field, and those that are variants or prompts."""
-    import numpy as np
-
-    return len(variant), int(np.count_nonzero(spec.variant_of(variant)))
 
 
 def _is_cache(path: Path) -> bool:
@@ -129,7 +117,6 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
         report=source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder),
         rejected=len(snapshot.rejected),
         repeats=cache.repeats,
-        items={name: _items(field.spec, field.variant) for name, field in snapshot.fields.items()},
     )
 
 
@@ -167,7 +154,6 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         report=plan_report(index, batches),
         rejected=len(planned.rejected),
         repeats=times_counted(None if column is None else column[served], len(served)),
-        items={name: _items(work.recipe.spec, work.plan.variant) for name, work in planned.fields.items()},
     )
 
 
@@ -222,9 +208,6 @@ def _show(payload: dict[str, Any]) -> None:
         label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
-    for name, held in payload["fields"].items():
-        if held["variants"]:
-            out(f"{name}: {counted(held['items'], 'item')}, {held['variants']} of them variants or prompts")
     show_repeats(payload["repeats"])
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""

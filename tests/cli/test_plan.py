@@ -5,7 +5,7 @@ KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "remainder",
     "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
     "quarantined", "repeats",
-    "overfilled", "fields",
+    "overfilled",
 }  # fmt: skip
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import python_reference
 from make_images import make_images
-from make_reference import commands, error_classes, outdated, words_of
+from make_reference import catalog, commands, error_classes, outdated, words_of
 from page_blocks import DOCS
 
 import latentcache
-from latentcache.errors import catalog
 from latentcache.sources.causes import HINTS
 
 PROGRAM = Path(sys.executable).with_name("latentcache")

@@ -326,17 +326,6 @@ def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
     assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
 
 
-def test_plan_counts_what_variants_and_prompts_add(data, tmp_path):
-    (data / "0.txt").write_text("a, b, c")
-    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--shuffle-tags", "--empty-prompt")
-    build(data, tmp_path / "cache", *words)
-    expected = {"items": 10, "variants": 4}  # three further orders of one caption, and the empty prompt
-    for path, more in ((data, words), (tmp_path / "cache", ())):
-        found = look("plan", path, "--batch-size", "2", *more, "--json").json["fields"]
-        assert found == {"latents": {"items": 6, "variants": 0}, **dict.fromkeys(FIELDS[1:], expected)}
-    assert "prompt_embeds: 10 items, 4 of them variants or prompts" in look("plan", path, "--batch-size", "2").out
-
-
 def test_float8_is_near_and_its_error_is_told(data, tmp_path):
     words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
     build(data, tmp_path / "exact", *words)
