@@ -265,7 +265,7 @@ class ColumnFile:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         self._data = 8 + length
-        self._opened = weakref.WeakValueDictionary[str, Column]()
+        self._opened: weakref.WeakValueDictionary[str, Column] = weakref.WeakValueDictionary()
 
     def __contains__(self, name: str) -> bool:
         return name in self._forms

@@ -258,7 +258,7 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
         [itemsize * int(np.prod(shape[1:] if spec.ragged else shape)) for shape in shapes], dtype=np.int64
     )
     start, length = np.asarray(rows.start).astype(np.int64), np.asarray(rows.length).astype(np.int64)
-    unit, size = element[view.group], view.bytes[view.entry]
+    unit, size = element if len(element) == 1 else element[view.group], view.bytes[view.entry]
     if rows.packing == "block" or spec.ragged:
         count = length if spec.ragged else np.ones_like(length)
         wrong = (start + count) * unit > size
