@@ -13,8 +13,6 @@ import errno
 import fcntl
 import json
 import os
-import shlex
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import CacheDamagedError, CacheLockedError, StoreError
+from latentcache.errors import CacheLockedError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import as_store_error, read_file
 
@@ -43,14 +41,12 @@ def builder_lock(path: Path) -> Iterator[int]:
 
     Raises:
         CacheLockedError: Another process holds it; ``holder`` says which.
-        CacheDamagedError: Something else is in its place.
+        CacheReadOnlyError: The file cannot be opened or written.
     """
     try:
         # A link is not followed: what it leads to would be emptied.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise _no_file(path) from error
         raise as_store_error(error, path) from error
     _held.add(descriptor)
     folder = -1
@@ -58,8 +54,6 @@ def builder_lock(path: Path) -> Iterator[int]:
         with suppress(OSError):  # a folder that cannot be read cannot be locked
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             _held.add(folder)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file(path)
         _take(descriptor, path, folder)
         yield descriptor
     finally:
@@ -93,15 +87,6 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-def _no_file(path: Path) -> CacheDamagedError:
-    return CacheDamagedError(
-        f"{path.name} is no regular file",
-        where=str(path),
-        why="a link, a folder or a device is in its place",
-        fix=f"rm -r {shlex.quote(str(path))}, then run the same command again: it holds nothing",
-    )
 
 
 def _held_by(holder: dict[str, Any], where: Path, why: str) -> CacheLockedError:

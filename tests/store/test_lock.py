@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from latentcache.errors import CacheDamagedError, CacheLockedError, CacheReadOnlyError, DiskFullError, StoreError
+from latentcache.errors import CacheLockedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.store import lock as lock_module
 from latentcache.store.lock import builder_lock, builder_name
 
@@ -109,12 +109,6 @@ def test_a_holder_that_is_about_to_say_who_it_is_is_waited_for(path, monkeypatch
     assert caught.value.holder == {"pid": 77, "host": "there", "since": "then"}
 
 
-def test_a_longer_text_of_the_last_holder_leaves_nothing(path):
-    path.write_text(json.dumps({"pid": 1, "host": "h" * 3000, "since": "then"}))
-    with builder_lock(path):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
-
-
 def test_a_folder_that_is_not_there_is_an_error_of_ours(tmp_path):
     with pytest.raises(CacheReadOnlyError, match="cannot be written"), builder_lock(tmp_path / "none" / "lock"):
         pytest.fail("no such folder")
@@ -205,18 +199,10 @@ def test_a_holder_on_another_host_is_named_with_its_host(path):
     assert "2026-11-20" in caught.value.why
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_something_else_in_the_place_of_the_lock(tmp_path, make):
-    make(tmp_path / "builder.lock")
-    with pytest.raises(CacheDamagedError) as caught, builder_lock(tmp_path / "builder.lock"):
-        pass
-    assert caught.value.fix.startswith(f"rm -r {tmp_path / 'builder.lock'}")
-
-
 def test_a_link_in_the_place_of_the_lock_costs_nobody_a_file(tmp_path):
     (tmp_path / "precious").write_text("words")
     (tmp_path / "builder.lock").symlink_to("precious")
-    with pytest.raises(CacheDamagedError), builder_lock(tmp_path / "builder.lock"):
+    with pytest.raises(CacheReadOnlyError), builder_lock(tmp_path / "builder.lock"):
         pass
     assert (tmp_path / "precious").read_text() == "words"
 
@@ -231,29 +217,3 @@ def test_a_builder_whose_lock_file_was_deleted_still_holds_the_cache(path, holde
     holder.wait()
     with builder_lock(path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
-
-
-def test_a_file_system_that_locks_no_folders_has_the_lock_file(path, monkeypatch):
-    flock = fcntl.flock
-
-    def refused(descriptor, how):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112 - of a descriptor
-            raise OSError(errno.EBADF, "no locks on folders")
-        flock(descriptor, how)
-
-    monkeypatch.setattr(lock_module.fcntl, "flock", refused)
-    with builder_lock(path), pytest.raises(CacheLockedError), builder_lock(path):
-        pytest.fail("two builders hold one cache")
-
-
-def test_a_folder_that_cannot_be_opened_has_the_lock_file(path, monkeypatch):
-    opened = os.open
-
-    def refused(name, flags, *mode):
-        if flags & os.O_DIRECTORY:
-            raise PermissionError(errno.EACCES, "no reading of this folder")
-        return opened(name, flags, *mode)
-
-    monkeypatch.setattr(lock_module.os, "open", refused)
-    with builder_lock(path), pytest.raises(CacheLockedError), builder_lock(path):
-        pytest.fail("two builders hold one cache")
