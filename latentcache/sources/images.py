@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,21 +137,20 @@ class _Files:
         self.owners = dict[tuple[int, ...], int]()
         self.sizes = [0] * len(layout.sets)
         """Images of each set, those of other parts too."""
-        self._stats = bytearray()
-        empty = np.empty(0, dtype=np.int64)
-        self._images, self._captions, self._owner, self._rank = [empty], [empty], [empty], [empty]
-        self._which = [empty.astype(np.int8)]
+        self._stats, self._rows = bytearray(), [np.empty((5, 0), dtype=np.int32)]
         self.names = prefixed_strings(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
-        self.images = _joined(self._images)
+        rows = np.concatenate(self._rows, axis=1)
+        self._rows.clear()
+        self.images: NDArray[np.int64] = rows[0].astype(np.int64)
         """(n,) positions of images among the files, in the byte order of their names."""
-        self.beside = _joined(self._captions)
+        self.beside: NDArray[np.int64] = rows[1].astype(np.int64)
         """(n,) those of their captions; -1: none."""
-        self.which = _joined(self._which)
+        self.which: NDArray[np.int8] = rows[2].astype(np.int8)
         """(n,) which extension of the rule the caption file has."""
-        self.owner = _joined(self._owner)
+        self.owner = rows[3]
         """(n,) number of their sets in ``owners``."""
-        self.rank = _joined(self._rank)
+        self.rank = rows[4]
         """(n,) place of each among the images of its folder, those of other parts too."""
         if self.found.outside:
             words = "images in folders that the layout does not use"
@@ -179,17 +177,11 @@ class _Files:
             if level.mark is None:
                 level.mark, names = self._entered(level)
                 yield level.prefix, names
-            place, caption, which, owner, rank = level.mark
-            some = place[start:stop]
-            mine = some >= 0
-            self._images.append(some[mine])
-            self._captions.append(caption[start:stop][mine])
-            self._which.append(which[start:stop][mine])
-            self._rank.append(rank[start:stop][mine])
-            self._owner.append(np.full(int(mine.sum()), owner, dtype=np.int64))
+            some = level.mark[:, start:stop]
+            self._rows.append(some[:, some[0] >= 0])
 
-    def _entered(self, level: Level) -> tuple[tuple[Any, ...], Sequence[str]]:
-        """Of each name of a folder: position of the image, of its caption (-1: none); and the names it takes."""
+    def _entered(self, level: Level) -> tuple[NDArray[np.int32], Sequence[str]]:
+        """(5, n) columns of the names of a folder, position -1: it is no sample; and the names that are kept."""
         names, prefix = level.names, level.prefix
         images, is_image = common_endings(names, IMAGE_EXTENSIONS), np.ones(len(names), dtype=np.bool_)
         if not images:
@@ -224,8 +216,9 @@ class _Files:
         owner = self.owners.setdefault(owners, len(self.owners))
         for number in owners:
             self.sizes[number] += int(is_sample.sum())
-        mark = np.where(is_sample, place, -1), caption, which, owner, np.cumsum(is_sample) - 1
-        return mark, names
+        place[~is_sample] = -1
+        owner_of, rank = np.full(len(place), owner), np.cumsum(is_sample) - 1
+        return np.array([place, caption, which, owner_of, rank], dtype=np.int32), names
 
     def _rule(self, owners: tuple[int, ...]) -> CaptionRule:
         """The first rule of the sets of a folder that looks for files."""
@@ -272,13 +265,6 @@ class _Files:
             if not role and extension_of(name) not in rule.extensions:
                 detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
             self.walk.notes.add(rejected(name, "caption-unused", detail))
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """One array of all parts, which are forgotten."""
-    whole: NDArray[Any] = np.concatenate(parts)
-    parts.clear()
-    return whole
 
 
 class ImageScan(Scan):
@@ -533,46 +519,35 @@ def _with_rows(
     files: _Files, sets: Sequence[ImageSet], folders: Chosen, listed: Listed, part: Part | None
 ) -> tuple[Strings, NDArray[np.uint64], Chosen]:
     """Samples that are rows of tables beside those of folders; names and memos of their files, tables at the end."""
-    places = files.places()
-    rows = {places[name]: found for name, found in listed.taken.items()}
-    own = dict(zip(folders.image.tolist(), range(len(folders.image)), strict=True))
-    images = sorted({*rows, *own})
-    if both := sorted(rows.keys() & own.keys()):
+    places, first = files.places(), len(files.names)
+    tables = {table: first + at for at, table in enumerate(listed.tables)}
+    taken = [(places[name], *found) for name, found in listed.taken.items()]
+    both = np.isin(folders.image, [image for image, *_ in taken])
+    again = dict(zip(folders.image[both].tolist(), folders.repeats[both].tolist(), strict=True))
+    if again:
         words = "images of a folder have the captions of a table, and the repeats of both"
-        files.walk.notes.add(counted(files.names[both[0]], "in-two-sets", len(both), words))
-    if part is not None:
-        images = [
-            image for image, name in zip(images, files.names.take(images), strict=True) if part.holds_name(name)
-        ]
-    captions = [-1 if image in rows else int(folders.caption[own[image]]) for image in images]
-    kept = np.array(sorted({*images, *(file for file in captions if file >= 0)}), dtype=np.int64)
-    names = strings_of([files.names.take(kept), list(listed.tables)])
-    memos = [files.memos[kept], *(memo_row((*memo.identity, 0))[None] for _, memo in listed.tables.values())]
-    numbers = {table: len(kept) + at for at, table in enumerate(listed.tables)}
-    found = list[tuple[Any, ...]]()
-    for image, file in zip(images, captions, strict=True):
-        if image in rows:
-            one, row, times = rows[image]
-            table = numbers[sets[one].captions.table]
-            times += (
-                int(folders.repeats[own[image]]) if image in own else 0
-            )  # each set counts, the table has the caption
-            found.append((table, -1, one, times, row.line, row.focus, row.caption))
-        else:
-            at, beside = own[image], int(np.searchsorted(kept, file)) if file >= 0 else -1
-            found.append((beside, folders.which[at], folders.owner[at], folders.repeats[at], 0, (-1, -1), ""))
-    caption, which, owner, repeats, line, focus, texts = zip(*found, strict=True) if found else ((),) * 7
-    chosen = Chosen(
-        image=np.searchsorted(kept, images),
-        caption=np.array(caption, dtype=np.int64),
-        which=np.array(which, dtype=np.int8),
-        owner=np.array(owner, dtype=np.int64),
-        repeats=np.array(repeats, dtype=np.int64),
-        line=np.array(line, dtype=np.uint32),
-        focus=np.array(focus, dtype=np.float32).reshape(-1, 2),
-        texts=texts,
+        files.walk.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
+    rows = Chosen(
+        image=np.array([image for image, *_ in taken], dtype=np.int64),
+        caption=np.array([tables[sets[one].captions.table] for _, one, *_ in taken], dtype=np.int64),
+        which=np.full(len(taken), -1, dtype=np.int8),
+        owner=np.array([one for _, one, *_ in taken], dtype=np.int64),
+        repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int64),
+        line=np.array([row.line for _, _, row, _ in taken], dtype=np.uint32),
+        focus=np.array([row.focus for _, _, row, _ in taken], dtype=np.float32).reshape(-1, 2),
+        texts=[row.caption for _, _, row, _ in taken],
     )
-    return names, np.concatenate(memos), chosen
+    chosen = Chosen.joined([folders.take(~both), rows])
+    chosen = chosen.take(np.argsort(chosen.image))
+    if part is not None:
+        mine = [part.holds_name(name) for name in files.names.take(chosen.image)]
+        chosen = chosen.take(np.array(mine, dtype=np.bool_))
+    own = np.unique(np.concatenate([chosen.image, chosen.caption[(chosen.caption >= 0) & (chosen.caption < first)]]))
+    kept = np.concatenate([own, np.array(list(tables.values()), dtype=np.int64)])
+    memos = [memo_row((*memo.identity, 0))[None] for _, memo in listed.tables.values()]
+    caption = np.where(chosen.caption >= 0, np.searchsorted(kept, chosen.caption), -1)
+    chosen = replace(chosen, image=np.searchsorted(kept, chosen.image), caption=caption)
+    return strings_of([files.names.take(own), list(tables)]), np.concatenate([files.memos[own], *memos]), chosen
 
 
 def _readings(sets: Sequence[ImageSet], chosen: Chosen, files: int) -> NDArray[np.uint8] | None:
