@@ -21,16 +21,6 @@ TABLE = bucket_table(resolution=1024, multiple=64)
 
 
 @given(sizes, sizes)
-def test_the_resize_keeps_the_aspect_to_less_than_one_pixel(image, bucket):
-    resize = place_in(image, bucket).resize
-    if resize.height == bucket.height:
-        exact, found, unit = image.width * bucket.height, resize.width * image.height, image.height
-    else:
-        exact, found, unit = image.height * bucket.width, resize.height * image.width, image.width
-    assert exact <= found < exact + unit
-
-
-@given(sizes, sizes)
 def test_the_crop_is_inside_and_in_the_middle(image, bucket):
     placement = place_in(image, bucket)
     resize = placement.resize

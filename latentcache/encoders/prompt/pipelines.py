@@ -122,92 +122,63 @@ def _sum(*widths: Callable[[Configs], int]) -> Callable[[Configs], int]:
     return lambda configs: sum(width(configs) for width in widths)
 
 
+def _sequence(
+    parts: tuple[str, ...], run: Callable[..., Any], width: Callable[[Configs], int], length: int, **more: Any
+) -> dict[str, Output]:
+    return {"prompt_embeds": Output(parts=parts, run=run, width=width, length=length, **more)}
+
+
+def _vector(
+    parts: tuple[str, ...], run: Callable[..., Any], width: Callable[[Configs], int], **more: Any
+) -> dict[str, Output]:
+    return {"pooled_prompt_embeds": Output(parts=parts, run=run, width=width, length=1, **more)}
+
+
 def _trimmed(run: Callable[..., Any], length: int, size: str = "hidden_size", **more: Any) -> dict[str, Output]:
     """The sequence of one text encoder, without padding."""
-    width = _hidden("text_encoder", size)
-    return {"prompt_embeds": Output(parts=_ONE, run=run, width=width, length=length, trim=True, **more)}
+    return _sequence(_ONE, run, _hidden("text_encoder", size), length, trim=True, **more)
 
+
+_BOTH_PROJECTED = _sum(_hidden("text_encoder", "projection_dim"), _hidden("text_encoder_2", "projection_dim"))
+_CLEANED = {"libraries": ("ftfy", "beautifulsoup4"), "arguments": _PLAIN | {"clean_caption": True}}
 
 PIPELINES: Mapping[str, Mapping[str, Output]] = {
-    "StableDiffusionPipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE,
-            run=_fixed(0),
-            width=_hidden("text_encoder"),
-            length=77,
-            fixed=True,
-            arguments=_PLAIN,
-            clip=True,
-        )
-    },
+    "StableDiffusionPipeline": _sequence(
+        _ONE, _fixed(0), _hidden("text_encoder"), 77, fixed=True, arguments=_PLAIN, clip=True
+    ),
+    # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives the pooled vector.
     "StableDiffusionXLPipeline": {
-        "prompt_embeds": Output(
-            parts=_TWO,
-            run=_fixed(0, 2),
-            pools=True,
-            width=_sum(_hidden("text_encoder"), _hidden("text_encoder_2")),
-            length=77,
-            fixed=True,
-            arguments=_PLAIN,
-            clip=True,
+        **_sequence(
+            _TWO, _fixed(0, 2), _sum(_hidden("text_encoder"), _hidden("text_encoder_2")), 77,
+            pools=True, fixed=True, arguments=_PLAIN, clip=True,
         ),
-        # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives this vector.
-        "pooled_prompt_embeds": Output(
-            parts=("text_encoder_2",),
-            run=_fixed(2),
-            width=_hidden("text_encoder_2", "projection_dim"),
-            length=1,
-            arguments=_PLAIN,
-            clip=True,
+        **_vector(
+            ("text_encoder_2",), _fixed(2), _hidden("text_encoder_2", "projection_dim"), arguments=_PLAIN, clip=True
         ),
     },
     "StableDiffusion3Pipeline": {
-        "prompt_embeds": Output(
-            parts=_THREE,
-            run=_stable_diffusion_3,
-            pools=True,
-            width=_hidden("text_encoder_3", "d_model"),
-            length=77 + 256,
-            arguments=_PLAIN,
+        **_sequence(
+            _THREE, _stable_diffusion_3, _hidden("text_encoder_3", "d_model"), 77 + 256, pools=True, arguments=_PLAIN
         ),
-        "pooled_prompt_embeds": Output(
-            parts=_TWO,
-            run=_pooled_3,
-            width=_sum(_hidden("text_encoder", "projection_dim"), _hidden("text_encoder_2", "projection_dim")),
-            length=1,
-            clip=True,
-        ),
+        **_vector(_TWO, _pooled_3, _BOTH_PROJECTED, clip=True),
     },
     "FluxPipeline": {
-        "prompt_embeds": Output(
-            parts=("text_encoder_2",), run=_flux, width=_hidden("text_encoder_2", "d_model"), length=512
-        ),
-        "pooled_prompt_embeds": Output(
-            parts=_ONE, run=_flux_pooled, width=_hidden("text_encoder"), length=1, clip=True
-        ),
+        **_sequence(("text_encoder_2",), _flux, _hidden("text_encoder_2", "d_model"), 512),
+        **_vector(_ONE, _flux_pooled, _hidden("text_encoder"), clip=True),
     },
     # Three layers of the language model side by side: ``text_encoder_out_layers``.
-    "Flux2KleinPipeline": {
-        "prompt_embeds": Output(parts=_ONE, run=_encode, width=_hidden("text_encoder", times=3), length=512)
-    },
+    "Flux2KleinPipeline": _sequence(_ONE, _encode, _hidden("text_encoder", times=3), 512),
     "QwenImagePipeline": _trimmed(_with_mask, 512, masked=True, pads=False, drop=34),
     "SanaPipeline": _trimmed(
         _with_mask, 300, masked=True, arguments=_PLAIN | {"complex_human_instruction": FROM_CALL}
     ),
-    "PixArtSigmaPipeline": _trimmed(
-        _with_mask,
-        300,
-        "d_model",
-        masked=True,
-        arguments=_PLAIN | {"clean_caption": True},
-        libraries=("ftfy", "beautifulsoup4"),
-    ),
+    "PixArtSigmaPipeline": _trimmed(_with_mask, 300, "d_model", masked=True, **_CLEANED),
     # Zeros take the place of padding, and the model attends to them: the loader pads with zeros to the full length.
     "WanPipeline": _trimmed(_encode, 512, "d_model", masked=True, arguments=_PLAIN, libraries=("ftfy",)),
     # T5 gets no mask, so its values depend on the full length; the transformer gets the mask.
     "LTXPipeline": _trimmed(_with_mask, 128, "d_model", arguments=_PLAIN),
     "ZImagePipeline": _trimmed(_list, 512, masked=True, arguments=_PLAIN),
-}
+}  # fmt: skip
 
 
 def tokenizer_of(part: str) -> str:

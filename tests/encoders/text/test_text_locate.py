@@ -16,21 +16,6 @@ def loaded_from(word):
     return load_tokenizer(word)[0]
 
 
-def test_a_folder_and_its_file_are_the_same(tmp_path):
-    save(byte_level(), tmp_path, roles=ROLES, template="t")
-    one, other = loaded_from(str(tmp_path)), loaded_from(str(tmp_path / "tokenizer.json"))
-    assert one == other
-    assert (one.special, one.id_of("eos_token"), one.id_of("bos_token")) == (ROLES, 2, None)
-    assert one.chat_template == "t"
-
-
-def test_what_the_run_left_is_not_read(tmp_path):
-    tokenizer = byte_level()
-    tokenizer.enable_truncation(5)
-    save(tokenizer, tmp_path)
-    assert not {"truncation", "padding"} & set(loaded_from(str(tmp_path)).json)
-
-
 def test_tokens_that_only_the_configuration_knows_are_added_as_transformers_adds_them(tmp_path):
     decoder = {"600": {"content": "<tool>", "special": False}, "601": {"content": "<pad>", "special": True}}
     save(byte_level(), tmp_path, roles={"pad_token": "<pad>"}, added_tokens_decoder=decoder)
@@ -79,13 +64,6 @@ def test_a_folder_that_holds_none_says_why(tmp_path, files, words):
         (tmp_path / name).write_text(text)
     with pytest.raises(UnsupportedModelError, match=words):
         loaded_from(str(tmp_path))
-
-
-def test_a_sentencepiece_file_alone_is_rejected(tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(b"\n")
-    with pytest.raises(UnsupportedModelError) as caught:
-        loaded_from(str(tmp_path / "tokenizer.model"))
-    assert str(tmp_path) in caught.value.fix
 
 
 def test_a_hub_id_gives_its_commit_and_the_same_files_cold_or_warm(tmp_path, monkeypatch):

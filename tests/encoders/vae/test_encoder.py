@@ -70,13 +70,6 @@ def test_precise_is_float32_from_the_file_and_not_from_rounded_weights(tiny, ima
     np.testing.assert_allclose(encoder.encode(images, precise=True).latents, expected, atol=1e-5, rtol=0)
 
 
-def test_a_batch_and_its_parts_agree(tiny, images):
-    encoder = opened(tiny("AutoencoderKLWan"))
-    whole = encoder.encode(images).latents
-    parts = np.concatenate([encoder.encode(images[i : i + 1]).latents for i in range(3)])
-    np.testing.assert_allclose(whole, parts, atol=1e-5)
-
-
 def test_a_factor_that_is_not_the_models_is_an_error_with_both_shapes(tiny, images):
     description = described_model(tiny("AutoencoderKL"), storage_dtype="float32")
     wrong = replace(description, spec=replace(description.spec, factor=4))

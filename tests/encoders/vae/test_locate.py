@@ -36,6 +36,7 @@ def model(tmp_path):
 def test_a_folder_has_a_configuration_and_weights(model):
     found = locate(str(model.folder))
     assert (found.config_path, found.config, found.weights) == (model.config, CONFIG, (model.weights,))
+    assert locate(str(model.weights)) == found
 
 
 def test_a_home_folder_is_found(model, monkeypatch):
@@ -70,10 +71,6 @@ def test_a_pipeline_without_a_vae(tmp_path):
     assert caught.value.fix == "give the folder of the VAE itself"
 
 
-def test_a_single_file_with_a_configuration_beside_it(model):
-    assert locate(str(model.weights)) == locate(str(model.folder))
-
-
 def test_a_single_file_alone_names_the_option(model, tmp_path):
     lone = tmp_path / "lone.safetensors"
     model.weights.rename(lone)
@@ -101,16 +98,6 @@ def test_a_configuration_of_another_kind_of_model(model):
     model.config.write_text('{"model_type": "clip"}')
     with pytest.raises(UnsupportedModelError, match=r"config.json belongs to another kind of model \(clip\)"):
         locate(str(model.folder))
-
-
-def test_an_index_of_shards_wins_over_single_files(model):
-    shards = [model.folder / f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    for shard in shards:
-        shard.write_bytes(NO_TENSORS)
-    model.weights.unlink()
-    index = {"weight_map": {"a": shards[1].name, "b": shards[0].name}}
-    (model.folder / f"{WEIGHTS_NAME}.index.json").write_text(json.dumps(index))
-    assert locate(str(model.folder)).weights == tuple(shards)
 
 
 def test_the_only_weights_count_whatever_they_are_called(model):

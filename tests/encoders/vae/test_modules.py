@@ -4,7 +4,7 @@ import pytest
 import torch
 from described_models import described_model
 from diffusers import AutoencoderKL
-from made_weights import edit, ldm_name, ldm_tensor, renamed, rewrite
+from made_weights import edit, ldm_name, ldm_tensor, rewrite
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.vae.families import FAMILIES
@@ -60,16 +60,8 @@ def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, prefix,
 def test_diffusers_reads_the_original_layout_as_we_do(tiny, tmp_path):
     folder, path = tiny("AutoencoderKL"), tmp_path / "original.safetensors"
     save_file({ldm_name(name): ldm_tensor(name, t) for name, t in load_file(folder / WEIGHTS_NAME).items()}, path)
-    theirs = AutoencoderKL.from_single_file(str(path), model_config=str(folder), local_files_only=True)
+    theirs = AutoencoderKL.from_single_file(str(path), config=str(folder), local_files_only=True)
     assert_equal(loaded(path, model_config=str(folder)), theirs)
-
-
-def test_names_written_by_old_diffusers_are_read(copied, tiny):
-    model = copied()
-    old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
-    rewrite(model.weights, lambda tensors: {renamed(name, old): tensor for name, tensor in tensors.items()})
-    assert described_model(model.folder).spec == described_model(tiny("AutoencoderKL")).spec
-    assert_equal(loaded(model.folder), loaded(tiny("AutoencoderKL")))
 
 
 def test_attention_layers_that_are_convolutions_in_diffusers_too(copied, tiny):
