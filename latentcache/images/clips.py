@@ -120,7 +120,7 @@ class EncodedClip:
         size = stream.seek(0, 2)
         stream.seek(0)
         is_matroska = stream.read(len(_MATROSKA)) == _MATROSKA
-        announced = _segment_end(stream) if is_matroska else boxes_end(stream)
+        announced = _segment_end(stream) if is_matroska else _boxes_end(stream)
         if announced > size:
             raise rejection("truncated", f"it announces {announced} bytes and has {size}")
         stream.seek(0)
@@ -176,7 +176,7 @@ def _segment_end(stream: BinaryIO) -> int:
     return position
 
 
-def boxes_end(stream: BinaryIO) -> int:
+def _boxes_end(stream: BinaryIO) -> int:
     """Offset after the last box of an ISO media file (ISO/IEC 14496-12, 4.2), as the boxes claim."""
     position = 0
     for _ in range(_MAX_BOXES):

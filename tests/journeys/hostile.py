@@ -123,7 +123,7 @@ def not_pictures():
         "only-magic.gif": (b"GIF89a", "truncated"),
         "only-magic.bmp": (b"BM", "truncated"),
         "only-magic.tif": (b"II*\0", "truncated"),
-        "only-magic.avif": (b"\x00\x00\x00\x18ftypavif\x00\x00\x00\x00avifmif1", "decoder-error"),
+        "only-magic.avif": (b"\x00\x00\x00\x18ftypavif\x00\x00\x00\x00avifmif1", "truncated"),
     }
 
 
