@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -144,7 +143,7 @@ def holders(manifest: Path) -> list[Holder]:
         with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
             if os.path.samestat(link.stat(), found):
                 pids.add(int(link.parts[2]))
-    return [Holder(pid=pid, host=socket.gethostname()) for pid in sorted(pids)]
+    return [Holder(pid=pid, host=os.uname().nodename) for pid in sorted(pids)]
 
 
 def _open_for_locking(manifest: Path) -> int:

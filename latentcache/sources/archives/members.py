@@ -104,6 +104,8 @@ def hashed_images(
             return error
         return None
 
+    if not len(rows):
+        return
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(_THREADS)
