@@ -278,7 +278,7 @@ class _Build:
     def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
         end_pending(self.paths)
-        outcomes = [Outcome(work=work, place=work.place) for work in works]
+        outcomes = [Outcome(work=work) for work in works]
         if any(len(work.todo) for work in works):
             make_folder(self.paths.shards)
             write_state(
@@ -298,7 +298,7 @@ class _Build:
             outcomes = self.encode(works, catalog)
             before, catalog = catalog.forgotten(), load_catalog(self.paths)
             for outcome in (one for one in outcomes if not one.work.unchanged):
-                outcome.place = outcome.work.place = find_items(outcome.work, self.samples, before, catalog)
+                outcome.work.place = find_items(outcome.work, self.samples, before, catalog)
         report = publish(
             self.paths,
             self.base(plan, self.listing.rejected),
@@ -326,7 +326,7 @@ class _Build:
                 seconds = time.monotonic() - started
                 if self.stop.requested:
                     raise self.stop.error()
-                outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
+                outcomes.append(Outcome(work=work, result=result, seconds=seconds))
                 if result is not None and (len(result.read.sample) or result.failed):
                     self.samples, learned = with_read_contents(self.samples, work.kind, result), True
         self.warm.close()

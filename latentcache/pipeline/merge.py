@@ -299,4 +299,4 @@ def _outcome(
             fix="run `latentcache verify PART --full` on every part",
         )
     work.rejected.update({row: causes[sample] for row, sample in where.items()})
-    return Outcome(work=work, place=work.place, noise=noise)
+    return Outcome(work=work, noise=noise)

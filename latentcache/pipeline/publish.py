@@ -42,8 +42,6 @@ class Outcome:
     """One field after its run."""
 
     work: FieldWork
-    place: NDArray[np.int64]
-    """(P,) places of the planned items in the catalog."""
     result: RunResult | None = None
     seconds: float = 0.0
     rejected: dict[int, Rejected] = field(default_factory=dict)
@@ -54,7 +52,8 @@ class Outcome:
 
 def publishable_items(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.intp]:
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
-    plan, place, work = outcome.work.plan, outcome.place, outcome.work
+    work = outcome.work
+    plan, place = work.plan, work.place
     first = work.described.recipe.spec.first_prompt
     lost, prompts = place < 0, plan.variant >= first
     found, lacking, any_lost = dict(work.rejected), np.empty(0, dtype=np.intp), bool(lost.any())
@@ -197,7 +196,8 @@ def _field(
     outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32] | None, catalog: Catalog
 ) -> FieldColumns:
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
-    work, every = outcome.work, slice(None) if len(items) == len(outcome.place) else items
+    work = outcome.work
+    every = slice(None) if len(items) == len(work.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.before
     same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
     noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
@@ -220,7 +220,7 @@ def _field(
         sample=plan.sample[every] if numbers is None else numbers[plan.sample[every]],
         group=group,
         variant=plan.variant[every],
-        place=outcome.place[every],
+        place=work.place[every],
         provenance=provenance(work.described),
         noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
         known=before if same else None,

@@ -182,11 +182,11 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
 
 def field_done(outcome: Outcome, stored: FieldColumns) -> FieldDone:
     """Count what was done for one field."""
-    work, result, needed = outcome.work, outcome.result, distinct(outcome.place)
+    work, result, needed = outcome.work, outcome.result, distinct(outcome.work.place)
     columns = {**stored.columns, **stored.ragged_columns, "length": stored.length}
     done = FieldDone(
         cached=needed,
-        duplicates=int(np.count_nonzero(outcome.place >= 0)) - needed,
+        duplicates=int(np.count_nonzero(work.place >= 0)) - needed,
         num_bytes=int(np.sum(stored.head, dtype=np.int64) + np.sum(stored.bytes, dtype=np.int64)),
         numbers=work.kind.numbers(work.recipe, columns),
     )
