@@ -327,9 +327,10 @@ def works(places, count):
     return [Made(str, step, places(step)) for step in range(count)]
 
 
-def test_each_step_is_announced_once_and_two_ahead(told):
-    seen = [len(told) for _ in announced(works(lambda step: [(3, step, 100)], 5))]
-    assert (seen, told) == ([3, 4, 5, 5, 5], [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(("size", "ahead"), [(100, 12), (1 << 20, 8), (4 << 20, 2), (1 << 30, 2)])
+def test_each_step_is_announced_once_and_some_ahead(told, size, ahead):
+    seen = [len(told) for _ in announced(works(lambda step: [(3, step, size)], 15))]
+    assert (seen, told) == ([min(step + 1 + ahead, 15) for step in range(15)], list(range(15)))
 
 
 @pytest.mark.parametrize("length", [1, 4096, (128 << 10) + 1, 300_000])
