@@ -27,7 +27,7 @@ from latentcache.encoders.prompt.locate import Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
 from latentcache.fields import float8
 from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
-from latentcache.fields.noise import measured
+from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
 
@@ -69,7 +69,7 @@ class PromptProducer(Producer):
             return
         if "stub" in self._about:
             self._encoder = _Stub(self._about["stub"], self._recipe)
-            self.noise = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
+            self.noise = EXACT
             return
         pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
         self._encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)

@@ -18,8 +18,6 @@ from latentcache.fields.dtypes import as_floats
 from latentcache.fields.noise import measured
 
 _STEP = 64
-#: Noise of encoders that compute with integers: the same bits everywhere.
-EXACT: dict[str, Any] = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
 
 
 def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from latentcache.encoders.pixels import PixelProducer
 from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels
 from latentcache.encoders.vae.describe import ModelDescription
-from latentcache.encoders.vae.opening import EXACT, checked_noise, open_encoder
+from latentcache.encoders.vae.opening import checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, UsageError
 from latentcache.fields.latents import LatentsRecipe
+from latentcache.fields.noise import EXACT
 from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
