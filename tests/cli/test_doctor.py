@@ -1,6 +1,5 @@
 """``doctor``: each problem is named, and each ``fix:`` line is run as printed."""
 
-import json
 import os
 import re
 import shlex
@@ -58,11 +57,6 @@ def test_one_screen_of_text(run, data):
     assert lines[0].startswith("ok       packages  python ")
     assert "(estimate from " in done.out
     assert lines[-1] == "ready"
-
-
-def test_without_data_only_the_machine_is_checked(run):
-    done = run("doctor", "--json")
-    assert (done.status, list(checks(done))) == (0, ["packages", "device", "limits", "disk"])
 
 
 def test_rejected_inputs_are_a_finding_and_the_fix_builds(run, data, tmp_path):
@@ -169,13 +163,6 @@ def test_data_that_a_build_refuses(run, tmp_path):
     assert (done.status, checks(done)["data"]["slug"]) == (1, "source-empty")
 
 
-def test_records_are_probed_too(run, tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"a document {n}"}) + "\n" for n in range(50)))
-    found = checks(run("doctor", tmp_path / "a.jsonl", "--tokenizer", "stub", "--json"))
-    assert found["time"]["probed"] == 50
-    assert found["time"]["bytes"] > 0
-
-
 def broken(folder):
     """(words of ``doctor``, checks that have a problem) for data that a build would reject in part or as a whole."""
     names = ("some images", "it's kohya", "listed", "bare", "page")
@@ -229,18 +216,6 @@ def test_every_fix_is_a_command_with_the_arguments_that_were_given(run, tmp_path
                 assert recorded["layout"] == words[words.index("--layout") + 1]
             carried += 1
     assert carried == 5
-
-
-def test_a_cache_that_is_up_to_date_has_nothing_to_estimate(run, data):
-    run("build", data, *SMALL)
-    found = checks(run("doctor", data, "--json"))
-    assert (found["time"]["seconds"], found["data"]["entries_to_make"]) == (0.0, 0)
-
-
-def test_the_largest_group_is_encoded(run, data):
-    draw(data / "large.png", (256, 256), seed=50)
-    found = checks(run("doctor", data, "--model", "stub", "--bucket", "64x64", "--bucket", "256x256", "--json"))
-    assert "256x256 first" in found["time"]["text"]
 
 
 @pytest.mark.parametrize(

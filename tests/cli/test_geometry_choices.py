@@ -116,13 +116,6 @@ def test_images_of_one_content_with_two_points_are_two_entries(run, tmp_path):
     assert run("build", tmp_path / "data", "--crop", "center", *words).json["counts"]["encoded"] == 1
 
 
-def test_a_point_that_is_none_rejects_its_row(run, data, tmp_path):
-    (data / "metadata.csv").write_text("file_name,text,focus_x,focus_y\np0.png,a,left,0\np1.png,b,1,\np2.png,c,,\n")
-    done = run("build", data, *SMALL, "--out", tmp_path / "c", "--json")
-    found = [(item["path"], item["reason"]) for item in done.json["items"] if item["category"] == "quarantined"]
-    assert found == [("p0.png", "table-row"), ("p1.png", "table-row")]
-
-
 def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):
     build(data, tmp_path / "c", crop="random", crop_variants=3)
     cache = opened(tmp_path / "c")
@@ -138,11 +131,3 @@ def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):
     assert met == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
     first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(crops=False).loader(batch_size=1)}
     assert first == {0}
-
-
-def test_another_rule_for_crops_encodes_again(data, tmp_path):
-    assert build(data, tmp_path / "c").encoded == 3
-    assert build(data, tmp_path / "c", crop="top").encoded == 3
-    crops = np.asarray(open_snapshot(tmp_path / "c").fields["latents"].columns["crop"])
-    assert (crops[:, 0] == 0).all()
-    assert build(data, tmp_path / "c", crop="center").encoded == 0

@@ -104,12 +104,6 @@ def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, with_bad, 
     assert done.json["counts"]["quarantined"] == 1
 
 
-def test_the_same_flags_are_no_difference(run, shared):
-    cache = shared[1]
-    words = ["--model", "stub", "--resolution", "64", "--bucket-step", "8", "--alpha", "#FFFFFF"]
-    assert run("verify", cache, *words).status == 0
-
-
 @pytest.mark.parametrize("words", [["--resolution", "128"], ["--bucket", "64x64", "--bucket", "64x96"]])
 def test_the_command_that_is_shown_mends_what_the_flags_make_stale(run, cache, words):
     fix = run("verify", cache, *words, "--json").json["items"][0]["fix"]
