@@ -2,8 +2,8 @@
 
 Every round runs each command once in a process of its own, in turn, so that a busy moment of the machine falls on
 all of them. Processor time is measured: the clock says little on a machine that others use. The cache is built first,
-from drawn images with the stub encoder, unless one is given. Prints a Markdown table. Cost: about a minute, nearly all
-of it the import of torch.
+from drawn images with the stub encoder, unless one is given. Prints a Markdown table. Cost: about a minute, nearly
+all of it the import of torch.
 
     python tools/bench_startup.py [CACHE] [--rounds 9] [--json FILE]
 """
