@@ -19,6 +19,7 @@ from typing import Any
 
 from latentcache.errors import CacheDamagedError, CacheFormatError
 from latentcache.store.atomic_io import READ_ONLY, open_file
+from latentcache.store.lock import is_still_there
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import MANIFEST, Snapshot, open_snapshot
 from latentcache.value import Value
@@ -53,7 +54,7 @@ class Lease:
             os.close(descriptor)
             return
         self._descriptor = descriptor
-        if not _is_still_there(descriptor, manifest):  # removed between the two calls
+        if not is_still_there(descriptor, manifest):  # removed between the two calls
             self.close()
             raise FileNotFoundError(manifest)
 
@@ -154,10 +155,3 @@ def _open_for_locking(manifest: Path) -> int:
         if error.errno not in READ_ONLY:
             raise
         return os.open(manifest, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _is_still_there(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False

@@ -109,7 +109,7 @@ def _take(descriptor: int, path: Path, folder: int) -> None:
         left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
         raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
     unknown = dict.fromkeys(("pid", "host", "since"), "unknown")
-    if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
+    if not is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
         raise _held_by(unknown, path, "it has just given this cache up")
     if not _folder_locked(folder):
         from latentcache.store.lease import holders  # it imports snapshots, which import this module
@@ -169,7 +169,8 @@ def _is_dead(holder: dict[str, Any]) -> bool:
     return False
 
 
-def _is_still_there(descriptor: int, path: Path) -> bool:
+def is_still_there(descriptor: int, path: Path) -> bool:
+    """True if an open file still has this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
