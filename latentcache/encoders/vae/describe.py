@@ -278,6 +278,14 @@ def _spec(
         raise no_posterior(class_name, posterior, "it gives one latent for an image and no distribution")
     shape = shape_of(family, located.config, where)
     tensors = _encoder_half(family, located)
+    normalization = normalization_of(family, located.config, tensors)
+    for name, values in (("mean", normalization.mean), ("std", normalization.std)):
+        if values and len(values) != shape.channels * normalization.patch**2:  # each would be of other channels
+            raise UnsupportedModelError(
+                f"the latents have {shape.channels} channels, their {name} has {len(values)} values",
+                where=where,
+                fix="use the config.json that was published with the model",
+            )
     memo = fingerprint_memo(tensors, known)
     spec = EncoderSpec(
         family=class_name,
@@ -288,7 +296,7 @@ def _spec(
         multiple=shape.multiple,
         posterior=posterior,
         tiling=tiling,
-        normalization=normalization_of(family, located.config, tensors),
+        normalization=normalization,
         generic=family.generic,
     )
     return spec, shape.frame_step, memo

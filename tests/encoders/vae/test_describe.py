@@ -106,6 +106,13 @@ def test_a_configuration_of_another_model(copied, name):
     assert caught.value.what == f"{name} is not an image encoder"
 
 
+def test_means_of_another_length_are_rejected(copied):
+    model = copied()
+    edit(model.config, latents_mean=[0.0] * 2, latents_std=[1.0] * 2)
+    with pytest.raises(UnsupportedModelError, match="the latents have 4 channels, their mean has 2 values"):
+        described_model(str(model.folder))
+
+
 def test_weights_without_an_encoder(copied):
     model = copied()
     tensors = load_file(model.weights)
