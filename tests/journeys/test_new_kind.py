@@ -16,6 +16,7 @@ from small_cache import damage_payload
 from latentcache import open_cache
 from latentcache.errors import UsageError
 from latentcache.fields import registry
+from latentcache.store.snapshot import open_snapshot
 from tests.fields.edge_map import EdgeProducer, EdgeRecipe
 
 EDGES, FIELD = KINDS["edge_map"], ("--field", TOY)
@@ -177,3 +178,17 @@ def test_a_name_that_cannot_be_imported_is_told(data, tmp_path):
     assert not (tmp_path / "cache").exists()
     with pytest.raises(UsageError):
         registry.register(["tests.fields.edge_map:Nothing"])
+
+
+@pytest.mark.slow
+def test_images_that_kill_or_hang_its_encoder_are_convicted_and_no_others(data, tmp_path):
+    for number, name in enumerate(("poison", "endless")):
+        EDGES.write(data, 50 + number).rename(data / f"{name}.png")
+    deadline = {"LATENTCACHE_WORKER_DEADLINE": "1"}
+    done = EDGES.finish(data, tmp_path / "cache", "--workers", 2, delay_ms=0, variables=deadline, timeout=120)
+    counts = done.json["counts"]
+    assert (done.status, counts["encoded"], counts["quarantined"]) == (1, 8, 2), done.err
+    reasons = {item["path"]: item["reason"] for item in done.json["items"]}
+    assert reasons == {"poison.png": "encoder-crash", "endless.png": "encoder-crash"}
+    assert [one.target for one in open_snapshot(tmp_path / "cache").rejected]
+    assert ok(tmp_path / "cache", "--full") == {"ok": 8, "quarantined": 2}
