@@ -156,13 +156,22 @@ def parse_json(text: str) -> Any:
     Raises:
         UnusableSampleError: ``no-json``: not well formed, a name twice in one object, NaN or Infinity, too deep.
     """
-    return _strictly(_DECODER.decode, text)
+    return _strictly(_whole, text)
 
 
 def parse_json_at(text: str, start: int) -> tuple[Any, int]:
     """The JSON value that begins at ``start``, and where it ends; raises as :func:`parse_json`."""
     value, end = _strictly(lambda whole: _DECODER.raw_decode(whole, start), text)
     return value, int(end)
+
+
+def _whole(text: str) -> Any:
+    """The value that a text is; without blanks around it in half the time."""
+    try:
+        value, end = _DECODER.raw_decode(text)
+    except json.JSONDecodeError:
+        end = -1
+    return value if end == len(text) else _DECODER.decode(text)
 
 
 def _strictly(decoder: Callable[[str], Any], text: str) -> Any:
