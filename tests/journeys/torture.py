@@ -64,7 +64,7 @@ def assert_declared(status, talk):
     assert status == 3, (status, error)
     slugs = {"store", "disk-full", "read-only"} | ({"system"} if "result-received" in error["why"] else set())
     if error["where"].endswith("/rejected.jsonl") and "Input/output error" in error["why"]:
-        slugs = {"cache-damaged"}  # the list of the current snapshot cannot be read
+        slugs.add("cache-damaged")  # the list of the current snapshot cannot be read
     assert error["slug"] in slugs, error
     assert error["what"], error
     assert error["fix"], error
