@@ -73,11 +73,11 @@ class _EndError(Exception):
     """There are no more results."""
 
 
-class _Line(Generic[Made]):
-    """Results in order: the caller makes them, or a thread ahead; a lock says whose turn it is.
+class _Queue(Generic[Made]):
+    """A queue of results in order. The caller makes them, or a thread ahead of it: whoever holds the lock.
 
-    A thread gets the interpreter's lock from a caller that never lets it go every 5 ms. So it keeps its turn until
-    ``depth`` results wait, and a caller that finds nothing meanwhile waits for it.
+    Beside pure Python a thread gets the interpreter's lock every 5 ms at the earliest. So it makes results until
+    ``depth`` of them wait before it releases the queue's lock; a caller that finds the queue empty waits meanwhile.
 
     Args:
         works: What makes each.
@@ -85,7 +85,7 @@ class _Line(Generic[Made]):
     """
 
     def __init__(self, works: Iterable[Work[Made]], depth: int) -> None:
-        self._works, self._depth, self._turn, self._closed = iter(works), depth, threading.Lock(), False
+        self._works, self._depth, self._lock, self._closed = iter(works), depth, threading.Lock(), False
         self._begun = deque[Work[Made]]()
         self._ready = SimpleQueue[tuple[Made | None, BaseException | None]]()
         self._asked = SimpleQueue[bool]()
@@ -98,7 +98,7 @@ class _Line(Generic[Made]):
             _EndError: There is none.
         """
         if self._ready.empty():
-            if self._turn.acquire(blocking=False):
+            if self._lock.acquire(blocking=False):
                 self._make(1)
             else:
                 self._asked.put(True)
@@ -119,11 +119,11 @@ class _Line(Generic[Made]):
     def serve(self) -> None:
         """What the thread does."""
         while self._asked.get():
-            self._turn.acquire()
+            self._lock.acquire()
             self._make(self._depth)
 
     def _make(self, count: int) -> None:
-        """Make results until so many wait, and give the turn back."""
+        """Make results until ``count`` wait for the caller, then release the lock, which is held on entry."""
         try:
             while self._ready.qsize() < count and not self._closed:
                 try:
@@ -131,7 +131,7 @@ class _Line(Generic[Made]):
                 except BaseException as error:  # noqa: BLE001 -- the caller raises it
                     self._ready.put((None, error))
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def _next(self) -> Made:
         begun = self._begun
@@ -162,44 +162,44 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
         source: Gives the works from a number on; asked again in a forked process.
         depth: Results that may wait for the caller, while one more is begun; 0 makes each when it is asked for.
     """
-    served, worked, forks, line = 0, 0.0, _forks, _Line(source(0), depth)
+    served, worked, forks, queue = 0, 0.0, _forks, _Queue(source(0), depth)
     try:
         while True:
             if forks != _forks:  # what was begun is in another process
-                forks, line = _forks, _Line(source(served), depth)
-            made = [line.take()]
+                forks, queue = _forks, _Queue(source(served), depth)
+            made = [queue.take()]
             if depth and worked > _WORKS_S:
-                line.make_ahead()
+                queue.make_ahead()
             served, left = served + 1, time.perf_counter()
             yield made.pop()  # nothing here holds it meanwhile
             worked = (worked + time.perf_counter() - left) / 2
     except _EndError:
-        line.end(wait=True)
+        queue.end(wait=True)
     finally:
         if forks == _forks:
-            line.end()  # no join here, which may be anywhere that garbage is collected
+            queue.end()  # no join here, which may be anywhere that garbage is collected
 
 
-def _started(line: _Line[Any]) -> threading.Thread:
+def _started(queue: _Queue[Any]) -> threading.Thread:
     for thread in list(_RUNNING):
         if not thread.is_alive():
             _RUNNING.pop(thread, None)
-    thread = threading.Thread(target=line.serve, name="latentcache-read-ahead", daemon=True)
+    thread = threading.Thread(target=queue.serve, name="latentcache-read-ahead", daemon=True)
     thread.start()
-    _RUNNING[thread] = line
+    _RUNNING[thread] = queue
     return thread
 
 
 #: How often this process was forked off from another on the way from its interpreter's start.
 _forks = 0
 #: Threads are held until they are dead, so that the end of the process waits for each.
-_RUNNING: dict[threading.Thread, _Line[Any]] = {}
+_RUNNING: dict[threading.Thread, _Queue[Any]] = {}
 
 
 def _end_all() -> None:
     """Before the interpreter goes: a thread that came back into torch afterwards could abort the process."""
-    for line in list(_RUNNING.values()):
-        line.end(wait=True)
+    for queue in list(_RUNNING.values()):
+        queue.end(wait=True)
 
 
 def _forked() -> None:
