@@ -3,8 +3,7 @@ import json
 import subprocess
 import sys
 
-import pytest
-from package_source import PACKAGE, folders, is_for_type_checkers, modules
+from package_source import is_for_type_checkers, modules
 
 import latentcache
 
@@ -15,21 +14,6 @@ def run(code):
     """What a fresh interpreter prints as JSON."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
-
-
-def test_names_are_sorted_and_unique():
-    assert list(latentcache.__all__) == sorted(set(latentcache.__all__))
-
-
-@pytest.mark.parametrize("name", latentcache.__all__)
-def test_every_name_is_there(name):
-    assert getattr(latentcache, name) is not None
-
-
-def test_no_name_is_also_a_folder():
-    # importing a sub-package rebinds the attribute, so a function of that name would turn into a module
-    modules_here = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in folders()}
-    assert set(latentcache.__all__) & modules_here == set()
 
 
 def test_a_name_stays_what_it_was_after_everything_is_imported():

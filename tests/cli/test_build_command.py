@@ -58,18 +58,6 @@ def test_quiet_says_nothing_but_the_summary(run, data):
     assert len([line for line in done.out.splitlines() if not line.startswith("note ")]) == 2
 
 
-def test_quarantined_files_are_items_with_cause_and_hint(run, data):
-    (data / "broken.jpg").write_bytes(b"<html>404</html>")
-    done = build(run, data, "--json")
-    assert done.status == 1
-    (item,) = [one for one in done.json["items"] if one["category"] == "quarantined"]
-    assert (item["category"], item["reason"], item["path"]) == ("quarantined", "html", "broken.jpg")
-    assert item["hint"]
-    assert done.json["counts"] == counts(5, 4, 0, 1, no_caption=2)
-    assert "error" in done.json
-    assert done.json["error"] is None
-
-
 def test_the_text_says_why_the_status_is_1(run, data):
     (data / "broken.jpg").write_bytes(b"")
     done = build(run, data)
@@ -99,14 +87,6 @@ def test_every_picture_file_is_an_entry_or_an_item(run, data):
     }
     assert named == images
     assert len(images) == 9
-
-
-def test_more_than_ten_items_of_a_kind_are_counted(run, data):
-    for number in range(13):
-        (data / f"bad{number:02}.png").write_bytes(b"")
-    done = build(run, data)
-    assert done.out.count("quarantined bad") == 10
-    assert "... and 3 more quarantined (all of them with --json)\n" in done.out
 
 
 def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):

@@ -77,19 +77,3 @@ def test_a_record_that_memory_is_not_enough_for_is_quarantined_and_tried_again(r
     assert run("verify", cache, "--json").json["counts"]["quarantined"] == 1
     found = run("build", data, "--tokenizer", "stub", "--host-memory", str(2 << 30), "--json").json
     assert (found["exit_code"], found["counts"]["encoded"], found["counts"]["cached"]) == (0, 1, 2)
-
-
-def test_a_record_that_ends_its_workers_is_quarantined_and_workers_are_counted(run, tmp_path, monkeypatch):
-    data = tmp_path / "a.jsonl"
-    data.write_text("".join(f'{{"text": "{number}"}}\n' for number in range(20)))
-    monkeypatch.setenv("LATENTCACHE_FAILPOINT", "encoding@a.jsonl?9:1:crash")
-    done = run("build", data, "--tokenizer", "stub", "--workers", "1", "--json")
-    assert (done.status, done.json["counts"]["encoded"]) == (1, 19)
-    (item,) = done.json["items"]
-    assert (item["reason"], item["line"]) == ("tokenizer-crash", 9)
-    assert 2 <= done.json["worker_restarts"] <= 9
-    assert "given out again" in done.err
-    monkeypatch.delenv("LATENTCACHE_FAILPOINT")
-    assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0
-    found = run("build", data, "--tokenizer", "stub", "--retry-failed", "--json").json
-    assert (found["exit_code"], found["counts"]["encoded"], found["worker_restarts"]) == (0, 1, 0)

@@ -1,5 +1,4 @@
 import errno
-import io
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.cli import console
-from latentcache.errors import CacheLockedError, EmptyPlanError, InterruptedBuildError, UsageError
+from latentcache.errors import EmptyPlanError, UsageError
 
 
 @given(st.text())
@@ -46,41 +45,6 @@ def test_the_object_is_one_ascii_line(capsys):
     assert json.loads(out) == {"schema": 2, "command": "info", "exit_code": 0, "error": None, "name": "für\n\udcff"}
 
 
-def test_an_error_carries_its_holder(capsys):
-    holder = {"pid": 7, "host": "here", "since": "now"}
-    error = CacheLockedError("held by 7", holder=holder, where="w", why="y", fix="wait")
-    console.fail("build", error, as_json=True)
-    out, err = capsys.readouterr()
-    assert json.loads(out)["error"]["holder"] == holder
-    assert err == "error[locked]: held by 7\n  where: w\n  why: y\n  fix: wait\n"
-
-
-def test_a_broken_pipe_is_silence(monkeypatch):
-    class Gone(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stdout", Gone())
-    monkeypatch.setattr(sys, "stderr", Gone())
-    console.out("x")
-    console.say("x")
-    console.emit("info", {}, exit_code=0)
-
-
-def test_another_failure_of_stdout_is_said_and_of_stderr_is_not(monkeypatch):
-    class Full(io.StringIO):
-        name = "<stdout>"
-
-        def write(self, text):
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sys, "stdout", Full())
-    monkeypatch.setattr(sys, "stderr", Full())
-    console.say("x")
-    with pytest.raises(console.OutputError, match="cannot be written"):
-        console.out("x")
-
-
 @pytest.fixture(autouse=True)
 def handlers():
     """``emit`` decides the exit status and ignores signals from then on; give them back to pytest."""
@@ -88,22 +52,6 @@ def handlers():
     yield
     signal.signal(signal.SIGINT, before[0])
     signal.signal(signal.SIGTERM, before[1])
-
-
-def test_last_words_go_past_the_streams(capfd):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    console.last_words("build", InterruptedBuildError("interrupted by SIGINT", signal_number=2), as_json=True)
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-        signal.signal(number, handler)
-    out, err = capfd.readouterr()
-    value = json.loads(out)
-    assert (value["schema"], value["command"], value["exit_code"], value["error"]["slug"]) == (
-        2,
-        "build",
-        130,
-        "interrupted",
-    )
-    assert err.startswith("error[interrupted]: interrupted by SIGINT\n  fix: ")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import json
 
 import pytest
 from datasets import load_from_disk
-from small_cache import build, draw_four
 
 from latentcache.export.run import FORMATS
 
@@ -66,14 +65,6 @@ def test_a_part_says_that_it_is_one(run, tokens, tmp_path):
     assert "this is part" not in whole.out
 
 
-def test_an_empty_folder_by_a_link_is_filled_where_it_lies(run, tokens, tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "there")
-    assert run("export", tokens, tmp_path / "out", "--to", "datatrove").status == 0
-    assert (tmp_path / "there/latentcache.json").is_file()
-    assert (tmp_path / "out").is_symlink()
-
-
 def test_the_keys_of_shards(run, tokens, tmp_path):
     value = run("export", tokens, tmp_path / "out", "--to", "mds", "--chunk", 50, "--json").json
     assert set(value) == KEYS - {"for", "packing_efficiency"} | {"dtype"}
@@ -100,14 +91,6 @@ def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, said, f
     assert following.format(out=tmp_path / "out") in done.out.splitlines()[-1]
 
 
-def test_documents_that_end_with_several_ids(run, tmp_path):
-    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    words = ("--tokenizer", "stub", "--no-add-eos", "--out", tmp_path / "cache")
-    assert run("build", tmp_path / "data.jsonl", *words).status == 0
-    done = run("export", tmp_path / "cache", tmp_path / "out", "--to", "megatron")
-    assert "none marks an end" in done.out
-
-
 CHAT = [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]
 
 
@@ -123,14 +106,6 @@ def test_labels_that_would_be_lost_are_rejected(run, tmp_path, words):
     assert run("build", tmp_path / "chats.jsonl", *words_all).status == 0
     length = ("--chunk", 8) if "mds" in words else ()
     assert run("export", tmp_path / "all", tmp_path / "out", *words[:2], *length).status == 0
-
-
-@pytest.mark.parametrize("layout", ["pack", "chunk"])
-def test_other_layouts(run, tokens, tmp_path, layout):
-    value = run("export", tokens, tmp_path / "out", f"--{layout}", 128, "--json").json
-    assert value["rows"]["train"] < 40
-    assert value["packing_efficiency"]["train"] > 0.85
-    assert "label" in load_from_disk(str(tmp_path / "out"))["train"].column_names[1] or layout == "chunk"
 
 
 @pytest.mark.parametrize(
@@ -152,12 +127,6 @@ def test_what_cannot_be_is_rejected_before_anything_is_written(run, tokens, tmp_
     assert done.status == 2
     assert done.error["fix"] == fix
     assert not (tmp_path / "out").exists()
-
-
-def test_a_cache_of_pictures_has_no_rows(run, tmp_path):
-    build(draw_four(tmp_path / "images"), tmp_path / "cache")
-    done = run("export", tmp_path / "cache", tmp_path / "out", "--pad", 64, "--json")
-    assert (done.status, done.error["slug"]) == (2, "usage")
 
 
 SAID = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop", "padding-side": "right"}

@@ -150,16 +150,6 @@ def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
 # depths
 
 
-def test_a_part_of_the_samples(run, cache):
-    done = run("verify", cache, "--sample", "3", "--seed", "5", "--json").json
-    assert (done["mode"], done["counts"]["ok"], done["not_looked_at"], done["exit_code"]) == ("sample", 3, 1, 0)
-    assert done["checked"]["payloads"] == 3
-    assert done["confidence"] == "3 samples clean: 95 % sure that less than 63 % of the samples are wrong"
-    out = run("verify", cache, "--sample", "3").out
-    assert "not compared: encoder (not given)\nnot checked: 1 of 4 samples\n3 samples clean" in out
-    assert run("verify", cache, "--sample", "0").status == 2
-
-
 def test_a_cache_from_elsewhere(run, cache, data):
     data.rename(data.with_name("gone"))
     assert run("verify", cache, "--untrusted", "--full").status == 0
@@ -186,13 +176,3 @@ def test_what_the_build_was_allowed_verify_allows_until_something_else_is_said(r
     assert run("build", data, "--out", cache, "--allow-failed", "1").status == 1
     assert run("verify", cache).status == 1
     assert run("build", data, "--out", cache, "--allow-failed", "2").status == 0
-
-
-def test_values_of_a_recipe_are_said_as_people_write_them(run, shared):
-    words = ["--bucket", "64x64", "--bucket", "64x96"]
-    item = run("verify", shared[1], *words, "--json").json["items"][0]
-    assert (item["reason"], item["expected"], item["found"]) == (
-        "recipe:geometry.buckets",
-        "geometry.resolutions none, geometry.buckets 64x64, 64x96",
-        "geometry.resolutions 64, geometry.buckets none",
-    )

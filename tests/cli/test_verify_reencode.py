@@ -26,12 +26,6 @@ def test_the_words(run, shared):
     assert "4 samples clean: all of them" in done.out
 
 
-def test_with_repair(run, cache):
-    done = run("verify", cache, "--reencode", "300", "--repair", "--yes", "--json")
-    assert (done.status, done.json["mode"], done.json["repair"]["done"]) == (0, "full", False)
-    assert done.json["reencoded"]["samples"] == 4
-
-
 def test_drift_is_shown_with_its_command(run, cache, data):
     submit = StubEncoder.submit
 
@@ -58,9 +52,3 @@ def test_flags_that_cannot_be(run, shared, flags):
     done = run("verify", shared[1], *flags, "--json")
     assert done.status == 2
     assert done.error["fix"]
-
-
-def test_nothing_is_fine(run, shared):
-    done = run("verify", shared[1], "--reencode", "3", "--storage-dtype", "float32")
-    assert done.status == 1
-    assert "encoded again: nothing" in done.out

@@ -110,15 +110,6 @@ def test_other_ids_are_different():
     assert KIND.compare(ids, ids[:4], {}, a_recipe()).differs
 
 
-def test_counts_of_tokens():
-    columns = {
-        "length": np.array([3, 4]),
-        "control": np.array([0, 2]),
-        "spans": (np.array([1, 1]), np.array([[1, 2]])),
-    }
-    assert KIND.numbers(a_recipe(), columns) == {"tokens": 7, "loss_tokens": 2, "special_token_text": 2}
-
-
 def test_template_options_are_json_or_text():
     assert parse_option("a=false") == ("a", "false")
     assert parse_option("a=x=y") == ("a", '"x=y"')

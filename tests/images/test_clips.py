@@ -1,6 +1,5 @@
 """Headers and frames of videos, beside a plain loop with PyAV."""
 
-import sys
 from fractions import Fraction
 from io import BytesIO
 
@@ -127,10 +126,3 @@ def test_a_playlist_is_never_opened(tmp_path):
     """FFmpeg would read other files for it."""
     assert not is_clip(BytesIO(b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://localhost/a.ts\n"))
     assert not is_clip(BytesIO(b"ffconcat version 1.0\nfile /etc/passwd\n"))
-
-
-def test_without_pyav(tmp_path, monkeypatch):
-    data = write_video(tmp_path / "a.mp4", 5).read_bytes()
-    monkeypatch.setitem(sys.modules, "av", None)
-    assert reason(data) == "needs-pyav"
-    assert "pip install 'latentcache[video]'" in HINTS["needs-pyav"]

@@ -207,17 +207,6 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9, -2])
-def test_a_cut_file_is_truncated_or_whole(name, share):
-    whole = FILES[name]
-    cut = whole[: max(int(len(whole) * share), 16) if share > 0 else share]
-    if (name, share) == ("gif", -2):  # only the end marks are missing
-        assert np.array_equal(decode(cut, PROFILE), decode(whole, PROFILE))
-    else:
-        assert cause(cut) == "truncated"
-
-
 def test_one_flipped_bit_in_the_pixels_of_a_png():
     whole = bytearray(FILES["png"])
     for place in range(whole.index(b"IDAT"), len(whole), 97):

@@ -107,14 +107,6 @@ def test_of_source(tmp_path):
         cache.of_source("d.jsonl")
 
 
-def test_a_plan_is_what_the_loader_does(many):
-    report = many.plan(batch_size=4, world_size=2, remainder="drop")
-    loader = many.loader(batch_size=4, rank=0, world_size=2, remainder="drop") if report.steps else None
-    assert report.samples_used + report.samples_dropped == 17
-    assert loader is None or loader.report == report
-    assert {tuple(one.bucket.dims) for one in report.buckets} == {("height", "width")}
-
-
 def test_a_sample_without_an_asked_field_is_excluded_and_counted(tmp_path):
     root = images(tmp_path / "c", FOUR, edges=[5, None, 2, 9])
     cache = open_cache(root)
@@ -249,11 +241,6 @@ def test_fields_are_checked_by_name(four, tmp_path):
             open_cache(documents(tmp_path / "t", texts(3))).loader(batch_size=1, **bad)
         assert "rows(pack=" in caught.value.fix
         (tmp_path / "t").rename(tmp_path / f"t{len(bad)}")
-
-
-def test_warming_reads_every_shard(four):
-    cache = open_cache(four)
-    assert cache.warm() == sum(path.stat().st_size for path in four.glob("shards/*/data.mdb"))
 
 
 def test_documents_for_exports(tmp_path):

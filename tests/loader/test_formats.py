@@ -40,21 +40,6 @@ def test_flux_has_positions_of_patches(flux):
     assert batch["img_ids"][7].tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "which", "why"),
-    [
-        ("diffusers-flux", "many", "4 channels, not 16 and scaling 'none', not 'scale-shift'"),
-        ("diffusers-sd", "flux", "16 channels, not 4"),
-        ("diffusers-sdxl", "flux", "16 channels, not 4"),
-    ],
-)
-def test_latents_of_another_model_are_refused(many, flux, name, which, why):
-    with pytest.raises(UsageError, match="the latents are of another model") as caught:
-        {"many": many, "flux": flux}[which].loader(batch_size=2, format=name)
-    assert why in caught.value.why
-    assert caught.value.fix
-
-
 SPACES = {
     "sd": {"channels": 4, "kind": "scale-shift", "scale": 0.18215},
     "sdxl": {"channels": 4, "kind": "scale-shift", "scale": 0.13025},

@@ -19,7 +19,7 @@ from made_caches import documents, images, latents_of, opened, texts
 from torch.utils.data import DataLoader
 
 from latentcache import open_cache
-from latentcache.errors import LatentcacheError, MissingEntryError, PlanError, UsageError
+from latentcache.errors import LatentcacheError, PlanError, UsageError
 from latentcache.loader.loader import BatchIndex
 
 WAYS = pytest.mark.parametrize("prefetch", [0, 2])
@@ -85,16 +85,6 @@ def test_each_storage_type_comes_back_as_it_is(tmp_path, dtype):
         assert batch["latents"].dtype == getattr(torch, dtype)
         raw = batch["latents"][0].view(torch.int16 if dtype != "float32" else torch.int32).numpy()
         assert raw.tobytes() == stored[int(batch["names"][0][:2]), 0, 0].tobytes()
-
-
-def test_a_ragged_field_is_padded_to_one_length_with_a_mask(tmp_path):
-    cache = opened(images(tmp_path / "c", [(64, 64)] * 5, edges=[3, 1, 9, 4, 4]))
-    for batch in cache.loader(batch_size=2, fields=["edge_map"]):
-        assert batch["edge_map"].shape == (2, 9, 8)
-        for place, name in enumerate(batch["names"]):
-            length = [3, 1, 9, 4, 4][int(name[:2])]
-            assert batch["edge_map_mask"][place].tolist() == [True] * length + [False] * (9 - length)
-            assert (batch["edge_map"][place, length:] == 255).all()
 
 
 @pytest.mark.parametrize("policy", ["repeat", "drop", "partial", "pad"])
@@ -419,17 +409,6 @@ def test_a_shard_that_was_cut_is_an_error_and_no_signal(tmp_path, keep):
         list(loader)
 
 
-def test_a_shard_that_is_gone_is_named(tmp_path):
-    root = images(tmp_path / "c", [(64, 64)] * 3)
-    cache = opened(root)
-    for shard in (root / "shards").iterdir():
-        shutil.rmtree(shard)
-    with pytest.raises(MissingEntryError) as caught:
-        next(iter(cache.loader(batch_size=1)))
-    assert caught.value.where.endswith("data.mdb")
-    assert "latentcache build" in caught.value.fix
-
-
 def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
     with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and repeats it 64 times") as said:
@@ -440,18 +419,6 @@ def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
         warnings.simplefilter("error")
         cache.loader(batch_size=64, remainder="partial")
         cache.loader(batch_size=4)  # at most four times
-
-
-def test_many_buckets_that_are_mostly_repeats_are_one_warning(tmp_path):
-    cache = opened(images(tmp_path / "c", [(64, 64 + 8 * number) for number in range(6) for _ in range(number + 1)]))
-    with pytest.warns(UserWarning, match="to fill a batch") as said:
-        cache.loader(batch_size=32)
-    (message,) = [str(one.message) for one in said]
-    assert message.startswith(
-        "bucket 64x64 has 1 sample (00.png) and repeats it 32 times in an epoch to fill a batch;"
-    )
-    assert "bucket 64x72 has 2 samples (01.png, 02.png) and repeats them 16 times" in message
-    assert "; 3 more buckets too: use remainder=" in message
 
 
 def test_samples_without_captions_are_said_once_for_each_cache(tmp_path):

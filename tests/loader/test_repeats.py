@@ -4,7 +4,6 @@ import json
 import pickle
 from collections import Counter
 
-import numpy as np
 import pytest
 from made_caches import documents, images, opened, texts
 
@@ -171,8 +170,3 @@ def test_the_command_shows_repeats_and_turns_them_off(folder, capsys):
     capsys.readouterr()
     assert main(["info", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["repeats"][-1] == {"times": 10, "samples": 1}
-
-
-def test_the_column_is_a_number_for_each_sample(cache):
-    column = np.asarray(cache.snapshots[0].samples.columns["repeats"])
-    assert (column.dtype, column.tolist()) == (np.uint16, TIMES)

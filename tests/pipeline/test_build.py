@@ -17,38 +17,6 @@ def data(case, tmp_path):
     return case.data(tmp_path / "data", 4)
 
 
-def test_a_first_build_makes_every_item_once(case, data):
-    observer = Recorder()
-    report = built(case, data, observer=observer)
-    assert report.counts() == {
-        "samples": 4, "encoded": 4, "cached": 0, "duplicates": 0, "quarantined": 0, "no_caption": report.no_caption,
-    }  # fmt: skip
-    assert (report.snapshot, report.published, report.rejected) == (1, True, ())
-    rows = rows_of(report.cache, case.field)
-    assert [len(keys) for keys in rows.values()] == [1] * 4
-    assert set(report.fields) == {case.field}
-    assert report.fields[case.field].num_bytes > 0
-    assert report.written_bytes > 0
-    (plan,) = observer.plans
-    planned = plan.fields[case.field]
-    assert (planned.items, planned.to_make, planned.cached, planned.inputs) == (4, 4, 0, 4)
-    assert plan.bytes_to_write > 0
-    assert not (report.cache / "BUILDING").exists()
-    assert not (report.cache / "scratch").exists()
-
-
-def test_only_what_is_new_or_changed_is_encoded(case, data):
-    cache = built(case, data).cache
-    before = rows_of(cache, case.field)
-    case.write(data, 1, seed=77)
-    case.write(data, 9)
-    report = built(case, data, fields={})
-    assert (report.encoded, report.cached, report.snapshot) == (2, 3, 2)
-    after = rows_of(cache, case.field)
-    same = [name for name in after if before.get(name) == after[name]]
-    assert same == [path.name for path in sorted(data.iterdir()) if path.stem not in ("001", "009")]
-
-
 def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     cache = built(case, data).cache
     path = case.path(data, 0)
@@ -59,20 +27,6 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     moved = shutil.move(cache, tmp_path / "moved")
     assert built(case, data, out=tmp_path / "moved").encoded == 0
     assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
-
-
-def test_one_content_under_several_names_is_one_item(case, data):
-    for number in range(5, 9):
-        case.write(data, number, seed=1)
-    report = built(case, data)
-    assert (report.samples, report.encoded, report.cached, report.duplicates) == (8, 4, 0, 4)
-    rows = rows_of(report.cache, case.field)
-    assert len(rows) == 8
-    assert {key for number in range(5, 9) for key in rows[case.path(data, number).name]} == set(
-        rows[case.path(data, 1).name]
-    )
-    again = built(case, data)
-    assert (again.encoded, again.cached, again.duplicates) == (0, 4, 4)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

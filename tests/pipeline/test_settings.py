@@ -4,7 +4,6 @@ import pytest
 
 from latentcache.errors import UsageError
 from latentcache.pipeline.settings import BuildSettings, beside
-from latentcache.plan.numbers import tolerated
 
 
 @pytest.mark.parametrize(
@@ -37,11 +36,6 @@ def test_the_cache_is_beside_the_data(tmp_path):
     assert BuildSettings(data=tmp_path / "images").cache == tmp_path / "images.latentcache"
     assert beside(tmp_path / "a.jsonl") == tmp_path / "a.jsonl.latentcache"
     assert BuildSettings(data=tmp_path, out=Path("c")).cache == Path("c")
-
-
-@pytest.mark.parametrize(("text", "number"), [("0", 0), ("3", 3), ("2%", 20), ("0.25%", 2), ("100%", 1000)])
-def test_tolerated_failures(text, number):
-    assert tolerated(text, 1000) == number
 
 
 def test_settings_of_a_field_may_be_a_mapping():

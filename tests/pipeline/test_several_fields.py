@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from small_builds import CASES, Recorder, built, draw, rows_of, settings
+from small_builds import CASES, Recorder, built, settings
 
 from latentcache.errors import UsageError
 from latentcache.fields.registry import field_kind, field_kinds
@@ -17,44 +17,6 @@ LATENTS, EDGES = CASES["latents"], CASES["edge_map"]
 @pytest.fixture
 def data(tmp_path):
     return LATENTS.data(tmp_path / "data", 3)
-
-
-def test_adding_a_field_encodes_nothing_else_again(data):
-    cache = built(LATENTS, data).cache
-    latents = rows_of(cache, "latents")
-    report = built(EDGES, data)
-    assert {name: (one.encoded, one.cached) for name, one in report.fields.items()} == {
-        "latents": (0, 3),
-        "edge_map": (3, 0),
-    }
-    assert (report.encoded, report.cached, report.snapshot) == (3, 3, 2)
-    assert rows_of(cache, "latents") == latents
-    assert set(open_snapshot(cache).fields) == {"latents", "edge_map"}
-    plain = built(LATENTS, data, fields={})
-    assert (plain.encoded, plain.cached, set(plain.fields)) == (0, 6, {"latents", "edge_map"})
-
-
-def test_two_fields_of_a_first_build_are_published_together(data):
-    fields = LATENTS.said() | EDGES.said()
-    shutil.copy(LATENTS.path(data, 0), LATENTS.path(data, 8))
-    report = built(LATENTS, data, fields=fields)
-    assert (report.encoded, report.snapshot, report.duplicates) == (6, 1, 1)
-    plan = plan_build(settings(LATENTS, data, fields={}))
-    assert (plan.to_make, plan.cached) == (0, 6)
-
-
-def test_failures_are_per_field(data):
-    draw(data / "wide.png", 5, height=8, width=2000)  # too extreme for a bucket, fine for edges
-    report = built(LATENTS, data, fields=LATENTS.said() | EDGES.said())
-    assert [(one.name, one.target) for one in report.rejected] == [("wide.png", "latents")]
-    assert (report.samples, report.quarantined) == (4, 1)
-    snapshot = open_snapshot(report.cache)
-    assert len(snapshot.samples) == 4
-    assert (len(snapshot.fields["latents"]), len(snapshot.fields["edge_map"])) == (3, 4)
-    assert [one.target for one in snapshot.rejected] == ["latents"]
-    assert "wide.png" not in rows_of(report.cache, "latents")
-    again = built(LATENTS, data, fields={})
-    assert (again.encoded, [one.target for one in again.rejected]) == (0, ["latents"])
 
 
 def test_a_sample_that_every_field_rejects_is_counted_once(data):

@@ -200,23 +200,6 @@ def test_numbers_of_numpy_become_plain_ones():
     assert (type(batches.batch_size), batches.global_batch_size) == (int, 600)
 
 
-@pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
-def test_a_million_samples_in_skewed_buckets(policy):
-    held = np.maximum(1_000_000 >> np.arange(1, 25), 1)
-    held[0] += 1_000_000 - held.sum()
-    bucket = np.random.default_rng(0).permutation(np.repeat(np.arange(24), held))
-    report, plan = laid_out(index_of(bucket), BatchPlan(batch_size=6, world_size=8, remainder=policy), 7, 3)
-    lengths = np.diff(plan.starts)
-    assert len(plan) == report.steps > 20_000
-    assert (lengths % 8 == 0).all()
-    assert (bucket[plan.rows] == np.repeat(plan.bucket, lengths)).all()
-    times = np.bincount(plan.rows, minlength=len(bucket))
-    assert (report.samples_used + report.samples_repeated, report.samples_dropped) == (
-        len(plan.rows),
-        int((times == 0).sum()),
-    )
-
-
 @pytest.mark.parametrize(
     ("rows", "given", "steps"),
     [

@@ -6,14 +6,10 @@ The tests fail where any of the four computes a size of its own with another rou
 pixels lies between the two buckets, 1088 and 1152 pixels wide.
 """
 
-import itertools
-import random
-
 import pytest
 from small_cache import build, draw
 
 from latentcache import open_cache
-from latentcache.fields.latents import GeometrySettings, _buckets_of
 from latentcache.geometry.buckets import explicit_table
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size, latent_size
@@ -82,20 +78,6 @@ def test_what_is_stored_is_what_was_decided(built):
         assert field.columns["resize"][row].tolist() == [placed.resize.height, placed.resize.width]
         assert field.columns["crop"][row].tolist() == [placed.top, placed.left]
     reader.close()
-
-
-def test_the_order_of_the_scan_changes_nothing():
-    """Another order of images, of buckets and of resolutions gives the same buckets."""
-    sizes = [Size(704, width) for width in WIDTHS]
-    expected = [place_in(size, explicit_table((NARROW, WIDE), multiple=64).nearest(size)) for size in sizes]
-    for order in range(20):
-        shuffled = random.Random(order).sample(sizes, len(sizes))
-        table = explicit_table((WIDE, NARROW) if order % 2 else (NARROW, WIDE), multiple=64)
-        answers = {size: place_in(size, table.nearest(size)) for size in shuffled}
-        assert [answers[size] for size in sizes] == expected
-    tables = [explicit_table((bucket,), multiple=64) for bucket in (NARROW, WIDE)]
-    for pair in itertools.permutations(tables):
-        assert set(_buckets_of(Size(704, 1130), pair, GeometrySettings())[0]) == {NARROW, WIDE}
 
 
 def test_images_that_are_listed_in_another_order_give_the_same_cache(built, tmp_path):

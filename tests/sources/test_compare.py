@@ -79,14 +79,6 @@ def test_what_becomes_of_images(data, full):
     assert (d.reason, d.expected, d.found) == ("source-removed", "the file", "it is not there any more")
 
 
-def test_a_change_is_found_also_if_size_and_time_were_put_back(data):
-    before = scan(data, IMAGES, hash_all=True)
-    state = (data / "a.jpg").stat()
-    (data / "a.jpg").write_text("z")
-    os.utime(data / "a.jpg", ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert states(images(data, before))["a.jpg"] == CHANGED
-
-
 @pytest.mark.parametrize(
     ("change", "state", "reason"),
     [

@@ -1,4 +1,3 @@
-import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from latentcache.identity.key import EntryKey
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog, open_lookup
 from latentcache.store.entry import pack_items
-from latentcache.store.index import INDEX, load_index
+from latentcache.store.index import INDEX
 from latentcache.store.paths import CachePaths
 
 
@@ -146,15 +145,3 @@ def test_an_item_whose_entry_is_damaged_is_not_given(paths):
     assert catalog.read(place) is not None
     flip(data, int(rows.offset[0]) - 10)
     assert catalog.item(place) is None
-
-
-def test_two_entries_with_one_key_count_once(tmp_path):
-    paths = CachePaths(tmp_path)
-    make_folder(paths.shards)
-    for name in ("a", "b"):
-        make_shard(paths.shard(name), entries_of("words", range(9)))
-    catalog = load_catalog(paths)
-    assert len(catalog) == 9
-    assert sum(load_index(folder).items for folder in paths.sealed_shards()) == 18
-    with contextlib.suppress(StopIteration):
-        assert set(catalog.places(np.arange(9)).shard.tolist()) == {0}

@@ -92,15 +92,6 @@ def test_strings_come_back(tmp_path_factory, strings, data):
         assert found[-1] == strings[-1]
 
 
-def test_strings_far_apart_are_read_one_by_one(tmp_path, monkeypatch):
-    made = [f"name {number}" for number in range(50_000)]
-    found, read = written(tmp_path / "one", names=Strings.of(made)).strings("names"), []
-    original = ColumnFile.read
-    monkeypatch.setattr(ColumnFile, "read", lambda *args: read.append(args) or original(*args))
-    assert found.take([3, 49_999, 20_000]) == [made[3], made[49_999], made[20_000]]
-    assert len(read) <= 6
-
-
 def test_few_positions_read_little(tmp_path, monkeypatch):
     values = np.random.default_rng(0).integers(0, 1 << 60, 100_000).astype("<u8")
     column, sizes = written(tmp_path / "one", one=values)["one"], []

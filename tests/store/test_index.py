@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import KINDS, entries_of, flat_entry, flip, items_of, keys_of, make_shard, open_shard
+from made_entries import entries_of, flat_entry, flip, items_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.key import Keys, split_keys
@@ -248,8 +248,3 @@ def test_a_loop_of_pages_ends(tmp_path, small):
     with pytest.raises(CacheDamagedError, match="damaged") as caught:
         collect_index(path)
     assert "met twice" in caught.value.why
-
-
-def test_the_kinds_of_these_tests_have_numbers_of_their_own():
-    assert len({kind.kind for kind in KINDS.values()}) == len(KINDS)
-    assert len(np.unique(keys_of(items_of("plane", range(9))), axis=0)) == 9

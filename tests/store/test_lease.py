@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_entries import make_cache, publish
+from made_entries import publish
 from store_children import __file__ as CHILDREN
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
@@ -137,11 +137,3 @@ def test_a_lease_ends_when_the_interpreter_has_taken_the_names_of_its_module(pat
     lease.close()
     monkeypatch.undo()
     assert free(paths)
-
-
-def test_two_caches_are_held_apart(paths, tmp_path):
-    other = make_cache(tmp_path / "other")
-    one, two = open_leased(paths.root), open_leased(other.root)
-    del one
-    assert (free(paths), free(other)) == (True, False)
-    del two

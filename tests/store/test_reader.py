@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_entries import KINDS, RECIPES, flip, item_of, items_of, make_cache, publish
+from made_entries import KINDS, flip, item_of, make_cache
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.store.reader import EntryReader
@@ -58,18 +58,6 @@ def test_neighbours_are_read_at_once(many, monkeypatch):
     assert len(reads) < 5
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_one_item_at_a_time(many, name):
-    reader = reader_of(many)
-    for row in (0, 299, 17):
-        item = item_of(name, row)
-        found = reader.read(name, row)
-        assert (found.dtype, found.shape) == (item.array.dtype, item.array.shape)
-        assert found.tobytes() == item.array.tobytes()
-        header = reader.header(name, row)
-        assert item.key in {key.tobytes() for key in header.item_keys()}
-
-
 def test_parts_of_ragged_items(many):
     reader, rows = reader_of(many), np.array([3, 3, 9, 200])
     items = [item_of("words", row).array for row in rows.tolist()]
@@ -101,19 +89,6 @@ def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum)
         assert str(data) in caught.value.where
     flip(data, int(where.offset[0]) + 1)
     assert reader.read(name, 5).tobytes() == item_of(name, 5).array.tobytes()
-
-
-@pytest.mark.usefixtures("each_way")
-def test_always_proves_again_and_first_does_not(paths):
-    first, always = reader_of(paths), reader_of(paths, checksum="always")
-    for name in KINDS:
-        where = first.segments(name, np.array([4]))
-        for reader in (first, always):
-            reader.read(name, 4)
-        flip(paths.data(first.snapshot.shards[int(where.shard[0])]), int(where.offset[0]))
-        first.read(name, 4)
-        with pytest.raises(CorruptEntryError):
-            always.read(name, 4)
 
 
 def test_a_head_that_differs_from_the_snapshot_is_found(paths):
@@ -183,19 +158,3 @@ def test_a_reader_that_is_forgotten_leaves_no_file_open(paths):
     reader.read("plane", 1)
     del reader
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_segments_say_where_the_bytes_of_items_are(paths):
-    reader = reader_of(paths)
-    for name in KINDS:
-        where = reader.segments(name, np.arange(12))
-        for row, item in enumerate(items_of(name, range(12))):
-            data = paths.data(reader.snapshot.shards[int(where.shard[row])]).read_bytes()
-            assert data[int(where.offset[row]) :][: int(where.bytes[row])] == item.array.tobytes()
-        assert reader.dtype(name) == np.dtype(RECIPES[name].spec.dtype)
-
-
-def test_a_snapshot_is_read_while_the_next_one_is_built(paths):
-    reader = reader_of(paths)
-    publish(paths, range(3))
-    assert reader.read("words", 11).tobytes() == item_of("words", 11).array.tobytes()

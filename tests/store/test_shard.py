@@ -19,7 +19,7 @@ from store_children import size_of
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
-from latentcache.store.entry import NewEntry, read_header
+from latentcache.store.entry import read_header
 from latentcache.store.index import INDEX, load_index, open_shard_index, read_meta
 from latentcache.store.shard import ShardWriter, recover_shard, seal_folder
 
@@ -94,19 +94,6 @@ def test_a_key_that_is_there_keeps_its_entry(tmp_path):
     writer.write([new_entry(2), new_entry(3)])
     assert writer.num_entries == 3
     assert stored(writer.seal()) == expected([new_entry(1), new_entry(2), new_entry(3)])
-
-
-def test_values_may_be_any_buffer(tmp_path):
-    made = [new_entry(number) for number in range(3)]
-    forms = [bytes, bytearray, memoryview]
-    writer = ShardWriter(tmp_path / "one.open")
-    writer.write(
-        [
-            NewEntry(key=entry.key, value=form(entry.value), item_keys=entry.item_keys)
-            for form, entry in zip(forms, made, strict=True)
-        ]
-    )
-    assert stored(writer.seal()) == expected(made)
 
 
 def test_a_sealed_shard_has_no_lock_and_is_not_writable(tmp_path):

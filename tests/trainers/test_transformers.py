@@ -54,12 +54,6 @@ def test_steps_and_epochs_are_exact(thirteen, tmp_path, grad_accum):
     assert model.seen == order(loader, 2)
 
 
-def test_epochs_have_orders_of_their_own(thirteen):
-    loader = open_cache(thirteen / "images.latentcache").loader(batch_size=2)
-    both = order(loader, 2)
-    assert both[:7] != both[7:]
-
-
 @pytest.fixture(scope="module")
 def two(thirteen, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")

@@ -1,10 +1,9 @@
 """The Trainer of transformers on token views: steps and epochs exact, map-style and as a stream, and packed rows."""
 
 import pytest
-import torch
 from accelerate.data_loader import BatchSamplerShard
-from tiny_tokens import LENGTH, Account, arguments, seen_llama, tiny_llama
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from tiny_tokens import LENGTH, Account, arguments, seen_llama
+from torch.utils.data import BatchSampler, RandomSampler
 from transformers import Trainer
 
 
@@ -68,39 +67,3 @@ def test_steps_on_several_ranks_are_those_of_accelerate(fifty):
                 shard = BatchSamplerShard(sampler, num_processes=world_size, process_index=0)
                 words = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
                 assert view.steps(1, **words) == len(shard)
-
-
-def test_packed_rows_train_as_their_documents_alone(fifty, tmp_path):
-    """The logits of every document in a packed row are those it has alone; in the plain form they would not be."""
-    view, model = fifty.rows(pack=LENGTH), tiny_llama().eval()
-    batch = view.batch(range(4))
-    alone = fifty.rows(pad=LENGTH)
-    with torch.no_grad():
-        good = model(**view.collator("transformers")(view.__getitems__(range(4)))).logits
-        mixed = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
-                      position_ids=batch["position_ids"]).logits  # fmt: skip
-        flat = model(**view.collator("flat")(view.__getitems__(range(4)))).logits.reshape(good.shape)
-        differ = 0
-        (plan,) = view.row_plans
-        for row in range(4):
-            column = 0
-            for piece in plan.pieces(row):
-                count = int(plan.length[piece])
-                ids = alone.batch([int(plan.document[piece])])["input_ids"][:, :count]
-                expected = model(input_ids=ids).logits[0]
-                part = slice(column, column + count)
-                assert torch.allclose(good[row, part], expected, atol=1e-5)
-                assert torch.allclose(flat[row, part], expected, atol=1e-5)
-                differ += not torch.allclose(mixed[row, part], expected, atol=1e-3)
-                column += count
-    assert differ > 0
-
-
-def test_a_plain_dataloader_takes_the_batch_as_it_is(fifty):
-    view = fifty.rows(pad=LENGTH)
-    loader = DataLoader(view, batch_size=4, shuffle=True, collate_fn=view.collator())
-    assert len(loader) == 13
-    model = tiny_llama()
-    for batch in loader:
-        loss = model(**batch).loss
-    assert torch.isfinite(loss)

@@ -170,19 +170,6 @@ def test_a_shard_that_another_snapshot_needs_is_not_copied(sparse):
     assert fine(sparse)
 
 
-def test_a_block_that_is_needed_is_copied_whole(tmp_path):
-    case = make(tmp_path, "texts")
-    shutil.rmtree(case.cache)
-    case.build(per_shard=8)
-    case.write(0, "other")
-    case.build()
-    age(case)
-    before = everything(case)
-    collect(case.cache, keep=1, grace_s=0, apply=True)
-    assert everything(case) == before
-    assert fine(case)
-
-
 def test_a_sparse_shard_with_damage_is_left_for_a_repair(sparse):
     shutil.rmtree(sparse.paths.snapshot(1))
     sparse.damage(7)

@@ -41,51 +41,12 @@ def state(folder):
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_damaged_entry_is_taken_out_and_a_build_makes_it_again(case):
-    before, sources = items(case), state(case.data)
-    case.damage(2)
-    lost = case.sharing(2)
-    report = repair(case)
-    assert (report.done, report.snapshot, report.complete) == (True, 2, False)
-    assert [(item.field, item.reason) for item in report.removals] == [(case.names[0], "payload")]
-    assert not case.snapshot.complete
-    assert counts(case) == {"missing": lost, "ok": 8 - lost}
-    found = verify_cache(case.cache).findings
-    assert {(one.category, one.reason) for one in found} == {("missing", "entry-lost")}
-    assert case.build() == (lost, 8 - lost)
-    assert counts(case) == {"ok": 8}
-    assert items(case) == before
-    assert case.snapshot.complete
-    assert state(case.data) == sources
-
-
-def test_what_is_left_of_a_damaged_shard_is_saved(tmp_path):
-    case = make(tmp_path, "flat")
-    case.damage(2)
-    assert repair(case).saved == 3
-
-
 def test_nothing_to_repair_changes_nothing(case):
     before = state(case.cache)
     report = repair(case)
     assert (report.plan.needed, report.done, report.complete) == (False, False, True)
     after = state(case.cache)
     assert {name for name in after if after[name] != before.get(name)} <= {str(case.paths.lock)}
-
-
-def test_a_no_changes_nothing(case):
-    case.damage(0)
-    before = state(case.paths.shards)
-    assert not repair(case, answer=False).done
-    assert state(case.paths.shards) == before
-    assert case.snapshot.number == 1
-
-
-def test_twice_is_once(case):
-    case.damage(0)
-    repair(case)
-    assert not repair(case).plan.needed
-    assert case.snapshot.number == 2
 
 
 def test_a_damaged_index_loses_nothing(case):

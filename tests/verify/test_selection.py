@@ -3,8 +3,7 @@ import pytest
 from made_cache import make
 
 from latentcache.errors import UsageError
-from latentcache.verify.selection import Depth, Selection, choose, confidence, parse_selection
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.selection import Selection, choose, confidence, parse_selection
 
 
 @pytest.mark.parametrize(
@@ -27,15 +26,6 @@ def test_the_grammar_of_restic_and_numbers(text, expected):
 def test_anything_else_is_a_usage_error(text):
     with pytest.raises(UsageError, match="--sample="):
         parse_selection(text)
-
-
-def test_a_nightly_check_reads_every_entry_once_in_a_week(case):
-    times = {name: np.zeros(len(rows.key), int) for name, rows in case.snapshot.fields.items()}
-    for night in range(1, 8):
-        chosen = choose(case.snapshot, parse_selection(f"{night}/7"))
-        for name, entries in chosen.entries.items():
-            times[name] += entries
-    assert all((count == 1).all() for count in times.values())
 
 
 def test_new_inputs_move_no_entry_to_another_night(tmp_path):
@@ -73,22 +63,6 @@ def test_bytes_are_drawn_until_there_are_enough(tmp_path):
     case = make(tmp_path, "flat", total=16)
     for asked, samples in [("0.25K", 1), ("0.5K", 2), ("1K", 4), ("1M", 16)]:
         assert int(choose(case.snapshot, parse_selection(asked)).samples.sum()) == samples
-
-
-def test_a_part_reads_that_part_and_says_how_sure_it_is(case):
-    report = verify_cache(case.cache, depth=Depth(selection=parse_selection("2", 5)))
-    assert report.mode == "sample"
-    assert report.counts["ok"] == report.checked["samples"] == 2
-    assert report.not_looked_at == 6
-    assert report.confidence.startswith("2 samples clean: 95 % sure")
-    assert 0 < report.checked["payloads"] <= 2
-
-
-def test_a_damaged_entry_is_found_in_its_night_and_in_no_other(case):
-    case.damage(2)
-    nights = [verify_cache(case.cache, depth=Depth(selection=parse_selection(f"{n}/3"))) for n in (1, 2, 3)]
-    assert sorted(report.exit_code() for report in nights) == [0, 0, 1]
-    assert [bool(report.confidence) for report in nights if report.exit_code()] == [False]
 
 
 def test_the_bound_is_that_of_the_rule_of_three():

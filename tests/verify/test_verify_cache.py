@@ -2,18 +2,16 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from made_cache import MadeRecipe, make
 
-from latentcache.errors import CacheNotFoundError, LatentcacheError, SourceNotFoundError
+from latentcache.errors import LatentcacheError, SourceNotFoundError
 from latentcache.fields.protocol import Group
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
-from latentcache.store.snapshot import open_snapshot
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import Requested, verify_cache
@@ -90,15 +88,6 @@ def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_
     case = make(tmp_path, "flat")
     report = check(case)
     assert [(one.category, one.reason, one.found) for one in report.findings] == [("corrupt", "values", "not finite")]
-
-
-def test_the_kind_sees_the_own_columns_of_an_entry(tmp_path, monkeypatch):
-    import made_cache
-
-    seen = []
-    monkeypatch.setattr(made_cache.Flat, "check", lambda self, group, payload, row, recipe: seen.append(row) or "")
-    check(make(tmp_path, "flat"))
-    assert np.concatenate([row["crop"] for row in seen]).tolist() == [[0, 0]] * 8
 
 
 def test_a_block_is_checked_by_its_kind_too(tmp_path, monkeypatch):
@@ -252,16 +241,6 @@ def test_data_that_moved_with_its_cache_is_found_and_data_that_is_gone_is_named(
     assert verify_cache(place / "cache").exit_code() == 0
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_without_a_finished_build_there_is_nothing_to_check(tmp_path, started):
-    if started:
-        (tmp_path / "shards").mkdir()
-        (tmp_path / "BUILDING").write_text("{}")
-    with pytest.raises(CacheNotFoundError) as caught:
-        verify_cache(tmp_path)
-    assert caught.value.exit_code == 3
-
-
 def asked(*names, scale=1, compared=()):
     def requested(snapshot):
         recipes = {name: MadeRecipe(kind=name, spec=snapshot.fields[name].spec, scale=scale) for name in names}
@@ -347,15 +326,6 @@ def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
     assert check(case).exit_code() == 0
 
 
-def test_a_build_beside_the_check_changes_nothing_for_it(case):
-    before = check(case)
-    case.write(9)
-    case.build()
-    assert before.snapshot == 1
-    assert open_snapshot(case.cache).number == 2
-    assert check(case).snapshot == 2
-
-
 def _reads(case):
     """Every item as the reader gives it, or the error in its place."""
     try:
@@ -398,21 +368,3 @@ def test_any_damage_gives_findings_and_never_0_while_a_reader_would_fail(case, s
     assert code in (0, 1, 3)
     if code == 0:
         assert _reads(case) == right
-
-
-def test_a_full_check_starts_no_process(case, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    monkeypatch.setattr(os, "fork", None)
-    assert counts(check(case)) == {"ok": 8}
-
-
-def test_no_torch_and_no_encoder_is_imported(case):
-    code = (
-        "import sys; from pathlib import Path; from latentcache.verify.verify import verify_cache; "
-        "from latentcache.verify.selection import Depth; "
-        f"assert verify_cache(Path({str(case.cache)!r}), depth=Depth(full=True)).exit_code() == 0; "
-        "heavy = 'torch', 'latentcache.pipeline', 'latentcache.encoders'; "
-        "bad = [name for name in sys.modules if name.startswith(heavy)]; "
-        "assert not bad, bad"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
