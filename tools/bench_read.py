@@ -214,15 +214,18 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]:
-    """A step holds its batch until it has the next, as a loop does."""
+    """Milliseconds of each wait but the first two, in which the loader has yet to see how long a step takes.
+
+    A step holds its batch until it has the next, as a loop does.
+    """
     waits: list[float] = []
     batch = next(iterator)
-    while batch is not None and len(waits) < STEPS_TIMED:
+    while batch is not None and len(waits) < STEPS_TIMED + 3:
         step()
         start = time.perf_counter()
         batch = next(iterator, None)
         waits.append(1000 * (time.perf_counter() - start))
-    return waits[:-1]
+    return waits[2:-1]
 
 
 #: What a batch's time goes to -> where it is in the package.

@@ -31,6 +31,10 @@ _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 #: Seconds of work between two results from which a thread is worth its cost, about 0.1 ms.
 _WORKS_S = 0.0005
+#: Seconds that the thread waits before it works again, at most and as a part of the caller's work. The caller got a
+#: batch and drops the last one, for which torch releases the interpreter's lock: a thread that works at once takes it
+#: then for 0.3 to 0.8 ms. With this the median wait of a step of 4 ms fell from 0.1-0.5 to 0.06-0.1 ms.
+_PAUSE_S, _PAUSE_PART = 0.0003, 8
 #: Where a look puts the byte that it finds.
 _BYTE = (bytearray(1),)
 
@@ -88,7 +92,7 @@ class _Queue(Generic[Made]):
         self._works, self._depth, self._lock, self._closed = iter(works), depth, threading.Lock(), False
         self._begun = deque[Work[Made]]()
         self._ready = SimpleQueue[tuple[Made | None, BaseException | None]]()
-        self._asked = SimpleQueue[bool]()
+        self._asked = SimpleQueue[float | None]()
         self._thread: threading.Thread | None = None
 
     def take(self) -> Made:
@@ -101,7 +105,7 @@ class _Queue(Generic[Made]):
             if self._lock.acquire(blocking=False):
                 self._make(1)
             else:
-                self._asked.put(True)
+                self._asked.put(0.0)
         made, error = self._ready.get()
         if error is not None:
             try:
@@ -110,15 +114,16 @@ class _Queue(Generic[Made]):
                 del error  # its traceback refers to this frame
         return made  # type: ignore[return-value]  # without an error it was made
 
-    def make_ahead(self) -> None:
-        """Have the thread make what there is room for."""
+    def make_ahead(self, pause: float) -> None:
+        """Have the thread make what there is room for, after a pause of so many seconds."""
         if self._thread is None:
             self._thread = _started(self)
-        self._asked.put(True)
+        self._asked.put(pause)
 
     def serve(self) -> None:
         """What the thread does."""
-        while self._asked.get():
+        while (pause := self._asked.get()) is not None:
+            time.sleep(pause)
             self._lock.acquire()
             self._make(self._depth)
 
@@ -148,7 +153,7 @@ class _Queue(Generic[Made]):
     def end(self, *, wait: bool = False) -> None:
         """Have the thread end after what it is doing."""
         self._closed, self._works, self._begun = True, iter(()), deque()
-        self._asked.put(False)
+        self._asked.put(None)
         if wait and self._thread is not None:
             self._thread.join()
         while not self._ready.empty():
@@ -169,7 +174,7 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
                 forks, queue = _forks, _Queue(source(served), depth)
             made = [queue.take()]
             if depth and worked > _WORKS_S:
-                queue.make_ahead()
+                queue.make_ahead(min(worked / _PAUSE_PART, _PAUSE_S))
             served, left = served + 1, time.perf_counter()
             yield made.pop()  # nothing here holds it meanwhile
             worked = (worked + time.perf_counter() - left) / 2
