@@ -29,7 +29,7 @@ from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
 from latentcache.encoders.text.tokenizer import TextTokenizer
-from latentcache.fields.input_ids import InputIdsSettings
+from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.plan.documents import Corpus
 from latentcache.plan.rows import packed_rows
 from latentcache.sources.records import Record
@@ -163,8 +163,9 @@ def bench_build(folder: Path, texts: list[str], rounds: int) -> dict[str, float]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     records = [Record(source="texts.jsonl", line=n, content=bytes(16), text=text) for n, text in enumerate(texts, 1)]
     description = describe_tokenizer(InputIdsSettings(tokenizer=str(home)))
-    reference = TextTokenizer(description)
-    fast = fast_tokenizer(description, reference, records)
+    assert isinstance(description.recipe, InputIdsRecipe)
+    reference = TextTokenizer(description.producer, description.recipe)
+    fast = fast_tokenizer(reference, records)
     loaded: Any = AutoTokenizer.from_pretrained(str(home))
     ways: dict[str, Callable[[int], Any]] = {
         "transformers": lambda _: [loaded(texts[i : i + 1000]) for i in range(0, len(texts), 1000)],

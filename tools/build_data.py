@@ -17,7 +17,7 @@ from PIL import Image
 
 from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.encoders.vae.describe import ModelDescription, describe
-from latentcache.encoders.vae.opening import open_encoder
+from latentcache.encoders.vae.producer import open_encoder
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.geometry.placement import Placement, place_in

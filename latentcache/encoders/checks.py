@@ -12,6 +12,7 @@ from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.names import encoder_tensors
 from latentcache.encoders.weights import not_finite, read_headers
 from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.fields.input_ids import InputIdsRecipe
 
 
 def check_vae(settings: Any) -> str:
@@ -56,7 +57,8 @@ def check_tokenizer(settings: Any) -> str:
         found = describe_tokenizer(settings, chat=True)
     except UsageError:  # no template, which texts need none of
         found = describe_tokenizer(replace(settings, chat_template=None, add_bos=False, add_eos=False))
-    template = "with" if found.chat_template or is_stub(settings.tokenizer) else "without"
+    assert isinstance(found.recipe, InputIdsRecipe)
+    template = "with" if found.recipe.chat_template or is_stub(settings.tokenizer) else "without"
     return f"{settings.tokenizer}: {found.recipe.num_ids} ids, {template} a chat template"
 
 

@@ -137,7 +137,8 @@ def mask_recipe(recipe: LatentsRecipe) -> LatentsRecipe:
         storage_dtype="uint8",
         normalization=Normalization(kind="scale-shift", scale=1 / 255),
     )
-    pixels = replace(recipe.pixels, resample="lanczos-pil", icc="ignore")
+    # What is transparent was not painted, whatever color it has.
+    pixels = replace(recipe.pixels, resample="lanczos-pil", icc="ignore", alpha="#000000")
     # Beside clips a mask has an axis of one frame: (B, 1, h, w) would meet their channels.
     clips = None if recipe.geometry.clips is None else ClipSettings(frames=(1,), step=1)
     return LatentsRecipe(geometry=replace(recipe.geometry, clips=clips), pixels=pixels, encoder=encoder)

@@ -21,7 +21,7 @@ def test_the_five_lines_train_a_model(tmp_path, monkeypatch):
     build_cache(BuildSettings(data=tmp_path / "images", fields=fields))
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    model = torch.nn.Conv2d(16, 16, 1)
+    model = torch.nn.Conv2d(4, 4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     losses, shapes = [], []
 

@@ -25,7 +25,7 @@ def test_the_tutorial(tmp_path, monkeypatch, capsys):
     names = run(DOCS / "tutorial" / "first-cache.md", tmp_path, monkeypatch)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 4
-    assert all(line.startswith("(4, 16, ") for line in printed)
+    assert all(line.startswith("(4, 4, ") for line in printed)
     assert set(names["batch"]) == {
         *("latents", "captions", "names", "keys"),
         *("original_size", "crop_top_left", "target_size"),

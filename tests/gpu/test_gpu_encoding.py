@@ -11,8 +11,7 @@ from described_models import described_model
 from diffusers import AutoencoderKL
 
 from latentcache.encoders.protocol import Pixels
-from latentcache.encoders.vae.copies import _host
-from latentcache.encoders.vae.encoder import VaeEncoder
+from latentcache.encoders.vae.encoder import VaeEncoder, _host
 from latentcache.errors import DeviceMemoryError
 
 pytestmark = [

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from latentcache.encoders.vae.builtin import StubEncoder
+from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
 from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.fields.registry import field_kind, load
@@ -57,8 +57,8 @@ def key_of(content, recipe):
 @cache
 def payload_of(content, recipe):
     """The payload of its entry."""
-    encoder = StubEncoder(storage_dtype=RECIPES[recipe].storage_dtype, posterior=RECIPES[recipe].latents)
-    return encoder.submit(_pixels(content)[None]).latents[0].tobytes()
+    spec = builtin_spec("stub", RECIPES[recipe].storage_dtype, RECIPES[recipe].latents)
+    return StubEncoder(spec).submit(_pixels(content)[None]).latents[0].tobytes()
 
 
 def settings_of(recipe, data, out, **more):

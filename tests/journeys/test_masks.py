@@ -271,3 +271,14 @@ def test_more_folders_than_fields_are_refused(data):
         save(data / name / "0.png", picture(1))
     done = look("build", data / "latentcache.toml", "--out", data.parent / "cache", *STUB, "--json")
     assert (done.status, "4 folders" in done.json["error"]["what"]) == (2, True), done.err
+
+
+def test_transparent_parts_of_a_mask_do_not_count(tmp_path):
+    """White paint on an empty layer, whose transparent pixels may have any color."""
+    data = tmp_path / "data"
+    save(data / "a.png", picture(1, 64, 64))
+    paint = np.full((64, 64, 4), 255, dtype=np.uint8)
+    paint[32:, :, 3] = 0
+    save(data / "a-masklabel.png", paint)
+    build(data, *STUB)
+    assert batch_of(data, size=1, fields=["mask"])["mask"][0, 0].mean(dim=1).tolist() == [1.0] * 4 + [0.0] * 4

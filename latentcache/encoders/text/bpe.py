@@ -49,7 +49,7 @@ class UnfitTokenizerError(ValueError):
 
 
 class TiktokenEngine:
-    """tiktoken's engine; an :class:`~latentcache.encoders.text.engines.Engine`.
+    """tiktoken's engine.
 
     Args:
         tokenizer: The parsed ``tokenizer.json``.
@@ -87,7 +87,7 @@ class TiktokenEngine:
         return not self._nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """See :class:`~latentcache.encoders.text.engines.Engine`."""
+        """As :meth:`ReferenceEngine.encode`."""
         return [self._tokens(text, own) for text, own in zip(texts, spans, strict=True)]
 
     def _tokens(self, text: str, spans: Spans | None) -> Tokens:

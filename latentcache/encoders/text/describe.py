@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.encoders.hub import Wanted, find, is_hub_id
 from latentcache.encoders.stubs import is_stub, stub_delay
-from latentcache.encoders.text.protocol import TokenizerDescription
-from latentcache.encoders.text.stub import stub_description
+from latentcache.encoders.text.stub import stub_recipe
 from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
@@ -68,23 +67,23 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     if settings.loss is None and PROMPT in forms:
         settings = replace(settings, loss="assistant")
     revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
-    description = describe_tokenizer(settings, chat=CHAT in forms, revision=revision)
+    found = describe_tokenizer(settings, chat=CHAT in forms, revision=revision)
     template = settings.chat_template
     provenance = {
+        **found.provenance,
         "tokenizer": word,
         "chat_template": None if template is None else str(template.resolve()),
-        "revision": description.revision,
-        "parts": dict(description.parts),
         "libraries": installed(_LIBRARIES),
         "decoders": installed(_DECODERS),
     }
-    producer = {"tokenizer": description.as_json()}
-    notes = description.notes
-    return Described(recipe=description.recipe, label=word, producer=producer, provenance=provenance, notes=notes)
+    return replace(found, provenance=provenance)
 
 
-def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> TokenizerDescription:
+def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> Described:
     """Describe the tokenizer that settings name.
+
+    Its ``producer`` has the text of ``tokenizer.json`` rather than its path: every worker uses the bytes that were
+    fingerprinted, even if the file changes meanwhile.
 
     Args:
         settings: With a ``tokenizer``.
@@ -100,8 +99,10 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     if is_stub(word):
         _check_unused(settings, "the stub tokenizer has its own turns")
         bos, eos = bool(settings.add_bos), settings.add_eos is not False
-        delay = stub_delay(word, "--tokenizer")
-        return stub_description(chat=chat, loss=loss, add_bos=bos, add_eos=eos, delay_ms=delay)
+        producer = {"tokenizer": "", "delay_ms": stub_delay(word, "--tokenizer")}
+        provenance: dict[str, Any] = {"revision": "", "parts": {}}
+        stub = stub_recipe(chat=chat, loss=loss, add_bos=bos, add_eos=eos)
+        return Described(recipe=stub, label=word, producer=producer, provenance=provenance)
     loaded, commit = load_tokenizer(word, revision=revision)
     template, options = _pinned(loaded, settings) if chat else ("", ())
     text = json.dumps(loaded.json, ensure_ascii=False)
@@ -122,14 +123,13 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     )
     if not chat:
         _check_ends(recipe, word)
-    return TokenizerDescription(
+    special = [list(pair) for pair in sorted(loaded.special.items())]
+    return Described(
         recipe=recipe,
-        tokenizer=text,
-        chat_template=template,
-        special=tuple(sorted(loaded.special.items())),
-        parts=tuple(parts.items()),
+        label=word,
+        producer={"tokenizer": text, "chat_template": template, "special": special},
+        provenance={"revision": commit, "parts": parts},
         notes=loaded.notes,
-        revision=commit,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,6 @@ from tokenizers import Tokenizer
 Spans = Sequence[tuple[int, int]]
 Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 """(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
-
-
-class Engine(Protocol):
-    """Ids of texts that write special tokens by the names of ``special``."""
-
-    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """Ids and loss spans of each text."""
 
 
 class ReferenceEngine:
@@ -43,7 +36,7 @@ class ReferenceEngine:
         self._dtype = dtype
 
     def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """See :class:`Engine`."""
+        """Ids and loss spans of each text; special tokens are written by the names of ``special``."""
         if not _threads_are_off():
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         elif any(own is not None for own in spans):

@@ -12,7 +12,6 @@ from itertools import islice
 
 import numpy as np
 
-from latentcache.encoders.text.protocol import RecordTokenizer, TokenizerDescription
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.protocol import Made
 from latentcache.sources.records import Record, record_size, text_record
@@ -31,15 +30,10 @@ _RANGES = (
 )
 
 
-def fast_tokenizer(
-    description: TokenizerDescription, reference: TextTokenizer, records: Iterable[Record]
-) -> TextTokenizer | str:
+def fast_tokenizer(reference: TextTokenizer, records: Iterable[Record]) -> TextTokenizer | str:
     """The tokenizer with the fast engine, or the reason why only the reference is right.
 
-    Args:
-        description: Of the tokenizer.
-        reference: Opened from it.
-        records: First records of the data; a megabyte of them is tried.
+    ``records`` are the first ones of the data; a megabyte of them is tried.
     """
     try:
         from latentcache.encoders.text.bpe import TiktokenEngine, UnfitTokenizerError  # an extra
@@ -48,7 +42,7 @@ def fast_tokenizer(
             raise
         return "no fast tokenization: tiktoken is not installed; `pip install 'latentcache[tokens]'`"
     try:
-        fast = reference.with_engine(TiktokenEngine(reference.tokenizer, description.recipe.dtype))
+        fast = reference.with_engine(TiktokenEngine(reference.tokenizer, reference.recipe.dtype))
     except UnfitTokenizerError as error:
         return f"no fast tokenization: {error}"
     trials = (*_characters(), *_first(records))
@@ -58,7 +52,7 @@ def fast_tokenizer(
     return fast
 
 
-def _first_difference(one: RecordTokenizer, other: RecordTokenizer, trials: Sequence[Record]) -> Record | None:
+def _first_difference(one: TextTokenizer, other: TextTokenizer, trials: Sequence[Record]) -> Record | None:
     """The first record for which two tokenizers differ."""
     for start in range(0, len(trials), _BATCH):
         batch = trials[start : start + _BATCH]

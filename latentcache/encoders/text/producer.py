@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latentcache.encoders.text.protocol import RecordTokenizer, TokenizerDescription
 from latentcache.encoders.text.stub import StubTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.sources.records import Record, record_from_json, record_size
+
+if TYPE_CHECKING:
+    from latentcache.encoders.text.tokenizer import TextTokenizer
 
 #: Text of one worker that is worth a trial of the fast engine: the trial costs 2 s of processor time, which 6 MB of
 #: text save again.
 FAST_CHARACTERS = 8 << 20
 
 
-def open_tokenizer(description: TokenizerDescription) -> RecordTokenizer:
-    """A tokenizer that follows the description; the stub needs no library.
-
-    Raises:
-        UnsupportedModelError: Special tokens are indistinguishable from text in this tokenizer.
-        UsageError: The chat template is not valid Jinja.
-    """
-    if not description.tokenizer:
-        return StubTokenizer(description)
+def open_tokenizer(about: Mapping[str, Any], recipe: InputIdsRecipe) -> StubTokenizer | TextTokenizer:
+    """The tokenizer that ``describe_tokenizer`` described; the stub needs no library. Raises as TextTokenizer."""
+    if not about["tokenizer"]:
+        return StubTokenizer(recipe, about["delay_ms"])
     # Chat templates and tokenizers cost a second.
     from latentcache.encoders.text.tokenizer import TextTokenizer
 
-    return TextTokenizer(description)
+    return TextTokenizer(about, recipe)
 
 
 class TokenProducer(Producer):
-    """Token ids of records.
-
-    Args:
-        producer: ``tokenizer``: ``TokenizerDescription.as_json()``.
-        recipe: Of the cache.
-        context: Of the worker; its ``cost`` decides whether the fast engine is tried.
-
-    Raises:
-        UnsupportedModelError: The tokenizer cannot be used.
-        UsageError: The chat template is not valid Jinja.
-    """
+    """Token ids of records; the ``cost`` of its context decides whether the fast engine is tried."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: InputIdsRecipe, context: ProducerContext) -> None:
-        self._description = TokenizerDescription.from_json(producer["tokenizer"], recipe)
-        self._tokenizer = open_tokenizer(self._description)
+        self._tokenizer = open_tokenizer(producer, recipe)
         self._warn = context.warn
-        self._untried = bool(self._description.tokenizer) and context.cost >= FAST_CHARACTERS
+        self._untried = bool(producer["tokenizer"]) and context.cost >= FAST_CHARACTERS
 
     def prepare(self, job: Job) -> Read:
         """See :class:`Producer`."""
@@ -77,7 +63,7 @@ class TokenProducer(Producer):
 
         self._untried = False
         assert isinstance(self._tokenizer, TextTokenizer)
-        found = fast_tokenizer(self._description, self._tokenizer, records)
+        found = fast_tokenizer(self._tokenizer, records)
         if isinstance(found, str):
             self._warn(found)
         else:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latentcache.encoders.text.protocol import RecordTokenizer, TokenizerDescription
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.identity.content import json_hash
@@ -24,19 +23,11 @@ _NUM_IDS = 261
 _VERSION = 1
 
 
-def stub_description(
-    *, chat: bool = False, loss: str | None = None, add_bos: bool = False, add_eos: bool = True, delay_ms: int = 0
-) -> TokenizerDescription:
-    """Description of the stub.
-
-    Args:
-        chat: True if the records are conversations; the recipe gets the hash of their template.
-        loss: ``all`` or ``assistant`` [default: ``assistant`` for conversations].
-        add_bos: True: a text begins with 256.
-        add_eos: True: a text ends with 257.
-        delay_ms: Milliseconds to sleep for each record; not part of the recipe.
-    """
-    recipe = InputIdsRecipe(
+def stub_recipe(
+    *, chat: bool = False, loss: str | None = None, add_bos: bool = False, add_eos: bool = True
+) -> InputIdsRecipe:
+    """Recipe of the stub; with ``chat`` the records are conversations, and it has the hash of their template."""
+    return InputIdsRecipe(
         tokenizer=json_hash({"stub": "bytes", "version": _VERSION}).hex(),
         num_ids=_NUM_IDS,
         chat_template=json_hash({"stub": "turns", "version": _VERSION}).hex() if chat else "",
@@ -47,19 +38,13 @@ def stub_description(
         eos_id=_EOS,
         pad_id=_PAD,
     )
-    return TokenizerDescription(recipe=recipe, delay_ms=delay_ms)
 
 
-class StubTokenizer(RecordTokenizer):
-    """A tokenizer of bytes.
+class StubTokenizer:
+    """A tokenizer of bytes, as :class:`TextTokenizer` is one; it sleeps ``delay_ms`` for each record."""
 
-    Args:
-        description: From :func:`stub_description`.
-    """
-
-    def __init__(self, description: TokenizerDescription) -> None:
-        self.recipe = description.recipe
-        self._delay_s = description.delay_ms / 1000
+    def __init__(self, recipe: InputIdsRecipe, delay_ms: int = 0) -> None:
+        self.recipe, self._delay_s = recipe, delay_ms / 1000
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         """One document for each record."""

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latentcache.encoders.text.engines import Engine, ReferenceEngine, Spans, Tokens
-from latentcache.encoders.text.protocol import RecordTokenizer, TokenizerDescription
+from latentcache.encoders.text.engines import ReferenceEngine, Spans, Tokens
 from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, guarded, unguarded
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
+from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.causes import hint_for
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Record
 
 if TYPE_CHECKING:
+    from latentcache.encoders.text.bpe import TiktokenEngine
     from latentcache.encoders.text.chat import ChatRenderer
 
 
@@ -39,43 +40,54 @@ class _Prepared:
     not_rendered: int = 0
 
 
-class FastEngine(Engine, Protocol):
-    """An engine that may leave texts to the reference."""
-
-    def takes(self, text: str) -> bool:
-        """True if a text may go through it."""
-
-
-class TextTokenizer(RecordTokenizer):
-    """A real tokenizer. Cost: 0.1 s for 30 000 entries.
+class TextTokenizer:
+    """A real tokenizer, made in each process and never sent between them. Cost: 0.1 s for 30 000 entries.
 
     Args:
-        description: With a ``tokenizer``.
+        about: ``Described.producer`` of ``describe_tokenizer``.
+        recipe: Of the cache.
 
     Raises:
         UnsupportedModelError: Special tokens are indistinguishable from text in this tokenizer.
+        UsageError: The chat template is not valid Jinja.
     """
 
-    def __init__(self, description: TokenizerDescription) -> None:
-        self.recipe = description.recipe
-        original = json.loads(description.tokenizer)
+    def __init__(self, about: Mapping[str, Any], recipe: InputIdsRecipe) -> None:
+        self.recipe = recipe
+        original = json.loads(about["tokenizer"])
         self._control = SpecialTokens(original)
-        self.tokenizer = guarded(original, self._control.ids) if self.recipe.split_control else unguarded(original)
+        self.tokenizer = guarded(original, self._control.ids) if recipe.split_control else unguarded(original)
         """The ``tokenizer.json`` of the engines."""
-        self._reference = ReferenceEngine(json.dumps(self.tokenizer), self.recipe.dtype)
-        self._fast: FastEngine | None = None
-        self._chat = _renderer(description, self._control)
-        if self.recipe.split_control:
+        self._reference = ReferenceEngine(json.dumps(self.tokenizer), recipe.dtype)
+        self._fast: TiktokenEngine | None = None
+        self._chat: ChatRenderer | None = None
+        if about["chat_template"]:
+            # transformers: plain texts never need it.
+            from latentcache.encoders.text.chat import ChatRenderer
+
+            self._chat = ChatRenderer(
+                about["chat_template"],
+                self._control,
+                special=about["special"],
+                options=recipe.template_options,
+                split_control=recipe.split_control,
+            )
+        if recipe.split_control:
             self._check_names()
 
-    def with_engine(self, fast: FastEngine) -> TextTokenizer:
+    def with_engine(self, fast: TiktokenEngine) -> TextTokenizer:
         """The same tokenizer with a fast engine; both share everything else, which is only read."""
         other = copy.copy(self)
         other._fast = fast
         return other
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
-        """One result for each record, in their order."""
+        """One result for each record, in their order. The result of one does not depend on the others.
+
+        Ids are (n,) in the recipe's dtype; n may be 0. Columns: ``spans`` (r, 2) first token and number of tokens of
+        each loss span, rising, not touching; ``control`` occurrences of special-token text in the content;
+        ``not_rendered`` bits of ``fields.input_ids.NOT_RENDERED``.
+        """
         results: list[Made | Failure | None] = []
         prepared: list[_Prepared] = []
         for record in records:
@@ -157,22 +169,6 @@ class TextTokenizer(RecordTokenizer):
                     why=f"expected the id {number}, found {found}",
                     fix="turn special-token text into special tokens: --control-tokens",
                 )
-
-
-def _renderer(description: TokenizerDescription, control: SpecialTokens) -> ChatRenderer | None:
-    recipe = description.recipe
-    if not description.chat_template:
-        return None
-    # transformers: plain texts never need it.
-    from latentcache.encoders.text.chat import ChatRenderer
-
-    return ChatRenderer(
-        description.chat_template,
-        control,
-        special=description.special,
-        options=recipe.template_options,
-        split_control=recipe.split_control,
-    )
 
 
 def _failure(error: UnusableSampleError) -> Failure:

@@ -32,7 +32,7 @@ from latentcache.fields.latents import (
     pixels_of,
 )
 from latentcache.fields.paired import mask_recipe
-from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
+from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldRecipe, followed
 from latentcache.value import Value
 
 DEFAULT_MODEL = "demo"
@@ -131,15 +131,11 @@ def describe_model(
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
     storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)
-    if tiling and (model == "demo" or is_stub(model)):
+    if tiling and (model == DEFAULT_MODEL or is_stub(model)):
         raise no_tiling(model)
-    if model == "demo":
-        if posterior != "mode":
-            raise no_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
-        spec = builtin.demo_spec(storage)
-        return ModelDescription(label=model, spec=spec, frame_step=builtin.FRAME_STEP)
-    if is_stub(model):
-        delay, spec = stub_delay(model, "--model"), builtin.stub_spec(storage, posterior)
+    if model == DEFAULT_MODEL or is_stub(model):
+        delay = 0 if model == DEFAULT_MODEL else stub_delay(model, "--model")
+        spec = builtin.builtin_spec(model.partition(":")[0], storage, posterior)
         return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     revision = str(known.get("revision", "")) if known.get("model") == model else ""
     located = locate(model, settings.model_config, revision=revision)
@@ -172,12 +168,11 @@ def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeCo
     """
     before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
     if context.followed is None and before is not None and settings.model is None:
-        recipe = _recipe(settings, before, before.encoder, before.pixels, _frame_step(before))
+        found: FieldRecipe = _recipe(settings, before, before.encoder, before.pixels, _frame_step(before))
     else:
         found = (context.followed or describe(settings, Cached(), context)).recipe
-        assert isinstance(found, LatentsRecipe)
-        recipe = mask_recipe(found)
-    return Described(recipe=recipe, label="mask", provenance={"decoders": installed(_DECODERS)})
+    assert isinstance(found, LatentsRecipe)
+    return Described(recipe=mask_recipe(found), label="mask", provenance={"decoders": installed(_DECODERS)})
 
 
 def no_posterior(family: str, posterior: str, why: str) -> UnsupportedModelError:

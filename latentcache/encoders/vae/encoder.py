@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from latentcache.encoders.faults import Guard, first_line
-from latentcache.encoders.protocol import Encoder, Pixels
-from latentcache.encoders.vae.copies import Download, down, up
+from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
@@ -64,6 +65,36 @@ def has_bfloat16(device: str = "auto") -> bool:
     """
     chosen = choose_device(device)
     return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A batch on its way to host memory: see ``PendingBatch``."""
+
+    latents: Tensor
+    finite: Tensor
+    event: torch.cuda.Event | None
+    """End of the copies; None: they have ended."""
+    guard: Guard
+    subject: str
+
+    def done(self) -> bool:
+        """True if the copies have ended; the error of a failed device is raised by ``result``."""
+        try:
+            return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return True
+
+    def result(self) -> EncodedBatch:
+        """The latents, in memory of their own."""
+        return self.guard.run(self._arrays, self.subject)
+
+    def _arrays(self) -> EncodedBatch:
+        latents, finite = self.latents.numpy(), self.finite.numpy()
+        if self.event is not None:
+            self.event.synchronize()
+            latents, finite = latents.copy(), finite.copy()
+        return EncodedBatch(latents=latents, finite=finite)
 
 
 class VaeEncoder(Encoder):
@@ -116,7 +147,7 @@ class VaeEncoder(Encoder):
         module = self._module(dtype)
         # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved. On the CPU such input
         # costs digits: torch's group normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 so).
-        slab, as_clip = up(images, self._device).movedim(-1, 1), self._clips and images[0].ndim == 3
+        slab, as_clip = _up(images, self._device).movedim(-1, 1), self._clips and images[0].ndim == 3
         values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype)
         values = values if self._device.type == "cuda" else values.contiguous()
         values = values.unsqueeze(2) if as_clip else values
@@ -126,7 +157,7 @@ class VaeEncoder(Encoder):
         kept = latents.float().to(self._storage).contiguous()
         finite = torch.isfinite(kept).flatten(1).all(1)
         bits = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
-        return down(bits, finite, self._guard, subject)
+        return _down(bits, finite, self._guard, subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
@@ -183,3 +214,29 @@ class VaeEncoder(Encoder):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
+
+
+def _up(images: Sequence[Pixels], device: torch.device) -> Tensor:
+    """Images (H, W, 3) of one size as (B, H, W, 3) on a device; their memory is free after the call."""
+    slab = _host((len(images), *images[0].shape), torch.uint8, device)
+    np.stack(images, out=slab.numpy())
+    return slab.to(device, non_blocking=True)
+
+
+def _down(latents: Tensor, finite: Tensor, guard: Guard, subject: str) -> Download:
+    """Begin to copy a batch to host memory, once it is computed."""
+    device = latents.device
+    if device.type != "cuda":
+        return Download(latents.cpu(), finite.cpu(), None, guard, subject)
+    latents, finite = (_host(one.shape, one.dtype, device).copy_(one, non_blocking=True) for one in (latents, finite))
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))  # whoever waits sleeps: the core belongs to the decoders
+    return Download(latents, finite, event, guard, subject)
+
+
+def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host memory; for CUDA page-locked, of torch's pool, which reuses a block only after its copies have ended."""
+    if device.type != "cuda":
+        return torch.empty(tuple(shape), dtype=dtype)
+    with torch.cuda.device(device):  # a thread begins on device 0, and would open it for this alone
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)

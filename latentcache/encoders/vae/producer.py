@@ -1,10 +1,12 @@
 """Make latents of the pixels of images, in a worker.
 
-Guarantee: latents that are not finite are never stored and never zeroed.
+Guarantee: latents that are not finite are never stored and never zeroed; before a build starts, one fixed image
+proves that the encoder works.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +16,18 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.pixels import PixelProducer
 from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels
+from latentcache.encoders.vae.builtin import StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
-from latentcache.encoders.vae.opening import checked_noise, open_encoder
-from latentcache.errors import DeviceMemoryError, UsageError
+from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
+from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import LatentsRecipe
-from latentcache.fields.noise import EXACT
+from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
+
+#: Least side of the test image.
+_SIDE = 64
 
 
 class VaeProducer(PixelProducer):
@@ -39,8 +45,12 @@ class VaeProducer(PixelProducer):
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)
         self._description = ModelDescription.from_json(producer["model"], recipe.encoder)
-        self._fold = recipe.geometry.clips is None
-        _check_resample(recipe)
+        if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
+            raise UsageError(
+                "--resample lanczos-u8: not possible on this machine",
+                why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
+                fix="install torch 2.13 or newer, or use --resample lanczos-pil (encodes everything again)",
+            )
         self._encoder: Encoder
         self._is_open = False
 
@@ -53,7 +63,8 @@ class VaeProducer(PixelProducer):
         """
         if self._is_open:
             return
-        self._encoder = open_encoder(self._description, device=self._context.device, fold=self._fold)
+        images_only = self._recipe.geometry.clips is None
+        self._encoder = open_encoder(self._description, device=self._context.device, fold=images_only)
         self._is_open, self.device, self.noise = True, self._encoder.device, EXACT
         if self._description.needs_torch:
             self.noise = checked_noise(self._encoder)
@@ -108,16 +119,6 @@ class _Batch:
         return self.made(self.values, self.pending.result())
 
 
-def _check_resample(recipe: LatentsRecipe) -> None:
-    """Check that this machine can resize as the recipe does."""
-    if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
-        raise UsageError(
-            "--resample lanczos-u8: not possible on this machine",
-            why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
-            fix="install torch 2.13 or newer, or use --resample lanczos-pil (encodes everything again)",
-        )
-
-
 def _failure(reason: str, detail: str) -> Failure:
     return Failure(reason=reason, detail=detail, hint=hint_for(reason))
 
@@ -125,3 +126,69 @@ def _failure(reason: str, detail: str) -> Failure:
 def _is_only_too_large(latents: NDArray[Any]) -> bool:
     """True if values were finite until they were stored as float16; bfloat16 has float32's range."""
     return latents.dtype == np.float16 and not np.isnan(latents).any()
+
+
+def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:
+    """Open the encoder of a description; ``fold`` as in :class:`VaeEncoder`.
+
+    Raises:
+        EncoderError: The weights do not fit the class, or are damaged.
+        DeviceError: The device does not exist or failed.
+        DeviceMemoryError: The encoder does not fit into its memory.
+    """
+    if not description.needs_torch:
+        return StubEncoder(description.spec, description.delay_ms)
+    # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
+    from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+
+    return VaeEncoder(description, choose_device(device), fold=fold)
+
+
+def checked_noise(encoder: Encoder) -> dict[str, Any]:
+    """Encode one fixed image alone and beside two others, and check the result.
+
+    Other sizes run other kernels, so the noise is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
+
+    Returns:
+        ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
+        that deviation (``scale_logvar``: of logvars). Empty if three small images do not fit into the device's
+        memory.
+
+    Raises:
+        EncoderError: Latents are not finite in any precision, or are the same everywhere.
+        DeviceError: The device failed.
+        DeviceMemoryError: One small image does not fit into its memory.
+    """
+    image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
+    alone = encoder.encode(image)
+    family, compute = encoder.spec.family, encoder.spec.compute_dtype
+    if not alone.finite.all():
+        helped = compute != "float32" and encoder.encode(image, precise=True).finite.all()
+        raise EncoderError(
+            f"{family} gives values that are not finite in {compute}",
+            where="one test image, before the build",
+            why="it overflows in this precision" if helped else "its weights are damaged, or its range is too wide",
+            fix="add --compute-dtype bfloat16 or float32" if helped else "download the weights again",
+        )
+    if (alone.latents == alone.latents[:, :, :1, :1]).all():
+        raise EncoderError(
+            f"{family} gives the same latent for every part of an image",
+            where="one test image, before the build",
+            why="the weights are all zero, or of another class",
+            fix="download the weights again",
+        )
+    try:
+        beside = encoder.encode(np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
+    except DeviceMemoryError:
+        return {}
+    pair = [as_floats(batch.latents[0]) for batch in (alone, beside)]
+    noise = {"devices": [encoder.device], **measured(*(latents[: encoder.spec.channels] for latents in pair))}
+    logvar = pair[0][encoder.spec.channels :]
+    return noise | ({"scale_logvar": float(logvar.std())} if len(logvar) else {})
+
+
+def _sample_image(side: int) -> Pixels:
+    """The fixed image, (1, side, 2 * side, 3): two ramps and a fine pattern, so no two parts are alike."""
+    y, x = np.mgrid[0:side, 0 : 2 * side]
+    channels = [255 * x // (2 * side - 1), 255 * y // (side - 1), (7 * x + 13 * y + x * y // 16) % 256]
+    return np.ascontiguousarray(np.stack(channels, axis=-1)[None], dtype=np.uint8)

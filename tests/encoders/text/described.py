@@ -1,8 +1,14 @@
-"""The description of a tokenizer from its folder and settings."""
+"""Tokenizers from their folder and settings."""
 
 from latentcache.encoders.text.describe import describe_tokenizer
+from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.fields.input_ids import InputIdsSettings
 
 
 def described_tokenizer(folder, *, chat=False, **settings):
     return describe_tokenizer(InputIdsSettings(tokenizer=str(folder), **settings), chat=chat)
+
+
+def opened_tokenizer(folder, **options):
+    found = described_tokenizer(folder, **options)
+    return open_tokenizer(found.producer, found.recipe)

@@ -13,8 +13,6 @@ from made_tokenizers import byte_level, save
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.describe import describe
-from latentcache.encoders.text.protocol import TokenizerDescription
-from latentcache.encoders.text.stub import stub_description
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext
@@ -33,7 +31,7 @@ def folder(tmp_path):
 def test_the_recipe_says_what_was_found(folder):
     description = described_tokenizer(folder)
     recipe = description.recipe
-    assert recipe.tokenizer == tokenizer_fingerprint(dict(description.parts))
+    assert recipe.tokenizer == tokenizer_fingerprint(description.provenance["parts"])
     assert (recipe.num_ids, recipe.dtype) == (600, "uint16")
     assert (recipe.bos_id, recipe.eos_id, recipe.pad_id) == (0, 2, 0)
     assert (recipe.loss, recipe.chat_template, recipe.add_bos, recipe.add_eos) == ("all", "", False, True)
@@ -63,7 +61,7 @@ def test_a_template_that_asks_for_the_day_gets_one_that_is_in_the_recipe(folder,
     given = described_tokenizer(
         folder, chat=True, chat_template=tmp_path / "t", template_options=(("strftime_now", '"2025-01-02"'),)
     )
-    assert "2025" in given.chat_template
+    assert "2025" in given.producer["chat_template"]
     with pytest.raises(UsageError):
         described_tokenizer(
             folder, chat=True, chat_template=tmp_path / "t", template_options=(("strftime_now", '"today"'),)
@@ -213,9 +211,3 @@ def test_the_id_depends_on_nothing_but_the_tokenizer(folder, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == first.hex()
-
-
-def test_a_description_travels_as_json(folder):
-    for made in (described_tokenizer(folder, chat=True), stub_description(delay_ms=3)):
-        read = TokenizerDescription.from_json(json.loads(json.dumps(made.as_json())), made.recipe)
-        assert read == replace(made, parts=(), notes=(), revision="")

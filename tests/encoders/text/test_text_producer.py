@@ -6,14 +6,13 @@ from made_tokenizers import byte_level, save
 
 from latentcache.encoders.text import fastcheck, producer
 from latentcache.encoders.text.producer import TokenProducer
-from latentcache.encoders.text.stub import stub_description
 from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
 from latentcache.sources.records import Message, chat_record, record_json, text_record
 
 
 def opened(description, **context):
-    made = json.loads(json.dumps({"tokenizer": description.as_json()}))
-    return TokenProducer(made, description.recipe, ProducerContext(root="/", **context))
+    about = json.loads(json.dumps(description.producer))
+    return TokenProducer(about, description.recipe, ProducerContext(root="/", **context))
 
 
 def job(record, number=0):
@@ -32,7 +31,7 @@ def made(tokens, *records):
 def test_a_record_becomes_ids_with_its_columns():
     said = Message(role="assistant", content="ok", learned=True)
     text, turns = text_record("a", 1, "hi"), chat_record("a", 2, (Message(role="user", content="q"), said))
-    one, other = made(opened(stub_description(chat=True)), text, turns)
+    one, other = made(opened(described_tokenizer("stub", chat=True)), text, turns)
     assert one.array.tolist() == [*b"hi", 257]
     assert one.columns["control"] == 0
     assert one.columns["spans"].tolist() == [[0, 3]]

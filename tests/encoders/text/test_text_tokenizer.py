@@ -5,14 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from described import described_tokenizer
+from described import opened_tokenizer
 from made_templates import CHATML, tagged, untagged
 from made_tokenizers import LLAMA3_SPLIT, byte_level, save, unigram
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.bpe import TiktokenEngine
 from latentcache.encoders.text.fastcheck import fast_tokenizer
-from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Message, chat_record, text_record
 
@@ -37,9 +36,8 @@ def chat(*contents, **options):
 
 def both(folder, **options):
     """The tokenizer by the reference and by the fast engine."""
-    description = described_tokenizer(folder, **options)
-    reference = open_tokenizer(description)
-    return reference, reference.with_engine(TiktokenEngine(reference.tokenizer, description.recipe.dtype))
+    reference = opened_tokenizer(folder, **options)
+    return reference, reference.with_engine(TiktokenEngine(reference.tokenizer, reference.recipe.dtype))
 
 
 CONVERSATIONS = [
@@ -83,14 +81,14 @@ def test_an_empty_completion_has_loss_on_its_end_alone(folder):
     for tokenizer in both(folder, loss="assistant"):
         (document,) = tokenizer.tokenize([record])
         assert document.columns["spans"].tolist() == [[len(document.array) - 1, 1]]
-    (none,) = open_tokenizer(described_tokenizer(folder, loss="assistant", add_eos=False)).tokenize([record])
+    (none,) = opened_tokenizer(folder, loss="assistant", add_eos=False).tokenize([record])
     assert none.columns["spans"].tolist() == []
 
 
 def test_values_of_one_record_reach_the_template(folder, tmp_path):
     (tmp_path / "t").write_text("{{ mood }}" + untagged(CHATML))
     options = {"chat_template": tmp_path / "t", "template_options": (("mood", '"good"'),)}
-    tokenizer = open_tokenizer(described_tokenizer(folder, chat=True, **options))
+    tokenizer = opened_tokenizer(folder, chat=True, **options)
     plain, bad = tokenizer.tokenize([chat("a", "b"), chat("a", "b", options='{"mood":"bad"}')])
     assert len(plain.array) != len(bad.array)
 
@@ -174,9 +172,8 @@ def test_the_result_of_a_record_does_not_depend_on_the_others(folder):
 
 def test_a_tokenizer_of_pieces(tmp_path):
     folder = save(unigram(), tmp_path, roles={"eos_token": "</s>", "unk_token": "<unk>"})
-    description = described_tokenizer(folder)
-    ours = open_tokenizer(description)
-    assert "Unigram" in fast_tokenizer(description, ours, [])
+    ours = opened_tokenizer(folder)
+    assert "Unigram" in fast_tokenizer(ours, [])
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     plain, control = ours.tokenize([text_record("a", 1, "a function"), text_record("a", 2, "a </s> b")])
     assert plain.array.tolist() == [*tokenizer("a function", add_special_tokens=False)["input_ids"], 2]
@@ -190,7 +187,7 @@ def test_blanks_beside_a_special_token_are_taken_as_the_tokenizer_does(tmp_path)
         token["rstrip"] = True
     save(byte_level(), tmp_path, template=untagged(CHATML), roles=ROLES)
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    tokenizer = open_tokenizer(described_tokenizer(tmp_path, chat=True))
+    tokenizer = opened_tokenizer(tmp_path, chat=True)
     (document,) = tokenizer.tokenize([chat("a", "b")])
     wanted = AutoTokenizer.from_pretrained(str(tmp_path)).apply_chat_template(
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], return_dict=True
@@ -205,7 +202,8 @@ def test_a_fork_after_tokenizing_says_nothing(folder):
         "from latentcache.fields.input_ids import InputIdsSettings\n"
         "from latentcache.encoders.text.producer import open_tokenizer\n"
         "from latentcache.sources.records import text_record\n"
-        "tokenizer = open_tokenizer(describe_tokenizer(InputIdsSettings(tokenizer=sys.argv[1])))\n"
+        "found = describe_tokenizer(InputIdsSettings(tokenizer=sys.argv[1]))\n"
+        "tokenizer = open_tokenizer(found.producer, found.recipe)\n"
         "records = [text_record('a', n, 'words') for n in range(99)]\n"
         "tokenizer.tokenize(records)\n"
         "pid = os.fork()\n"

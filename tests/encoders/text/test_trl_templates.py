@@ -12,7 +12,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from latentcache.encoders.text.chat import ChatRenderer
-from latentcache.encoders.text.protocol import TokenizerDescription
 from latentcache.encoders.text.special import SpecialTokens
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
@@ -86,11 +85,8 @@ def template_of(name):
 def opened(template):
     made = tokenizer(template)
     recipe = InputIdsRecipe(tokenizer="", num_ids=made.get_vocab_size(), chat_template="x", loss="assistant")
-    return TextTokenizer(
-        TokenizerDescription(
-            recipe=recipe, tokenizer=made.to_str(), chat_template=template, special=tuple(ROLES.items())
-        )
-    )
+    about = {"tokenizer": made.to_str(), "chat_template": template, "special": tuple(ROLES.items())}
+    return TextTokenizer(about, recipe)
 
 
 def record_of(conversation):

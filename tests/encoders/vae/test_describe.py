@@ -83,7 +83,7 @@ def test_compute_type(tiny, asked, on_cuda, upcast, found):
 
 def test_demo_and_stub():
     demo = described_model("demo")
-    assert (demo.needs_torch, demo.spec.family, demo.spec.channels, demo.spec.factor) == (False, "demo", 16, 8)
+    assert (demo.needs_torch, demo.spec.family, demo.spec.channels, demo.spec.factor) == (False, "demo", 4, 8)
     stub, slow = described_model("stub"), described_model("stub:delay_ms=20", storage_dtype="float32")
     assert (stub.delay_ms, slow.delay_ms, stub.spec.family) == (0, 20, "stub")
     assert replace(slow.spec, storage_dtype="float16") == stub.spec
@@ -124,11 +124,11 @@ def test_weights_without_an_encoder(copied):
 def test_the_torch_free_modules_import_no_torch(tiny):
     program = (
         "import sys\n"
-        "from latentcache.encoders.vae import describe, opening, producer\n"
+        "from latentcache.encoders.vae import describe, producer\n"
         "of = lambda model: describe.describe_model(describe.LatentsSettings(model=model))\n"
         f"described = of({str(tiny('AutoencoderKLFlux2'))!r})\n"
-        "opening.checked_noise(opening.open_encoder(of('demo')))\n"
-        "opening.checked_noise(opening.open_encoder(of('stub:delay_ms=1')))\n"
+        "producer.checked_noise(producer.open_encoder(of('demo')))\n"
+        "producer.checked_noise(producer.open_encoder(of('stub:delay_ms=1')))\n"
         "assert isinstance(describe.on_cuda('auto'), bool)\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'safetensors'} & set(sys.modules)))\n"
     )

@@ -10,7 +10,7 @@ from made_weights import rewrite
 
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
-from latentcache.encoders.vae.opening import checked_noise, open_encoder
+from latentcache.encoders.vae.producer import checked_noise, open_encoder
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 from latentcache.fields.dtypes import as_floats
 

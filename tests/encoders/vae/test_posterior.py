@@ -6,7 +6,7 @@ from described_models import described_model
 
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
-from latentcache.encoders.vae.opening import checked_noise, open_encoder
+from latentcache.encoders.vae.producer import checked_noise, open_encoder
 from latentcache.errors import UnsupportedModelError
 
 WITHOUT = ["AutoencoderTiny", "AutoencoderDC"]
@@ -32,10 +32,10 @@ def test_moments_are_mean_and_logvar_of_the_class_itself(name, tiny, images):
     assert logvar.max() <= 20
 
 
-@pytest.mark.parametrize("name", [*WITHOUT, "demo"])
+@pytest.mark.parametrize("name", WITHOUT)
 def test_a_class_without_a_posterior_is_rejected_before_its_weights_are_read(name, tiny):
     with pytest.raises(UnsupportedModelError) as caught:
-        described(name if name == "demo" else tiny(name), latents="moments")
+        described(tiny(name), latents="moments")
     assert caught.value.slug == "no-posterior"
     assert caught.value.what == f"--latents moments: {name} has no posterior"
     assert caught.value.fix.startswith("--latents mode")

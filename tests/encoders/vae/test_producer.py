@@ -1,16 +1,20 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from described_models import described_model
+from made_weights import rewrite
 from PIL import Image
 
 from latentcache.encoders.pixels import bytes_per_pixel
 from latentcache.encoders.protocol import EncodedBatch, Encoder
 from latentcache.encoders.vae import producer as producer_module
-from latentcache.encoders.vae.builtin import StubEncoder
+from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
 from latentcache.encoders.vae.describe import describe
-from latentcache.encoders.vae.producer import VaeProducer
-from latentcache.errors import DeviceMemoryError, UsageError
+from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_encoder
+from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.latents import Latents, LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext, Read
 from latentcache.geometry.placement import flipped, place_in
@@ -167,7 +171,7 @@ class Faulty(Encoder):
     """The stub with faults for some images, found by their pixels."""
 
     def __init__(self, broken=(), *, mends=False, value=np.nan, precise_memory=True, most=None, **options):
-        self.stub = StubEncoder(**options)
+        self.stub = StubEncoder(builtin_spec(**options))
         self.spec, self.calls = self.stub.spec, []
         self.broken = [pixels.tobytes() for pixels in broken]
         self.mends, self.value, self.precise_memory, self.most = mends, value, precise_memory, most
@@ -198,7 +202,7 @@ def four(tmp_path):
 
 
 def alone(items):
-    return [StubEncoder().encode(item.value[None]).latents[0].tobytes() for item in items]
+    return [StubEncoder(builtin_spec()).encode(item.value[None]).latents[0].tobytes() for item in items]
 
 
 def test_every_item_is_of_its_own_pixels(four):
@@ -257,3 +261,69 @@ def test_memory_is_taken_by_the_format_not_by_the_name(tmp_path, form, each):
     expected = each * 64 * 64 + path.stat().st_size + 3 * 64 * 64
     assert opened(tmp_path).host_bytes(job("lies.jpg", size=(64, 64))) == expected
     assert opened(tmp_path).host_bytes(job("gone.jpg", size=(64, 64))) == 25 * 64 * 64 + 3 * 64 * 64
+
+
+class Flat(Encoder):
+    """Gives the same value for any image."""
+
+    def __init__(self, value, compute_dtype, *, multiple=8, precise=None):
+        self.spec = replace(builtin_spec("stub", "float32"), compute_dtype=compute_dtype, multiple=multiple)
+        self.values, self.sizes = {False: value, True: value if precise is None else precise}, []
+
+    def submit(self, images, *, precise=False):
+        batch, height, width, _ = np.stack(images).shape
+        self.sizes.append((height, width))
+        latents = np.full((batch, 4, height // 8, width // 8), self.values[precise], dtype=np.float32)
+        latents[0, 0, 0, 0] = 1.0
+        finite = np.isfinite(latents).reshape(batch, -1).all(axis=1)
+        return EncodedBatch(latents=latents, finite=finite)
+
+
+def test_values_that_no_precision_mends():
+    with pytest.raises(EncoderError) as caught:
+        checked_noise(Flat(np.nan, "float16"))
+    assert caught.value.what == "stub gives values that are not finite in float16"
+    assert caught.value.where == "one test image, before the build"
+    assert caught.value.why == "its weights are damaged, or its range is too wide"
+    assert caught.value.fix == "download the weights again"
+
+
+@pytest.mark.parametrize(("multiple", "side"), [(1, 64), (8, 64), (64, 64), (96, 192), (128, 128)])
+def test_the_image_has_sides_that_the_model_takes(multiple, side):
+    encoder = Flat(0.5, "float32", multiple=multiple)
+    checked_noise(encoder)
+    assert encoder.sizes == [(side, 2 * side)] * 2
+
+
+def test_overflow_in_float16_is_mended_by_precise(copied, images):
+    model = copied()
+
+    def overflow(tensors):
+        tensors["encoder.conv_in.weight"] *= 6e4
+        tensors["encoder.conv_in.bias"].fill_(6e4)
+
+    rewrite(model.weights, overflow)
+    encoder = open_encoder(described_model(model.folder, compute_dtype="float16"), device="cpu")
+    assert not encoder.encode(images).finite.any()
+    assert encoder.encode(images, precise=True).finite.all()
+    with pytest.raises(EncoderError) as caught:
+        checked_noise(encoder)
+    assert caught.value.what == "AutoencoderKL gives values that are not finite in float16"
+    assert caught.value.fix == "add --compute-dtype bfloat16 or float32"
+
+
+def test_weights_of_zeros_are_found_by_the_preflight(copied):
+    model = copied()
+    rewrite(model.weights, lambda tensors: {n: torch.zeros_like(t) for n, t in tensors.items()})
+    with pytest.raises(EncoderError, match="gives the same latent for every part of an image"):
+        checked_noise(open_encoder(described_model(model.folder), device="cpu"))
+
+
+def test_the_noise_of_a_real_model_is_far_below_its_latents(tiny):
+    described = described_model(tiny("AutoencoderKL"), latents="moments", storage_dtype="bfloat16")
+    encoder = open_encoder(described, device="cpu")
+    noise = checked_noise(encoder)
+    assert 0 <= noise["mean"] <= noise["largest"] < 0.05
+    assert noise["devices"] == ["cpu"]
+    assert noise["scale"] > 0
+    assert "scale_logvar" in noise
