@@ -83,11 +83,9 @@ def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
     started = time.perf_counter()
     steps = len(plan_epoch(index, BatchPlan(batch_size=16, world_size=4), seed=0, epoch=0))
     taken = time.perf_counter() - started
-    leg = Leg(batch_size=16, world_size=4, steps=steps // 2)
+    leg = Leg(batches=BatchPlan(batch_size=16, world_size=4), steps=steps // 2)
     started = time.perf_counter()
-    rest = rest_of_epoch(
-        index, Cursor(seed=0, epoch=0, remainder="repeat", legs=(leg,)), BatchPlan(batch_size=16, world_size=3)
-    )
+    rest = rest_of_epoch(index, Cursor(seed=0, epoch=0, legs=(leg,)), BatchPlan(batch_size=16, world_size=3))
     return {"seconds": taken, "resume": time.perf_counter() - started, "checked": float(len(rest) > 0)}
 
 

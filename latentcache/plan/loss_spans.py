@@ -33,12 +33,6 @@ class LossSpans(Value):
         return np.asarray(sums[self.ends] - sums[begins(self.ends)])
 
 
-def learned_of_pieces(corpus: Corpus, document: Ints, start: Ints, length: Ints) -> NDArray[np.int64]:
-    """(P,) learned tokens of each piece if it is alone in its row."""
-    piece, first, last = _piece_spans(corpus, document, start, length, np.ones(len(document), dtype=np.int64))
-    return np.bincount(piece, weights=last - first, minlength=len(document)).astype(np.int64)
-
-
 def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:
     """Where the learned tokens of all rows are."""
     rows = rows_of_pieces(plan)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.identity.content import content_hash
 from latentcache.plan.numbers import several, whole
-from latentcache.plan.shuffle import ascending, by_bucket, grouped, scattered, shuffled
+from latentcache.plan.shuffle import by_bucket, grouped, scattered, shuffled
 from latentcache.value import Value
 
 #: Occurrences are counted in 32 bits.
@@ -219,7 +219,7 @@ def _in_order(mix: Mixture, times: NDArray[np.int32], seed: int, epoch: int) -> 
         place = occurrence[own] * source.entries + (drawn[own] - first)  # other occurrences do not move this one
         values.append(scattered(place.astype(np.uint64), seed, epoch, stream=source.key))
         start += source.samples
-    return drawn[ascending(np.concatenate(values))]
+    return drawn[np.argsort(np.concatenate(values))]
 
 
 def _as_met(bucket: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -9,7 +9,7 @@ of planning the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import index as as_index
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, count_steps
+from latentcache.plan.batching import BatchPlan, PlanReport, count_steps
 from latentcache.plan.length_buckets import merged_upward
 from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Steps, due, lay_out, step_sizes, with_buckets
 from latentcache.plan.shuffle import by_bucket
@@ -30,8 +30,7 @@ _ANOTHER = "resume with another checkpoint, or start the epoch again with set_ep
 class Leg(Value):
     """Steps of an epoch that were served with one batch size and one number of ranks."""
 
-    batch_size: int
-    world_size: int
+    batches: BatchPlan
     steps: int
 
 
@@ -40,9 +39,8 @@ class Cursor(Value):
 
     seed: int
     epoch: int
-    remainder: str
     legs: tuple[Leg, ...]
-    """What was served of this epoch; the last leg has the sizes in use."""
+    """What was served of this epoch; the last leg has the sizes in use. All have one policy."""
 
     @property
     def steps(self) -> int:
@@ -51,9 +49,9 @@ class Cursor(Value):
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
-        legs = [[leg.batch_size, leg.world_size, leg.steps] for leg in self.legs]
-        values = {"seed": self.seed, "epoch": self.epoch, "remainder": self.remainder, "legs": legs}
-        return {"version": STATE_VERSION, **values}
+        legs = [[leg.batches.batch_size, leg.batches.world_size, leg.steps] for leg in self.legs]
+        head = {"version": STATE_VERSION, "seed": self.seed, "epoch": self.epoch}
+        return {**head, "remainder": self.legs[0].batches.remainder, "legs": legs}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Cursor:
@@ -61,32 +59,29 @@ class Cursor(Value):
         try:
             if data["version"] != STATE_VERSION:
                 raise ValueError(f"version {data['version']!r}; this version of latentcache reads {STATE_VERSION}")
-            legs = tuple(_leg(*leg) for leg in data["legs"])
-            seed, epoch, policy = as_index(data["seed"]), as_index(data["epoch"]), str(data["remainder"])
-            if epoch < 0 or not legs:
-                raise ValueError(f"epoch {epoch} with {len(legs)} legs")
+            seed, epoch = as_index(data["seed"]), as_index(data["epoch"])
+            legs = tuple(_leg(leg, data["remainder"]) for leg in data["legs"])
+            if epoch < 0 or not legs or min(leg.steps for leg in legs) < 0:
+                raise ValueError(f"epoch {epoch} with the legs {data['legs']}")
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(f"{type(error).__name__}: {error}") from error
-        return cls(seed=seed, epoch=epoch, remainder=policy, legs=legs)
+        return cls(seed=seed, epoch=epoch, legs=legs)
+
+
+def _leg(saved: Iterable[Any], policy: Any) -> Leg:
+    batch_size, world_size, steps = map(as_index, saved)
+    return Leg(batches=BatchPlan(batch_size=batch_size, world_size=world_size, remainder=policy), steps=steps)
 
 
 def _unreadable(why: str) -> PlanError:
     return PlanError("this checkpoint's position cannot be read", why=why, fix=_ANOTHER, slug="resume-version")
 
 
-def _leg(batch_size: Any, world_size: Any, steps: Any) -> Leg:
-    """A leg as it was saved."""
-    leg = Leg(batch_size=as_index(batch_size), world_size=as_index(world_size), steps=as_index(steps))
-    if leg.steps < 0 or min(leg.batch_size, leg.world_size) < 1 or leg.batch_size * leg.world_size > MAX_STEP:
-        raise ValueError(f"leg {[leg.batch_size, leg.world_size, leg.steps]} of batch size, world size and steps")
-    return leg
-
-
 def rest_of_epoch(index: SampleIndex, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
     """The rest of an epoch, in steps of ``batches``."""
-    bucket = index.served_at(_sizes_of(cursor.legs[0], batches).global_batch_size)
+    bucket = index.served_at(cursor.legs[0].batches.global_batch_size)
     left = _walk(index, bucket, cursor, batches)
-    if _sizes_of(cursor.legs[-1], batches).layout != batches.layout:
+    if cursor.legs[-1].batches.layout != batches.layout:
         left = _recut(left.rows, index, bucket, batches)
     return with_buckets(replace(left, world_size=batches.world_size), index, bucket)
 
@@ -97,14 +92,14 @@ def _walk(index: SampleIndex, bucket: Ints, cursor: Cursor, batches: BatchPlan) 
     In steps if the sizes of its last leg are those of ``batches``, else as one piece that holds all samples still
     due.
     """
-    last = _sizes_of(cursor.legs[0], batches)
+    last = cursor.legs[0].batches
     plan = lay_out(index, bucket, last, seed=cursor.seed, epoch=cursor.epoch)
     expected = due(index, bucket, seed=cursor.seed, epoch=cursor.epoch)
     served: Ints = plan.rows[:0]
     for leg in cursor.legs:
-        used = _sizes_of(leg, batches)
-        if used.layout != last.layout:
-            plan, last = _recut(_still_due(plan, served, expected).rows, index, bucket, used), used
+        if leg.batches.layout != last.layout:
+            last = leg.batches
+            plan = _recut(_still_due(plan, served, expected).rows, index, bucket, last)
         _require_served(leg, len(plan))
         served = np.concatenate([served, _part(plan, 0, leg.steps).real()])
         plan = _part(plan, leg.steps, len(plan))
@@ -143,17 +138,12 @@ def _recut(rows: Ints, index: SampleIndex, bucket: Ints, batches: BatchPlan) -> 
     return steps.ordered(np.argsort(np.concatenate(begins), kind="stable"))  # by the first sample of each step
 
 
-def _sizes_of(leg: Leg, batches: BatchPlan) -> BatchPlan:
-    """The sizes of a leg; the policy is one for the epoch."""
-    return replace(batches, batch_size=leg.batch_size, world_size=leg.world_size)
-
-
 def _require_served(leg: Leg, steps: int) -> None:
     """Refuse a leg with more steps than there were to serve."""
     if leg.steps > steps:
         raise PlanError(
             "this checkpoint's position counts more batches than its epoch has",
-            why=f"{leg.steps} steps of batch size {leg.batch_size} and world size {leg.world_size}, of {steps}",
+            why=f"{leg.steps} steps of {leg.batches.batch_size} x {leg.batches.world_size} ranks, of {steps}",
             fix=_ANOTHER,
             slug="resume-mismatch",
         )
@@ -216,9 +206,9 @@ class Position:
         if not self._loaded or self._is_complete(cursor):
             cursor = self._start(self.seed, self.epoch)
         plan = rest_of_epoch(self._index, cursor, self._report.batches)
-        done, here = tuple(leg for leg in cursor.legs if leg.steps), self._leg(0)
-        if not (done and replace(done[-1], steps=0) == here):
-            done = (*done, here)
+        done = tuple(leg for leg in cursor.legs if leg.steps)
+        if not done or done[-1].batches != self._report.batches:
+            done = (*done, self._leg())
         self._move(replace(cursor, legs=done), loaded=False)
         return plan
 
@@ -247,8 +237,8 @@ class Position:
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
         cursor = self.cursor()
-        if len(cursor.legs) == 1 and replace(cursor.legs[0], steps=0) == self._leg(0):
-            return self._report.steps - cursor.legs[0].steps  # without planning it
+        if [leg.batches for leg in cursor.legs] == [self._report.batches]:
+            return self._report.steps - cursor.steps  # without planning it
         return len(rest_of_epoch(self._index, cursor, self._report.batches))
 
     def cursor(self) -> Cursor:
@@ -271,14 +261,14 @@ class Position:
         """
         cursor = Cursor.from_json(state)
         self._refuse_other("samples", str(state.get("plan_id")), self._plan_id(), state)
-        self._refuse_other("remainder", cursor.remainder, self._report.batches.remainder, state, "another remainder=")
+        policy = cursor.legs[0].batches.remainder
+        self._refuse_other("remainder", policy, self._report.batches.remainder, state, "another remainder=")
         mixture = self._report.mixture
         then, now = _spelled(state.get("sources")), _spelled(mixture.as_json() if mixture else None)
         self._refuse_other("occurrences", then, now, state, "other weights or names of its sources")
-        legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)
-        cursor = replace(cursor, legs=legs)
-        if len(legs) == 1 and replace(legs[0], steps=0) == self._leg(0):
-            _require_served(legs[0], self._report.steps)
+        cursor = replace(cursor, legs=tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(),))
+        if [leg.batches for leg in cursor.legs] == [self._report.batches]:
+            _require_served(cursor.legs[0], self._report.steps)
         else:
             rest_of_epoch(self._index, cursor, self._report.batches)
         self._move(cursor, loaded=True)
@@ -292,20 +282,19 @@ class Position:
         return self._identity
 
     def _start(self, seed: int, epoch: int) -> Cursor:
-        return Cursor(seed=seed, epoch=epoch, remainder=self._report.batches.remainder, legs=(self._leg(0),))
+        return Cursor(seed=seed, epoch=epoch, legs=(self._leg(),))
 
-    def _leg(self, steps: int) -> Leg:
-        batches = self._report.batches
-        return Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=steps)
+    def _leg(self) -> Leg:
+        return Leg(batches=self._report.batches, steps=0)
 
     def _is_complete(self, cursor: Cursor) -> bool:
         """True if a loaded epoch was served to its end."""
         if self.remaining():
             return False
         batches, index = self._report.batches, self._index
-        if _sizes_of(cursor.legs[-1], batches).layout == batches.layout:
+        if cursor.legs[-1].batches.layout == batches.layout:
             return True
-        bucket = index.served_at(_sizes_of(cursor.legs[0], batches).global_batch_size)
+        bucket = index.served_at(cursor.legs[0].batches.global_batch_size)
         left = bucket[_walk(index, bucket, cursor, batches).rows]
         if not len(left):
             return True

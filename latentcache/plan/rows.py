@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from latentcache.errors import PlanError
 from latentcache.plan.documents import Corpus, Dropped, RowPlan, begins, rows_of_pieces, spread
-from latentcache.plan.loss_spans import learned_of_pieces, loss_spans
+from latentcache.plan.loss_spans import loss_spans
 from latentcache.plan.numbers import choice
 from latentcache.plan.packing import best_fit
-from latentcache.value import Value
 
 Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
 """What happens to documents that are longer than a row.
@@ -35,16 +34,14 @@ _NAMED = 5
 
 def padded_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:
     """One piece per row, in the order of the documents."""
-    pieces = _cut(corpus, length, overflow, no_loss)
-    plan = pieces.as_plan(length, np.arange(1, len(pieces.document) + 1))
-    return _accounted(_learned_rows(plan, corpus, no_loss), corpus)
+    return _finished(_fitted(_documents(corpus, length), corpus, overflow), corpus, no_loss)
 
 
 def packed_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:
     """As few rows as best-fit-decreasing finds, over all documents at once; documents do not attend to each other."""
-    pieces = _cut(corpus, length, overflow, no_loss)
+    pieces = _fitted(_documents(corpus, length), corpus, overflow)
     order, ends = best_fit(pieces.length, length)
-    return _accounted(_learned_rows(pieces.taken(order).as_plan(length, ends), corpus, no_loss), corpus)
+    return _finished(replace(_some_rows(pieces, order), ends=ends), corpus, no_loss)
 
 
 def concat_and_chunk(
@@ -59,129 +56,107 @@ def concat_and_chunk(
         cross_document: Tokens attend to the documents before theirs in the row.
         no_loss: What happens to rows without a learned token.
     """
-    pieces = _cut(corpus, length, "split", no_loss, cut=False)
-    ends = np.cumsum(pieces.length, dtype=np.int64)
+    whole = _documents(corpus, length)
+    ends = np.cumsum(whole.length, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.union1d(np.arange(length, total + length, length).clip(max=total), ends)
     first = begins(cuts)
-    which, row = np.searchsorted(ends, first, side="right"), first // length
-    starts = first - begins(ends)[which] if len(which) else first
-    chunks = replace(pieces, document=pieces.document[which], start=starts, length=cuts - first)
-    plan = chunks.as_plan(length, np.cumsum(np.bincount(row), dtype=np.int64) if len(row) else cuts)
-    plan = replace(plan, cross_document=cross_document)
+    which = np.searchsorted(ends, first, side="right")
+    plan = replace(
+        _some_rows(whole, which),
+        start=(first - begins(ends)[which]).astype(np.uint32),
+        length=(cuts - first).astype(np.uint32),
+        ends=np.cumsum(np.bincount(first // length), dtype=np.int64),
+        cross_document=cross_document,
+    )
     if not keep_last and total % length:
         last = plan.pieces(len(plan) - 1)
         dropped = Dropped(documents=np.unique(plan.document[last]), tokens=int(plan.length[last].sum()))
-        plan = replace(_some_rows(plan, np.arange(len(plan)) < len(plan) - 1), last_chunk=dropped)
-    return _accounted(_learned_rows(plan, corpus, no_loss), corpus)
+        plan = replace(_some_rows(plan, np.arange(len(plan) - 1)), last_chunk=dropped)
+    return _finished(plan, corpus, no_loss)
 
 
-class _Pieces(Value, eq=False):
-    """Pieces of documents, in order, and what was left out."""
-
-    document: NDArray[np.int32]
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    too_long: Dropped
-    truncated: Dropped
-    no_loss: Dropped
-
-    def taken(self, which: NDArray[np.integer] | NDArray[np.bool_]) -> _Pieces:
-        return replace(self, document=self.document[which], start=self.start[which], length=self.length[which])
-
-    def without_loss(self, silent: NDArray[np.bool_]) -> _Pieces:
-        """The others; these are counted as having no loss."""
-        documents = np.unique(np.concatenate([self.no_loss.documents, self.document[silent]]))
-        dropped = Dropped(documents=documents, tokens=self.no_loss.tokens + int(self.length[silent].sum()))
-        return replace(self.taken(~silent), no_loss=dropped)
-
-    def as_plan(self, length: int, ends: NDArray[np.integer]) -> RowPlan:
-        return RowPlan(
-            length_of_row=length,
-            ends=ends.astype(np.int64),
-            document=self.document,
-            start=self.start.astype(np.uint32),
-            length=self.length.astype(np.uint32),
-            too_long=self.too_long,
-            truncated=self.truncated,
-            no_loss=self.no_loss,
-        )
-
-
-def _cut(corpus: Corpus, length: int, overflow: Overflow, no_loss: NoLoss, *, cut: bool = True) -> _Pieces:
-    """Documents as pieces that fit into a row; documents that are empty or have no loss are left out."""
-    choice("overflow", overflow, get_args(Overflow))
-    choice("no_loss", no_loss, get_args(NoLoss))
+def _documents(corpus: Corpus, length: int) -> RowPlan:
+    """Each document as a row, however long, but those that are empty or have no loss."""
     count = len(corpus.length)
-    pieces = _Pieces(
+    plan = RowPlan(
+        length_of_row=length,
+        ends=np.arange(1, count + 1),
         document=np.arange(count, dtype=np.int32),
-        start=np.zeros(count, dtype=np.int64),
-        length=corpus.length.astype(np.int64),
-        too_long=Dropped(),
-        truncated=Dropped(),
-        no_loss=Dropped(),
+        start=np.zeros(count, dtype=np.uint32),
+        length=corpus.length.astype(np.uint32),
     )
-    pieces = pieces.without_loss((corpus.length == 0) | (np.diff(corpus.span_ends, prepend=0) == 0))
-    return _checked(_fitted(pieces, corpus, length, overflow) if cut else pieces, corpus, no_loss)
+    return _without_loss(plan, (corpus.length == 0) | (np.diff(corpus.span_ends, prepend=0) == 0))
 
 
-def _fitted(pieces: _Pieces, corpus: Corpus, length: int, overflow: Overflow) -> _Pieces:
-    """The pieces by the policy; truncated ones that have no loss any more are left out."""
-    long = pieces.length > length
+def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
+    """Documents as pieces that fit into a row; those that lose all their learned tokens are left out."""
+    choice("overflow", overflow, get_args(Overflow))
+    limit, long = plan.length_of_row, plan.length > plan.length_of_row
     if not long.any():
-        return pieces
-    over = pieces.document[long]
+        return plan
+    over = plan.document[long]
     if overflow == "error":
-        raise _too_long(over, corpus, length)
+        raise _too_long(over, corpus, limit)
     if overflow == "drop":
-        return replace(pieces.taken(~long), too_long=Dropped(documents=over, tokens=int(pieces.length[long].sum())))
+        tokens = int(plan.length[long].sum())
+        return replace(_some_rows(plan, ~long), too_long=Dropped(documents=over, tokens=tokens))
     if overflow == "split":
-        return _split(pieces, length)
-    beyond = np.where(long, pieces.length - length, 0)
-    start = pieces.start + beyond if overflow == "truncate_left" else pieces.start
-    truncated = Dropped(documents=over, tokens=int(beyond.sum()))
-    shorter = replace(pieces, start=start, length=pieces.length - beyond, truncated=truncated)
-    silent = long.copy()
-    silent[long] = learned_of_pieces(corpus, over, start[long], shorter.length[long]) == 0
-    return shorter.without_loss(silent)
+        return _split(plan)
+    beyond = np.where(long, plan.length - limit, 0).astype(np.uint32)
+    cut = replace(
+        plan,
+        start=beyond if overflow == "truncate_left" else plan.start,
+        length=plan.length - beyond,
+        truncated=Dropped(documents=over, tokens=int(beyond.sum())),
+    )
+    return _without_loss(cut, long & (loss_spans(corpus, cut).learned() == 0))
 
 
-def _split(pieces: _Pieces, length: int) -> _Pieces:
+def _split(plan: RowPlan) -> RowPlan:
     """Full rows of each document and the rest; a rest of one token gets one more, so that it follows a token."""
-    counts = -(-pieces.length // length)
-    which = np.repeat(np.arange(len(counts)), counts)
-    start = spread(np.zeros(len(counts), dtype=np.int64), counts) * length
+    limit, length = plan.length_of_row, plan.length.astype(np.int64)
+    counts = -(-length // limit)
+    start = spread(np.zeros(len(counts), dtype=np.int64), counts) * limit
     last = np.cumsum(counts) - 1
-    lonely = last[(pieces.length % length == 1) & (counts > 1)] if length > 2 else last[:0]
+    lonely = last[(length % limit == 1) & (counts > 1)] if limit > 2 else last[:0]
     start[lonely] -= 1
     ends = np.append(start[1:], 0)
-    ends[last] = pieces.length
-    return replace(pieces, document=pieces.document[which], start=start, length=ends - start)
+    ends[last] = length
+    pieces = _some_rows(plan, np.repeat(np.arange(len(counts)), counts))
+    return replace(pieces, start=start.astype(np.uint32), length=(ends - start).astype(np.uint32))
 
 
-def _checked(pieces: _Pieces, corpus: Corpus, no_loss: NoLoss) -> _Pieces:
-    if no_loss == "error" and len(pieces.no_loss.documents):
-        raise _no_loss_error(pieces.no_loss, corpus)
-    return pieces
+def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
+    """The rows with a learned token; the others would make a loss of nan.
+
+    Every token of the corpus is in a row or counted, and no row is too long.
+    """
+    choice("no_loss", no_loss, get_args(NoLoss))
+    plan = _without_loss(plan, loss_spans(corpus, plan).learned() == 0)
+    if no_loss == "error" and len(plan.no_loss.documents):
+        raise _no_loss_error(plan.no_loss, corpus)
+    placed, left = plan.tokens, plan.tokens_dropped
+    assert placed + left == corpus.tokens, f"{placed} tokens placed and {left} left out of {corpus.tokens}"
+    longest = int(plan.row_lengths().max(initial=0))
+    assert longest <= plan.length_of_row, f"a row of {longest} tokens in rows of {plan.length_of_row}"
+    return plan
 
 
-def _learned_rows(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
-    """The plan without rows that have no learned token; those would make a loss of nan."""
-    learned = loss_spans(corpus, plan).learned() > 0
-    if learned.all():
+def _without_loss(plan: RowPlan, silent: NDArray[np.bool_]) -> RowPlan:
+    """The other rows; these are counted as having no loss."""
+    if not silent.any():
         return plan
-    lost = ~learned[rows_of_pieces(plan)]
+    lost = silent[rows_of_pieces(plan)]
     documents = np.unique(np.concatenate([plan.no_loss.documents, plan.document[lost]]))
     dropped = Dropped(documents=documents, tokens=plan.no_loss.tokens + int(plan.length[lost].sum()))
-    if no_loss == "error":
-        raise _no_loss_error(dropped, corpus)
-    return replace(_some_rows(plan, learned), no_loss=dropped)
+    return replace(_some_rows(plan, ~silent), no_loss=dropped)
 
 
-def _some_rows(plan: RowPlan, kept: NDArray[np.bool_]) -> RowPlan:
-    """Some of the rows, in their order."""
-    first = begins(plan.ends)[kept]
-    counts = plan.ends[kept] - first
+def _some_rows(plan: RowPlan, which: NDArray[np.integer] | NDArray[np.bool_]) -> RowPlan:
+    """Some of the rows, in the order in which they are named."""
+    first = begins(plan.ends)[which]
+    counts = plan.ends[which] - first
     pieces = spread(first, counts)
     return replace(
         plan,
@@ -190,15 +165,6 @@ def _some_rows(plan: RowPlan, kept: NDArray[np.bool_]) -> RowPlan:
         start=plan.start[pieces],
         length=plan.length[pieces],
     )
-
-
-def _accounted(plan: RowPlan, corpus: Corpus) -> RowPlan:
-    """The plan, checked: every token of the corpus is in a row or counted, and no row is too long."""
-    placed, left = plan.tokens, plan.tokens_dropped
-    assert placed + left == corpus.tokens, f"{placed} tokens placed and {left} left out of {corpus.tokens}"
-    longest = int(plan.row_lengths().max(initial=0))
-    assert longest <= plan.length_of_row, f"a row of {longest} tokens in rows of {plan.length_of_row}"
-    return plan
 
 
 def _named(documents: NDArray[np.integer], corpus: Corpus) -> str:

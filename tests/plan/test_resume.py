@@ -20,8 +20,7 @@ columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: 
 
 
 def cursor(*legs):
-    parts = tuple(Leg(batch_size=b.batch_size, world_size=b.world_size, steps=steps) for b, steps in legs)
-    return Cursor(seed=SEED, epoch=EPOCH, remainder=legs[0][0].remainder, legs=parts)
+    return Cursor(seed=SEED, epoch=EPOCH, legs=tuple(Leg(batches=b, steps=steps) for b, steps in legs))
 
 
 def like(batches, policy):
@@ -121,8 +120,7 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
     index = index_of(bucket, mixture=mixture([7, 4], [2, 1], samples=20, names=["a", "b"]))
     whole = plan_epoch(index, batches, seed=2, epoch=epoch)
     done = data.draw(st.integers(0, len(whole)))
-    leg = Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=done)
-    at = Cursor(seed=2, epoch=epoch, remainder=batches.remainder, legs=(leg,))
+    at = Cursor(seed=2, epoch=epoch, legs=(Leg(batches=batches, steps=done),))
     at = Cursor.from_json(json.loads(json.dumps(at.as_json())))
     assert rest_of_epoch(index, at, batches).rows.tolist() == whole.rows[whole.starts[done] :].tolist()
     other = rest_of_epoch(index, at, BatchPlan(batch_size=3, remainder=batches.remainder))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.plan.shuffle import ascending, grouped, shuffled, visit
+from latentcache.plan.shuffle import grouped, shuffled, visit
 
 whole = st.integers(-(2**70), 2**70)
 
@@ -31,23 +31,6 @@ def test_many_numbers_are_shuffled_without_a_sort(count):
             even = count / 256
             assert ((np.bincount(pairs, minlength=256) - even) ** 2 / even).sum() < 380
     assert (orders[0] == orders[1]).sum() < 10
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=80), st.integers(0, 12))
-def test_ascending_is_argsort_also_where_high_bits_are_alike(numbers, kept):
-    values = np.array(sorted({number >> (52 + kept) << (52 + kept) | number % 997 for number in numbers}), np.uint64)
-    values = values[shuffled(len(values), 1, 2, stream=3)]
-    order = ascending(values)
-    assert order.dtype == np.int32
-    assert order.tolist() == np.argsort(values, kind="stable").tolist()
-
-
-def test_many_numbers_that_only_their_low_bits_tell_apart():
-    """Places of 2**17 numbers take 17 bits, and these differ in their 20 low bits and the three high ones."""
-    number = np.arange(1 << 17, dtype=np.uint64)
-    values = ((number % np.uint64(7)) << np.uint64(61)) | (number * np.uint64(5))
-    values = values[shuffled(len(values), 5, 0, stream=0)]
-    assert np.array_equal(ascending(values), np.argsort(values))
 
 
 def test_streams_are_independent():
