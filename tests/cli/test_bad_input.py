@@ -172,13 +172,6 @@ def test_a_path_to_no_model(rejected, one):
     )
 
 
-def test_verify_and_plan_say_the_same_of_a_table(run, cache, data):
-    (data / "metadata.csv").write_text("file_name,text\np0.png\n")
-    for words in (["verify", cache], ["plan", data, "--batch-size", "1"]):
-        done = run(*words, "--json")
-        assert (done.status, done.error["slug"], done.error["where"]) == (2, "table", f"{data}/metadata.csv:2")
-
-
 def test_the_words_of_damage_lead_out_of_it(run, cache, data):
     """A manifest that is damaged: nothing can be said of single samples, and nothing is encoded again either."""
     manifest = cache / "snapshots" / "000001" / "manifest.json"

@@ -52,12 +52,6 @@ def test_a_dry_run_makes_nothing(run, data):
     assert build(run, data, "--dry-run", "--json").json["counts"]["cached"] == 4
 
 
-def test_quiet_says_nothing_but_the_summary(run, data):
-    done = build(run, data, "--quiet")
-    assert done.err == ""
-    assert len([line for line in done.out.splitlines() if not line.startswith("note ")]) == 2
-
-
 def test_the_text_says_why_the_status_is_1(run, data):
     (data / "broken.jpg").write_bytes(b"")
     done = build(run, data)
@@ -110,14 +104,6 @@ def test_moments_from_build_to_verify(run, data, tmp_path):
     info = run("info", cache, "--entries", "--json").json
     assert {entry["shape"][0] for entry in info["entries"]} == {8}
     assert "4 channels, f8, float16, moments" in run("info", cache).out
-
-
-def test_an_encoder_without_a_posterior_is_rejected_before_anything_is_made(run, data, tmp_path):
-    done = run("build", data, "--out", tmp_path / "cache", "--latents", "moments", "--json")
-    assert done.status == 2
-    assert done.error["slug"] == "no-posterior"
-    assert "demo" in done.error["what"]
-    assert not (tmp_path / "cache").exists()
 
 
 def test_flips_from_build_to_plan(run, data, tmp_path):

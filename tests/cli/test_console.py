@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import signal
 import sys
@@ -35,14 +34,6 @@ def test_text_is_one_line_that_cannot_steer_a_terminal(text):
 )
 def test_control_characters_and_bytes_are_shown(text, shown):
     assert console.printable(text) == shown
-
-
-def test_the_object_is_one_ascii_line(capsys):
-    console.emit("info", {"name": "für\n\udcff"}, exit_code=0)
-    out = capsys.readouterr().out
-    assert out.isascii()
-    assert out.count("\n") == 1
-    assert json.loads(out) == {"schema": 2, "command": "info", "exit_code": 0, "error": None, "name": "für\n\udcff"}
 
 
 @pytest.fixture(autouse=True)

@@ -32,15 +32,6 @@ def test_the_keys_of_the_object(run, cache, data):
     assert value["removable_bytes"] == sum(item["bytes"] for item in value["items"]) > 0
 
 
-def test_applied(run, cache, data):
-    rebuild(cache, data)
-    value = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
-    assert (value["applied"], value["counts"]["removed"], value["removable_bytes"]) == (True, 2, 0)
-    assert value["freed_bytes"] > 0
-    assert run("gc", cache, "--apply", "--json").json["items"] == []
-    assert run("verify", cache, "--full").out.startswith("4 ok")
-
-
 def test_who_holds_what_stays(run, cache, data):
     reader = open_cache(cache)
     rebuild(cache, data)
@@ -70,13 +61,6 @@ def test_beside_a_build(run, cache):
     with builder_lock(cache / "builder.lock"):
         done = run("gc", cache, "--json")
     assert (done.status, done.error["slug"], done.error["holder"]["pid"]) == (3, "locked", os.getpid())
-
-
-def test_beside_a_first_build(run, tmp_path):
-    (tmp_path / "BUILDING").write_text("{}")
-    with builder_lock(tmp_path / "builder.lock"):
-        done = run("gc", tmp_path, "--json")
-        assert (done.status, done.error["slug"], done.error["holder"]["pid"]) == (3, "locked", os.getpid())
 
 
 def test_what_cannot_be(run, cache, tmp_path):

@@ -62,11 +62,6 @@ def test_an_unfinished_build_is_shown(run, data, tmp_path):
     assert "not complete: run the same `latentcache build` again" in run("info", folder).out
 
 
-def test_a_build_that_goes_on_is_not_complete(run, cache):
-    (cache / "BUILDING").write_text("{}")
-    assert run("info", cache, "--json").json["complete"] is False
-
-
 def test_the_text(run, cache, data):
     lines = run("info", cache).out.splitlines()
     assert lines[0] == f"{cache}  snapshot 1, complete"
@@ -98,16 +93,6 @@ def test_samples_without_a_caption_are_counted(run, cache, data, tmp_path):
     draw(tmp_path / "bare" / "a.png")
     run("build", tmp_path / "bare", *SMALL, "--out", tmp_path / "c")
     assert "captions: none\n" in run("info", tmp_path / "c").out
-
-
-def test_what_equal_inputs_save_is_counted(run, data, cache):
-    assert run("info", cache, "--json").json["fields"]["latents"]["shared"] == {"items": 0, "bytes": 0}
-    (data / "again.png").write_bytes((data / "p0.png").read_bytes())
-    run("build", data, "--out", cache)
-    field = run("info", cache, "--json").json["fields"]["latents"]
-    assert field["shared"]["items"] == 1
-    assert 0.2 < field["shared"]["bytes"] / field["bytes"] < 0.3
-    assert "  shared    1 item of equal inputs, " in run("info", cache).out
 
 
 def test_notes_of_fields_are_shown(run, data, cache):

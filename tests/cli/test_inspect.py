@@ -67,14 +67,6 @@ def test_images_with_several_captions_are_counted(run, kohya):
     assert run("inspect", kohya, *SMALL, "--json").json["several_captions"] == 0, "kohya takes the first line"
 
 
-def test_images_without_captions_name_the_first(run, data):
-    for path in data.glob("*.txt"):
-        path.unlink()
-    done = run("inspect", data, *SMALL)
-    assert "none 4 (the first without a caption is p0.png)" in done.out
-    assert "  captions none 4 (the first without a caption is p0.png)" in run("build", data, *SMALL, "--dry-run").err
-
-
 def test_findings_and_strictness(run, data):
     assert run("inspect", data, *SMALL).status == 0
     (data / "orphan.txt").write_text("x")

@@ -1,4 +1,3 @@
-import base64
 import os
 import shlex
 
@@ -60,14 +59,6 @@ def test_the_text_names_the_worst_first_and_ends_with_the_command(run, cache, da
     ]
 
 
-def test_the_text_of_a_clean_cache(run, shared):
-    cache = shared[1]
-    more = "not compared: encoder (not given)\n"
-    assert run("verify", cache).out == f"4 ok (headers and timestamps; payloads not read)\n{more}"
-    assert run("verify", cache, "--full").out == f"4 ok (payloads and sources read)\n{more}"
-    assert run("verify", cache, "--full", "--model", "stub").out == "4 ok (payloads and sources read)\n"
-
-
 @pytest.fixture(scope="module")
 def with_bad(tmp_path_factory):
     """A cache of four usable images and one that was rejected."""
@@ -116,14 +107,6 @@ def test_allowed_failures_are_fine(run, with_bad):
     assert run("verify", cache).status == 1
     assert run("verify", cache, "--allow-failed", "1").status == 0
     assert run("verify", cache, "--allow-failed", "20%").status == 0
-
-
-def test_a_name_that_is_not_utf8(run, cache, data):
-    with open(os.fsencode(data) + b"/\xffnew.png", "wb") as file:  # noqa: PTH123 - a name that is no text
-        file.write(b"x")
-    (item,) = run("verify", cache, "--json").json["items"]
-    assert base64.b64decode(item["path_b64"]) == b"\xffnew.png"
-    assert "missing \\xffnew.png [not-built]" in run("verify", cache).out
 
 
 def test_no_finished_build_is_status_3(run, tmp_path):

@@ -6,9 +6,6 @@ from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
 from small_tokens import opened, texts, write_texts
 
-from latentcache.store.atomic_io import write_json
-from latentcache.store.snapshot import own_checksum
-
 LINES = texts(200, longest=4000)
 
 
@@ -84,23 +81,6 @@ def test_parts_and_time_and_strangers(run, cache, data):
     assert (found["counts"]["ok"], found["exit_code"], found["checked"]["sources_hashed"]) == (200, 0, 0)
     assert run("verify", cache, "--untrusted", "--reencode", "1", "--json").status == 2
     assert run("verify", cache, "--untrusted", "--repair", "--yes", "--json").status == 2
-
-
-def test_a_stranger_names_nothing_of_ours(run, cache, tmp_path):
-    """Neither the data folder nor the tokenizer that the manifest names."""
-    manifest = cache / "snapshots" / "000001" / "manifest.json"
-    facts = {name: value for name, value in json.loads(manifest.read_bytes()).items() if name != "checksum"}
-    facts["fields"]["input_ids"]["provenance"]["tokenizer"] = str(tmp_path / "secret")
-    facts["source"] |= {"root": str(tmp_path), "data": str(tmp_path)}
-    (tmp_path / "secret").write_text("no tokenizer")
-    write_json(manifest, facts | {"checksum": own_checksum(facts)})
-    assert run("verify", cache, "--untrusted", "--json").status == 0
-
-
-@pytest.mark.parametrize("words", [["--model", "stub"], ["--device", "cpu"]])
-def test_flags_of_images_are_rejected(run, cache, words):
-    done = run("verify", cache, *words, "--json")
-    assert (done.status, done.error["slug"]) == (2, "usage")
 
 
 def test_flags_of_a_field_that_the_cache_lacks_are_rejected(run, shared):

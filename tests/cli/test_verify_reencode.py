@@ -19,13 +19,6 @@ def test_the_object(run, shared):
     assert run("verify", shared[1], "--json").json["reencoded"] is None
 
 
-def test_the_words(run, shared):
-    done = run("verify", shared[1], "--reencode", "300")
-    assert done.status == 0
-    assert "encoded again: 4 samples, 4 entries, largest difference 0, mean 0\n" in done.out
-    assert "4 samples clean: all of them" in done.out
-
-
 def test_drift_is_shown_with_its_command(run, cache, data):
     submit = StubEncoder.submit
 

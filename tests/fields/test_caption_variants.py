@@ -84,16 +84,6 @@ def test_each_of_several_captions_has_equally_many_orders():
     assert len(set(made)) == 4
 
 
-def test_a_larger_number_keeps_the_texts_of_a_smaller_one():
-    for caption in ("a, b, c, d", BETWEEN.join(["a, b, c", "x, y, z"])):
-        assert texts(caption, number=12, reorder=True)[:4] == texts(caption, number=4, reorder=True)
-
-
-def test_other_separators():
-    assert texts("b; a; c", reorder=True, number=6, separator=";")[0] == "b; a; c"
-    assert {text.replace(" ", "") for text in texts("a b", reorder=True, number=2, separator=" ")} == {"ab", "ba"}
-
-
 @pytest.mark.parametrize("said", [{"number": 0}, {"number": MOST_VARIANTS + 1}, {"separator": ""}, {"keep": ""}])
 def test_values_that_are_not_allowed(said):
     with pytest.raises(UsageError, match="--"):

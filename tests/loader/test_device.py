@@ -56,12 +56,6 @@ def late(loader):
     return loader
 
 
-def test_on_the_cpu_a_batch_is_finished_where_it_is():
-    transfer, batch = Transfer("cpu"), {"latents": torch.ones(2)}
-    assert transfer.on_cpu
-    assert transfer.receive(transfer.send(batch, lambda found: found | {"more": 1})) == batch | {"more": 1}
-
-
 @pytest.mark.parametrize("ahead", [1, 3, 9])
 def test_host_memory_is_held_until_the_copy_has_ended(ahead):
     """However late the device is and however far the reader is ahead, every batch arrives as it was sent."""

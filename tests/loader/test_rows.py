@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 import torch
-from made_caches import chats, documents, flip_byte, opened, texts
+from made_caches import chats, documents, opened, texts
 
 from latentcache import combine
-from latentcache.errors import CorruptEntryError, PlanError, UsageError
+from latentcache.errors import PlanError, UsageError
 
 LAYOUTS = [
     {"pad": 24, "overflow": "split"},
@@ -203,16 +203,6 @@ def test_combined_views_serve_both_in_exact_proportions(fifty, tmp_path):
     assert sum(len(batch["input_ids"]) for batch in loader) == 40
     with pytest.raises(UsageError, match="cannot be in one batch"):
         combine([one, fifty[1].rows(pad=32)])
-
-
-def test_a_damaged_document_is_named(tmp_path):
-    root = documents(tmp_path / "t", texts(30))
-    cache = opened(root)
-    flip_byte(root, cache.snapshots[0], field="input_ids", row=4)
-    with pytest.raises(CorruptEntryError) as caught:
-        cache.rows(pad=64).batch([4])
-    assert caught.value.sample.startswith("data.jsonl:")
-    assert "data.mdb" in caught.value.where
 
 
 @pytest.fixture(scope="module")

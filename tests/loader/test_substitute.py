@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_caches import documents, flip_byte, images, opened, texts
 
 from latentcache import combine
-from latentcache.errors import CacheDamagedError, CorruptEntryError, UsageError
+from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import Bucket
 from latentcache.plan.samples import SampleIndex
@@ -87,14 +87,6 @@ def test_too_many_are_an_error_after_all():
     substitutes, store = made({0}, count=2)
     with pytest.raises(CacheDamagedError, match="no sample of bucket b0 can be read"):
         substitutes.read(np.array([0]), store, seed=0, epoch=0)
-
-
-def test_by_default_a_bad_sample_is_an_error():
-    substitutes, store = made({4}, on_error="error")
-    with pytest.raises(CorruptEntryError):
-        substitutes.read(np.array([4]), store, seed=0, epoch=0)
-    with pytest.raises(UsageError, match="on_error='skip'"):
-        made({}, on_error="skip")
 
 
 def test_through_a_loader_of_samples(tmp_path):

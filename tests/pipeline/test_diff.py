@@ -72,19 +72,6 @@ def test_committed_items_are_not_made_and_equal_ones_are_made_once():
     assert (work.place >= 0).tolist() == [True, False, False, True, True, True, False]
 
 
-def test_rejected_samples_need_nothing():
-    one = described()
-    rejected = {1: Rejected(name="00001.png", reason="truncated")}
-    work = field_work(KIND, one, None, table([1, 2, 3]), FakeCatalog(), rejected)
-    assert work.plan.sample[work.todo].tolist() == [0, 2]
-    assert set(work.rejected) == {1}
-
-
-def test_variants_and_groups_of_one_input_are_one_job():
-    work = field_work(KIND, described(flip=True), None, table([1, 2]), FakeCatalog(), {})
-    assert (len(work.todo), work.inputs, work.cost) == (4, 2, 4 * 64 * 64)
-
-
 @pytest.mark.parametrize(("unfinished", "assumed"), [(False, 0), (True, 2)])
 def test_items_of_an_unfinished_build_count_for_unread_inputs(unfinished, assumed):
     one = described()

@@ -195,11 +195,6 @@ def test_settings_that_are_not_allowed(given, said):
     assert caught.value.fix
 
 
-def test_numbers_of_numpy_become_plain_ones():
-    batches = BatchPlan(batch_size=np.int64(3), world_size=np.uint8(200))
-    assert (type(batches.batch_size), batches.global_batch_size) == (int, 600)
-
-
 @pytest.mark.parametrize(
     ("rows", "given", "steps"),
     [

@@ -14,13 +14,6 @@ def drawn(keys=KEYS, turn=(0, 0), stored=4, crops=True, flips=True, **more):
     return drawn_variants(keys, turn, stored=stored, crops=crops, flips=flips, **more)
 
 
-def test_the_content_decides_and_nothing_else_of_a_key():
-    others = KEYS.copy()
-    others[:, :8], others[:, 24:] = 7, 9
-    assert (drawn(others) == drawn()).all()
-    assert (drawn(KEYS[::-1])[::-1] == drawn()).all()
-
-
 @pytest.mark.parametrize(
     ("stored", "crops", "flips", "expected"),
     [

@@ -82,13 +82,6 @@ def test_new_folders_are_made_durable_from_the_top(tmp_path, monkeypatch):
     assert set(synced) == {tmp_path, tmp_path / "a"}
 
 
-def test_a_folder_below_a_file_is_an_error_of_ours(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CacheReadOnlyError, match="cannot be written"):
-            make_folder(path)
-
-
 @pytest.mark.parametrize(("code", "kind", "words"), [
     (errno.ENOSPC, DiskFullError, "disk is full"),
     (errno.EDQUOT, DiskFullError, "disk is full"),
@@ -120,11 +113,6 @@ def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, ki
             raise_unreadable(error, tmp_path)
         assert type(caught.value) is kind
         assert fix in caught.value.fix
-
-
-def test_what_is_not_there_or_is_wrong_is_not_refused(tmp_path):
-    raise_unreadable(FileNotFoundError(errno.ENOENT, "gone"), tmp_path)
-    raise_unreadable(CacheDamagedError("the checksum is wrong"), tmp_path)
 
 
 def test_errors_of_ours_are_not_told_again(tmp_path):

@@ -85,16 +85,6 @@ def test_workers_open_the_columns_of_the_build(paths):
     assert not paths.scratch.exists()
 
 
-def test_an_empty_cache_has_an_empty_catalog(tmp_path):
-    catalog = load_catalog(CachePaths(tmp_path))
-    assert (len(catalog), catalog.shards, catalog.damaged) == (0, (), ())
-    keys = keys_of(items_of("plane", range(3)))
-    assert (catalog.find(keys) == -1).all()
-    assert (catalog.find_same(keys[:, :16], keys) == -1).all()
-    with catalog.shared_lookup(CachePaths(tmp_path)) as path:
-        assert len(open_lookup(Path(path))) == 0
-
-
 def test_open_shards_count_if_asked_for(paths):
     open_shard(paths.shards / "left.open", entries_of("plane", range(20, 25)))
     assert len(load_catalog(paths, open_shards=True)) == len(load_catalog(paths)) + 5

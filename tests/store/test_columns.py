@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from made_entries import flip
-from safetensors.numpy import load_file
 
 from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import Strings
@@ -101,13 +100,6 @@ def test_few_positions_read_little(tmp_path, monkeypatch):
     )
     np.testing.assert_array_equal(column[np.array([99_999, 5, 6, 50_000])], values[[99_999, 5, 6, 50_000]])
     assert sum(sizes) < 100
-
-
-def test_any_program_that_knows_safetensors_reads_the_file(tmp_path):
-    written(tmp_path / "one", key=np.arange(12, dtype="u1").reshape(3, 4), far=np.array([5, 1 << 40], dtype="<u8"))
-    tensors = load_file(tmp_path / "one")
-    np.testing.assert_array_equal(tensors["key"], np.arange(12).reshape(3, 4))
-    assert set(tensors) == {"key", "far", "header_checksum"}
 
 
 class Collected:

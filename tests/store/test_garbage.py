@@ -196,15 +196,6 @@ def test_every_item_is_listed_once(paths):
         assert (one.shape, one.checksum, one.intact) == (array.shape, checksum(array.tobytes()), True)
 
 
-def test_damaged_entries_are_listed_as_such(paths):
-    data, place = payload_place(paths, "vector", 3)
-    flip(data, place + 1)
-    assert 0 < sum(not one.intact for one in stored_entries(paths.root)) < 12
-    (paths.shard("shard-0") / "data.mdb").unlink()
-    (paths.shard("shard-1") / INDEX).unlink()
-    assert not any(one.intact for one in stored_entries(paths.root))
-
-
 def test_what_is_to_be_removed_goes_to_scratch(paths):
     place = to_scratch(paths, paths.shard("shard-0"))
     assert place.parent == paths.scratch

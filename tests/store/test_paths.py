@@ -18,14 +18,6 @@ def paths(tmp_path):
     return CachePaths(tmp_path)
 
 
-def test_current_names_the_snapshot(paths):
-    paths.current.write_bytes(b"000041\n")
-    assert paths.current_snapshot() == 41
-    assert paths.snapshot(41).name == "000041"
-    paths.current.write_bytes(b"1234567\n")
-    assert paths.current_snapshot() == 1234567
-
-
 @pytest.mark.parametrize("text", TORN)
 def test_a_torn_current_is_damage_and_says_what_to_do(paths, text):
     paths.current.write_bytes(text)
@@ -73,14 +65,6 @@ def test_a_cache_without_a_finished_build_has_snapshot_0(paths, sign):
         paths.current_snapshot()
     getattr(paths, sign).mkdir()
     assert paths.current_snapshot() == 0
-
-
-def test_no_folder_and_a_file_are_no_cache(tmp_path):
-    (tmp_path / "file").touch()
-    for name, why in (("none", "no such folder"), ("file", "the path is a file")):
-        with pytest.raises(CacheNotFoundError) as caught:
-            CachePaths(tmp_path / name).current_snapshot()
-        assert why in caught.value.why
 
 
 def loop(path):

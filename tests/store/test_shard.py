@@ -103,11 +103,6 @@ def test_a_sealed_shard_has_no_lock_and_is_not_writable(tmp_path):
     assert not (tmp_path / "one.open").exists()
 
 
-def test_an_empty_shard_leaves_nothing(tmp_path):
-    assert not ShardWriter(tmp_path / "one.open").seal().exists()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_file_format_does_not_follow_the_environment(tmp_path):
     code = (
         "from made_entries import *; import sys, pathlib; "
@@ -252,18 +247,6 @@ def with_half_an_index(folder):
 
 def without_lock(folder):
     (folder / "lock.mdb").unlink()
-
-
-@pytest.mark.parametrize("state", ["no file", "an empty file", "no commit"])
-def test_a_shard_without_entries_is_removed(tmp_path, state):
-    folder = tmp_path / "one.open"
-    folder.mkdir()
-    if state == "an empty file":
-        (folder / "data.mdb").touch()
-    elif state == "no commit":
-        lmdb.open(str(folder), lib_version=0).close()
-    assert recover_shard(folder, tmp_path / "quarantine") is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_truncated_shard_is_set_aside(tmp_path):

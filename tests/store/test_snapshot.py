@@ -32,7 +32,7 @@ from latentcache.store.atomic_io import make_folder, write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, kept_rows, new_field, publish_snapshot, republish
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.snapshot import current_or_none, load_manifest, open_snapshot, own_checksum
 
 
@@ -116,19 +116,6 @@ def test_what_follows_from_other_columns_is_not_stored(tmp_path):
         row = sum(file[f"fields/{name}/{one}"].stored_bytes for one in parts)
         assert row / 400 < 3
     check_rows(open_snapshot(paths.root), range(400))
-
-
-def test_rows_can_be_dropped_with_their_entries(paths):
-    snapshot = open_snapshot(paths.root)
-    keep = np.arange(12) % 3 > 0
-    new_fields = {name: kept_rows(rows, keep) for name, rows in snapshot.fields.items()}
-    assert republish(paths, snapshot, fields=new_fields, shards=snapshot.shards, complete=False) == 2
-    new = open_snapshot(paths.root)
-    assert (new.complete, new.manifest["replaces"], len(new.samples)) == (False, 1, 12)
-    assert new.rejected == snapshot.rejected
-    for name, rows in new.fields.items():
-        np.testing.assert_array_equal(np.asarray(rows.sample), np.flatnonzero(keep))
-        np.testing.assert_array_equal(rows.row_keys(), keys_of(items_of(name, np.flatnonzero(keep).tolist())))
 
 
 def test_the_fingerprint_names_samples_and_recipes_and_not_places(paths, tmp_path):

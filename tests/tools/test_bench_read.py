@@ -1,10 +1,8 @@
 """The benchmark of reading runs to its end on a few batches."""
 
 import json
-from xml.etree import ElementTree
 
 import bench_read
-import draw_reading
 import numpy as np
 import pytest
 import read_limits
@@ -41,31 +39,6 @@ def test_embeddings_beside_latents_are_padded_to_the_length_of_the_model(trimmed
             assert 8 <= int(mask.sum(1).min()) < 20
             assert not batch["prompt_embeds"][~mask].any()
             assert batch["prompt_embeds"][mask].any(1).all()
-
-
-def test_the_profile_of_a_batch_has_five_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_read.gather, "LIBRARY", None)  # with it reading and scaling are one
-    read_limits.write_caches(tmp_path, 32, read_limits.payloads(32, 64))
-    found = bench_read.bench_profile(tmp_path, 2)
-    assert list(found)[:3] == list(bench_read.STAGES)
-    assert len(found) == 5
-    assert all(found[name] > 0 for name in bench_read.STAGES)
-    assert bench_read.gather.Reading.finish.__name__ == "finish"  # not timed any more
-
-
-def test_the_chart_has_the_fastest_way_of_each_library():
-    times = {
-        "memcpy": [1.0],
-        "loader()": [1.25],
-        "loader(prefetch=0)": [1.0],
-        "MDS, 0 workers": [4.0],
-        "a & b": [2.0],
-    }
-    times["MDS, 2 workers"] = [5.0]
-    assert draw_reading.ratios(times) == {"loader()": 0.8, "a & b": 0.5, "MDS, 0 workers": 0.25}
-    root = ElementTree.fromstring(draw_reading.drawing({"32": {"shuffled": times}}))
-    texts = [one.text for one in root.iter() if one.tag.endswith("text")]
-    assert texts == ["32 KiB a sample", "loader()", "0.80", "a & b", "0.50", "MDS, 0 workers", "0.25"]
 
 
 @pytest.mark.slow

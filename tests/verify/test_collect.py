@@ -64,16 +64,6 @@ def test_a_fresh_cache_has_nothing_to_collect(case):
     assert collect(case.cache).items == ()
 
 
-def test_a_dry_run_removes_nothing(case, rebuilt):
-    before = files(case.cache)
-    age(case)
-    report = collect(case.cache, keep=1)
-    assert not report.applied
-    assert states(report)["snapshots/000001"] == ("removable", "superseded")
-    assert report.num_bytes("removable") > 0
-    assert files(case.cache) == before
-
-
 def test_what_it_says_is_what_it_does(case, rebuilt):
     age(case)
     said = states(collect(case.cache, keep=1))

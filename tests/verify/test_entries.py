@@ -124,13 +124,6 @@ def test_an_entry_in_the_place_of_another_is_found(tmp_path):
     assert counts(verify_cache(case.cache, depth=FULL)) == {"corrupt": 1, "ok": 7}
 
 
-def test_every_payload_is_read_once(case):
-    rows = case.snapshot.fields[case.names[0]]
-    report = verify_cache(case.cache, depth=FULL)
-    assert report.checked["payloads"] == len(rows.key)
-    assert report.checked["payload_bytes"] == int(np.asarray(rows.bytes).sum())
-
-
 def test_reads_are_joined_and_memory_stays_flat(tmp_path, monkeypatch):
     case = make(tmp_path, "flat", total=40)
     shutil.rmtree(case.cache)

@@ -61,14 +61,6 @@ def test_a_sample_has_one_item_for_each_field_that_is_as_bad():
     assert shown == [("latents", "payload"), ("mask", "payload")]
 
 
-def test_texts_follow_their_samples():
-    found = Findings(table(5))
-    found.add("stale", "source-changed", np.array([3, 1]), found=["three", "one"].__getitem__, keys=KEYS[:2])
-    found.add("corrupt", "payload", np.array([3]))
-    (_, one) = found.result(every(5))
-    assert (one.path, one.found, one.key) == ("001.png", "one", KEYS[1].tobytes().hex())
-
-
 def test_a_cause_that_hits_many_samples_is_one_item():
     found = Findings(table(EACH + 1, records=True))
     found.add("touched", "stat-changed", np.arange(EACH + 1), found="touched")

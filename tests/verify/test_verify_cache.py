@@ -90,15 +90,6 @@ def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_
     assert [(one.category, one.reason, one.found) for one in report.findings] == [("corrupt", "values", "not finite")]
 
 
-def test_a_block_is_checked_by_its_kind_too(tmp_path, monkeypatch):
-    import made_cache
-
-    monkeypatch.setattr(made_cache.Texts, "encode", lambda self, content, recipe: np.array([1, 1000], np.uint16))
-    report = check(make(tmp_path, "texts"))
-    assert {(one.reason, one.found) for one in report.findings} == {("values", "an id is out of range")}
-    assert counts(report) == {"corrupt": 8}
-
-
 def test_a_kind_that_is_not_installed_still_has_its_checksums_verified(case, monkeypatch):
     case.damage(2)
     shared = case.sharing(2)
@@ -156,13 +147,6 @@ def test_a_rename_is_one_stale_and_one_missing_and_encodes_nothing(tmp_path):
     found = {(one.reason, one.path) for one in report.findings}
     assert found == {("not-built", "new.png"), ("source-removed", "003.png")}
     assert case.build()[0] == 0
-
-
-def test_duplicates_are_missing_too(case):
-    names = [case.write(8, "input 2"), case.write(9, "input 2")]
-    report = check(case)
-    assert counts(report) == {"missing": 2, "ok": 8}
-    assert [one.path if not one.line else f"{one.path}:{one.line}" for one in report.findings] == names
 
 
 def _lines(case):
@@ -260,14 +244,6 @@ def test_another_recipe_makes_every_usable_sample_stale(case):
     (change,) = report.recipe_diff
     assert (change.setting, change.cached, change.requested) == ("scale", 1, 2)
     assert counts(check(case, Depth(), requested=asked(name))) == {"ok": 8}
-
-
-def test_what_was_not_compared_is_named(case):
-    name = case.names[0]
-    word = "tokenizer" if case.of_records else "encoder"
-    assert check(case, Depth()).not_compared == (word,)
-    assert check(case, Depth(), requested=asked(name)).not_compared == (word,)
-    assert check(case, Depth(), requested=asked(name, compared=[name])).not_compared == ()
 
 
 def test_with_two_fields_a_sample_has_the_worst_of_them(tmp_path):

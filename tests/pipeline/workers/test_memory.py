@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.pipeline.workers import memory
-from latentcache.pipeline.workers.memory import ByteBudget, default_workers, host_memory
-
-GIB = 1 << 30
+from latentcache.pipeline.workers.memory import ByteBudget, host_memory
 
 
 def asking(budget, size, answers=None):
@@ -51,11 +48,6 @@ MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 )
 def test_limits_of_cgroups_count(tmp_path, files, membership, expected):
     assert cgroups(tmp_path, files, membership) == expected
-
-
-def test_workers_follow_the_work_and_the_cores(monkeypatch):
-    monkeypatch.setattr(memory, "cpu_count", lambda: 8)
-    assert [default_workers(cost, 100) for cost in (0, 199, 200, 500, 10_000)] == [0, 0, 2, 5, 8]
 
 
 def test_a_request_that_does_not_fit_waits_for_a_release():

@@ -17,7 +17,7 @@ from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreEr
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
-from latentcache.pipeline.workers.pool import WorkerPool, cut, worker_count
+from latentcache.pipeline.workers.pool import WorkerPool, worker_count
 from latentcache.pipeline.workers.process import WorkerProcess
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.store.catalog import load_catalog
@@ -41,12 +41,6 @@ def test_every_job_is_committed(toy):
     assert result.noise["largest"] == 0.5
     assert set(result.waits) == {"prepare", "encode", "write", "idle"}
     assert result.progress.written_bytes > 0
-
-
-def test_nothing_to_do_starts_nothing(toy, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    result = toy.run([])
-    assert (result.encoded, result.progress.restarts, len(result.read.sample)) == (0, 0, 0)
 
 
 def test_committed_items_are_skipped_by_key(squares, tmp_path):
@@ -299,11 +293,6 @@ def test_jobs_are_taken_as_there_is_room(words):
     pool = WorkerPool(words.task(batch_size=4), total=400, total_cost=4000)
     run_jobs(pool, jobs(), stop=words.stop, progress=progress)
     assert words.stop.requested
-
-
-def test_units_keep_the_order(squares):
-    units = list(cut(enumerate(squares.jobs(["a"] * 10)), squares.kind.work, 4))
-    assert [list(unit) for unit in units] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_worker_counts(toy, monkeypatch):
