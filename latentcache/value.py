@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, dataclass_transform
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType
+from typing import Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
 
 
 class _Parts(NamedTuple):
@@ -87,3 +88,30 @@ class Value:
 
     def __compared(self) -> tuple[Any, ...]:
         return tuple(map(vars(self).__getitem__, self.__parts.compared))
+
+
+def parsed(kind: Any, data: Any) -> Any:
+    """A value of a type from JSON: tuples and dataclasses inside it are made again, other parts are as they are.
+
+    Only a part that is None by default may be missing. A list makes a dataclass of its values in order.
+
+    Raises:
+        KeyError, TypeError, ValueError: A part is missing, unknown or of another form.
+    """
+    inner = get_args(kind)
+    if NoneType in inner:
+        return None if data is None else parsed(next(one for one in inner if one is not NoneType), data)
+    if get_origin(kind) is tuple:
+        return tuple(parsed(one, value) for one, value in zip(_each(inner, len(data)), data, strict=True))
+    if not is_dataclass(kind):
+        return data
+    hints, optional = get_type_hints(kind), {one.name for one in fields(kind) if one.default is None}
+    names = [one.name for one in fields(kind) if one.init]
+    said = dict(zip(names, data, strict=True)) if isinstance(data, list) else data
+    made = {name: parsed(hints[name], said[name]) for name in names if name in said or name not in optional}
+    return kind(**{**said, **made})  # type: ignore[operator]
+
+
+def _each(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The type of each of the values of a tuple."""
+    return inner[:1] * count if inner[1:] == (Ellipsis,) else inner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,11 +36,6 @@ class ClipSettings(Value):
     def identity(self) -> dict[str, Any]:
         """The part that moves stored bytes; the number of frames is in the key."""
         return {"fps": self.fps, "start": self.start, "decoder": "ffmpeg", "version": self.version}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ClipSettings:
-        """From its fields as JSON values, as ``asdict`` gives them."""
-        return cls(**{**data, "frames": tuple(data["frames"])})
 
     def latent_frames(self, frames: int) -> int:
         """Latent frames of a clip."""

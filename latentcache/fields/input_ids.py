@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +82,6 @@ class InputIdsRecipe(FieldRecipe):
     def identity(self) -> dict[str, Any]:
         """The part that enters the id, as JSON values."""
         return {name: value for name, value in self.as_json().items() if name != "pad_id"}
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields, as JSON values."""
-        return asdict(self) | {"template_options": [list(pair) for pair in self.template_options]}
-
-    @classmethod
-    def _parsed(cls, data: dict[str, Any]) -> InputIdsRecipe:
-        options = tuple((str(name), str(value)) for name, value in data["template_options"])
-        return cls(**{**data, "template_options": options})
 
 
 def parse_option(word: str) -> tuple[str, str]:
@@ -239,9 +229,3 @@ class InputIds(FieldKind):
             "loss_tokens": int(values[:, 1].sum(dtype=np.int64)),
             "special_token_text": int(np.asarray(columns["control"]).sum(dtype=np.int64)),
         }
-
-
-def short(value: Any) -> str:
-    """A value of a recipe for people: the first 8 digits of a hash."""
-    text = value if isinstance(value, str) else repr(value)
-    return text[:8] if len(text) == 32 else text or "none"

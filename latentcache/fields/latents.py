@@ -127,14 +127,6 @@ class EncoderSpec(Value):
         """Channels of an entry: of a latent, or of means and then logvars."""
         return self.channels * (2 if self.posterior == "moments" else 1)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> EncoderSpec:
-        """From its fields as JSON values; raises KeyError or TypeError for other fields."""
-        encoder = dict(data)
-        normalization = dict(encoder.pop("normalization"))
-        normalization |= {name: tuple(normalization[name]) for name in ("mean", "std")}
-        return cls(**encoder, normalization=Normalization(**normalization))
-
     def identity(self) -> dict[str, Any]:
         """The fields that move the stored bytes."""
         read_time = {"normalization", "generic", "multiple"}
@@ -217,26 +209,11 @@ class LatentsRecipe(FieldRecipe):
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values; sizes as ``[height, width]``."""
-        geometry = asdict(self.geometry) | {"buckets": [[b.height, b.width] for b in self.geometry.buckets]}
-        encoder = asdict(self.encoder)
-        encoder["normalization"] |= {name: list(encoder["normalization"][name]) for name in ("mean", "std")}
-        geometry["resolutions"] = list(self.geometry.resolutions)
-        if geometry.pop("clips"):
-            assert self.geometry.clips is not None
-            geometry["clips"] = asdict(self.geometry.clips) | {"frames": list(self.geometry.clips.frames)}
-        return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": encoder}
-
-    @classmethod
-    def _parsed(cls, data: dict[str, Any]) -> LatentsRecipe:
-        geometry = dict(data["geometry"])
-        geometry["resolutions"] = tuple(geometry["resolutions"])
-        geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
-        geometry["clips"] = ClipSettings.from_json(geometry["clips"]) if "clips" in geometry else None
-        return cls(
-            geometry=GeometrySettings(**geometry),
-            pixels=PixelProfile(**data["pixels"]),
-            encoder=EncoderSpec.from_json(data["encoder"]),
-        )
+        said = super().as_json()
+        said["geometry"]["buckets"] = [[bucket.height, bucket.width] for bucket in self.geometry.buckets]
+        if self.geometry.clips is None:
+            del said["geometry"]["clips"]
+        return said
 
     def group(self, bucket: Size, frames: int = 1) -> Group:
         """The items of one bucket: images, or clips of so many frames."""

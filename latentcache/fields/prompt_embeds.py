@@ -138,16 +138,6 @@ class PromptRecipe(FieldRecipe):
             del said[name]
         return said | ({"captions": rule} if rule else {})
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields, as JSON values."""
-        return asdict(self) | {"arguments": [list(pair) for pair in self.arguments]}
-
-    @classmethod
-    def _parsed(cls, data: dict[str, Any]) -> PromptRecipe:
-        arguments = tuple((str(name), str(value)) for name, value in data["arguments"])
-        captions = CaptionVariants(**data["captions"])
-        return cls(**{**data, "arguments": arguments, "captions": captions})
-
 
 class PromptSettings(Value):
     """Options of the recipe of embeddings; None means "not given"."""

@@ -6,6 +6,7 @@ on items, entries, bytes, shapes and failures; it asks :class:`FieldKind` and :c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
-from latentcache.value import Value
+from latentcache.value import Value, parsed
 
 Array = NDArray[Any]
 S = TypeVar("S")
@@ -44,9 +45,9 @@ class Group(Value):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Group:
-        """Inverse of :meth:`as_json`. Raises KeyError or TypeError if a part is missing."""
-        frames, height, width = (int(value) for value in data["dims"])
-        return cls(label=str(data["label"]), shape=tuple(map(int, data["shape"])), dims=(frames, height, width))
+        """Inverse of :meth:`as_json`. Raises KeyError, TypeError or ValueError if a part is wrong."""
+        found: Group = parsed(cls, data)
+        return found
 
 
 class FieldSpec(Value):
@@ -112,7 +113,8 @@ class FieldRecipe(Value):
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON values."""
-        return asdict(self)
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
 
     @cached_property
     def recipe_id(self) -> bytes:
@@ -127,16 +129,12 @@ class FieldRecipe(Value):
             RecipeError: A part is missing or has a field that this version does not know.
         """
         try:
-            return cls._parsed(dict(data))
+            found: Self = parsed(cls, data)
+            return found
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecipeError(
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
             ) from error
-
-    @classmethod
-    def _parsed(cls, data: dict[str, Any]) -> Self:
-        """From JSON values, for recipes with parts of other types."""
-        return cls(**data)
 
 
 def recipe_id(kind_name: str, identity: Mapping[str, Any]) -> bytes:
