@@ -16,11 +16,7 @@ from latentcache.fields.input_ids import InputIdsRecipe
 
 
 def check_vae(settings: Any) -> str:
-    """Describe the encoder that settings of latents name, and read its weights; empty if they name none.
-
-    Raises:
-        EncoderError: It cannot be used, with the reason.
-    """
+    """Describe the encoder that settings of latents name, and read its weights; empty if they name none."""
     if settings.model is None:
         return ""
     description = describe_model(settings)
@@ -45,12 +41,7 @@ def _check_finite(description: ModelDescription) -> None:
 
 
 def check_tokenizer(settings: Any) -> str:
-    """Describe the tokenizer that settings of token ids name; empty if they name none.
-
-    Raises:
-        EncoderError: It cannot be used, with the reason.
-        UsageError: A template or an option cannot be used.
-    """
+    """Describe the tokenizer that settings of token ids name; empty if they name none."""
     if settings.tokenizer is None:
         return ""
     try:

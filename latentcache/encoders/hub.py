@@ -55,10 +55,7 @@ def expanded(word: str) -> Path:
 def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
     """File or folder of a path or hub id, and the commit of a hub id.
 
-    Args:
-        word: A path, or ``org/name``.
-        wanted: What it is.
-        revision: Commit of an earlier build; if the local hub cache holds it, the network is not asked.
+    The network is not asked if the local hub cache holds ``revision``, the commit of an earlier build.
 
     Raises:
         ModelNotFoundError: Nothing at this path, or no such repository on the hub.

@@ -17,13 +17,7 @@ from latentcache.images.decode import EncodedImage
 
 
 class MaskProducer(PixelProducer):
-    """Masks of a bucket.
-
-    Args:
-        producer: Nothing.
-        recipe: Of the cache.
-        context: Of the worker.
-    """
+    """Masks of a bucket."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)

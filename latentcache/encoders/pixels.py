@@ -52,11 +52,7 @@ class _Inputs:
     images: list[EncodedImage | EncodedClip] = field(default_factory=list)
 
     def read(self, root: str, max_pixels: int) -> None:
-        """Read them in the order of the kind's inputs; the items are made of the last one.
-
-        Raises:
-            UnusableSampleError: One cannot be used.
-        """
+        """Read them in the order of the kind's inputs; the items are made of the last one."""
         for place in self.job.inputs.values():
             data, memo = read_image(root, place)
             self.contents += content_hash(data)
@@ -88,12 +84,7 @@ class _Inputs:
 
 
 class PixelProducer(Producer):
-    """Base of producers that encode the pixels of buckets.
-
-    Args:
-        recipe: Of the cache.
-        context: Of the worker; its options may have ``max_pixels``.
-    """
+    """Base of producers that encode the pixels of buckets."""
 
     def __init__(self, recipe: LatentsRecipe, context: ProducerContext) -> None:
         self._recipe, self._context, self._groups = recipe, context, context.groups

@@ -15,11 +15,7 @@ def is_stub(word: str) -> bool:
 
 
 def stub_delay(word: str, flag: str) -> int:
-    """The N of ``stub:delay_ms=N``.
-
-    Raises:
-        UsageError: Another option, or not a number.
-    """
+    """The N of ``stub:delay_ms=N``."""
     match = _NAME.fullmatch(word)
     if match is None:
         raise UsageError(

@@ -68,12 +68,7 @@ Tensors = Mapping[str, TensorInfo]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A parsed JSON object.
-
-    Raises:
-        EncoderError: An unreadable file.
-        UnsupportedModelError: Other contents.
-    """
+    """A parsed JSON object."""
     raw = _read(path)
     try:
         value = json.loads(raw)
@@ -86,11 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
-    """Weights of a model folder: the file that its library calls ``name``, else the shards of an index.
-
-    Raises:
-        UnsupportedModelError: Neither is there, or a shard is missing.
-    """
+    """Weights of a model folder: the file that its library calls ``name``, else the shards of an index."""
     if (folder / name).is_file():
         return (folder / name,)
     index = folder / f"{name}.index.json"
@@ -173,11 +164,7 @@ def not_finite(tensors: Tensors) -> str:
 
 
 def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
-    """One small tensor as float32, exact, in its own shape.
-
-    Raises:
-        UnsupportedModelError: It is not float32, float16 or bfloat16.
-    """
+    """One small tensor as float32, exact, in its own shape."""
     if info.dtype not in _FLOATS:
         raise _unsupported(info.path, "a model of another data type", f"a tensor is {info.dtype}", _RESAVE)
     return as_floats(np.frombuffer(b"".join(_chunks(info)), _FLOATS[info.dtype])).reshape(info.shape)

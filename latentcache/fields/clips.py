@@ -72,13 +72,6 @@ def clip_settings(
 ) -> ClipSettings | None:
     """What settings, cache and model give; None if images are all that is encoded.
 
-    Args:
-        frames: ``--frames``.
-        fps: ``--fps``.
-        start: ``--clip-start``.
-        before: Of the cache.
-        step: Of the model; 0: it encodes images only.
-
     Raises:
         UsageError: A setting without ``--frames``.
         RecipeError: The model cannot encode clips of this length.
@@ -113,12 +106,6 @@ def clip_frames(
     samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
     """How many frames of each sample are encoded, and which videos are rejected.
-
-    Args:
-        samples: With their headers read.
-        rows: (n,) of the samples.
-        clips: Of the recipe; None: images only.
-        target: The field.
 
     Returns:
         (n,) number of frames: 1 for an image, 0 for a rejected video; and the rejected samples with their rows.

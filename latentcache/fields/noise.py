@@ -46,12 +46,7 @@ ELSEWHERE_IN_BFLOAT16 = Tolerance(largest=0.5, mean=0.06)
 
 
 def tolerance(noise: Mapping[str, Any], compute_dtype: str) -> Tolerance:
-    """Differences that still count as noise between a cache and an encoder.
-
-    Args:
-        noise: As :meth:`FieldKind.compare` gets it; without ``devices`` the cache counts as made on another device.
-        compute_dtype: Of the cache.
-    """
+    """Differences that still count as noise between a cache and an encoder."""
     elsewhere = noise.get("devices") != [noise.get("device", "")]
     least = ELSEWHERE_IN_BFLOAT16 if elsewhere and compute_dtype == "bfloat16" else LEAST
     return Tolerance(

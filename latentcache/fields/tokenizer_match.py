@@ -34,10 +34,6 @@ def tokenizer_differences(
         provenance: Of the cache: ``parts`` of its tokenizer, and ``chat_template`` if one was given.
         wanted: The fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
             tokenizer of transformers.
-
-    Raises:
-        ModelNotFoundError: There is nothing at this path.
-        UnsupportedModelError: It is not a tokenizer that can be compared.
     """
     if isinstance(wanted, str) and _FINGERPRINT.fullmatch(wanted) and not Path(wanted).exists():
         return [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []

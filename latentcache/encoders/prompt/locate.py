@@ -49,17 +49,7 @@ class Pipeline(Value):
 
 
 def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings | None:
-    """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named.
-
-    Args:
-        name: ``prompt_embeds`` or ``pooled_prompt_embeds``.
-        model: The pipeline, or the model of another field.
-        said: What was given for ``prompt_embeds``.
-
-    Raises:
-        ModelNotFoundError: A pipeline was named that is not there.
-        UnsupportedModelError: Its class has no row in the table.
-    """
+    """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named."""
     stub = is_stub(model)
     if said.text_encoder is None and (stub or not (_index_folder(model) / INDEX).is_file()):
         return None
@@ -78,12 +68,7 @@ def _index_folder(model: str) -> Path:
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
-    """Folder of a pipeline, and its commit if it is one of the local hub cache.
-
-    Raises:
-        ModelNotFoundError: Nothing at this path, or no such model on the hub.
-        UnsupportedModelError: A folder without ``model_index.json``.
-    """
+    """Folder of a pipeline, and its commit if it is one of the local hub cache."""
     path, commit = find(model, _WANTED, revision=revision)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
@@ -96,17 +81,7 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
 
 
 def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
-    """Files of a pipeline that make one output.
-
-    Args:
-        model: A folder or a hub id.
-        name: Of the output: ``prompt_embeds`` or ``pooled_prompt_embeds``.
-        revision: Commit of a hub id that an earlier build used.
-
-    Raises:
-        ModelNotFoundError: Nothing at this path, or no such model on the hub.
-        UnsupportedModelError: A class without a row, or a part is missing or has no safetensors weights.
-    """
+    """Files of a pipeline that make one output."""
     folder, commit = pipeline_folder(model, revision=revision)
     index, row = read_json(folder / INDEX), _row(folder)
     if name not in row:

@@ -46,25 +46,14 @@ _PROBES = ("a photo of a red bicycle", "a very long caption, " * 12)
 
 
 class PromptProducer(Producer):
-    """Embeddings of captions.
-
-    Args:
-        producer: ``pipeline``: its folder; or ``stub``: milliseconds per caption.
-        recipe: Of the cache.
-        context: Of the worker.
-    """
+    """Embeddings of captions; opened with the folder of a ``pipeline``, or the ``stub`` and its delay."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: PromptRecipe, context: ProducerContext) -> None:
         self._about, self._recipe, self._context = producer, recipe, context
         self._encoder: _Stub | _PipelineEncoder | None = None
 
     def open(self) -> None:
-        """See :class:`Producer`.
-
-        Raises:
-            EncoderError: The pipeline cannot be used.
-            DeviceError: The device does not exist or failed.
-        """
+        """See :class:`Producer`."""
         if self._encoder is not None:
             return
         if "stub" in self._about:

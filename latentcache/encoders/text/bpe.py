@@ -49,15 +49,7 @@ class UnfitTokenizerError(ValueError):
 
 
 class TiktokenEngine:
-    """tiktoken's engine.
-
-    Args:
-        tokenizer: The parsed ``tokenizer.json``.
-        dtype: Of the ids.
-
-    Raises:
-        UnfitTokenizerError: It may give other ids here.
-    """
+    """tiktoken's engine; raises UnfitTokenizerError for a tokenizer to which it may give other ids."""
 
     def __init__(self, tokenizer: Mapping[str, Any], dtype: str) -> None:
         model, added = tokenizer["model"], tokenizer.get("added_tokens") or ()

@@ -84,9 +84,6 @@ class ChatRenderer:
         special: (role, token) that the template uses by name.
         options: (name, JSON) of its other values.
         split_control: True: special-token text in content is marked.
-
-    Raises:
-        UsageError: The template is not valid Jinja.
     """
 
     def __init__(

@@ -47,12 +47,7 @@ CHAT, PROMPT = 1, 2
 
 
 def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContext) -> Described:
-    """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache.
-
-    Raises:
-        UsageError: No tokenizer is known, conversations without a template, or texts whose ends the tokenizer lacks.
-        EncoderError: The tokenizer cannot be used.
-    """
+    """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache."""
     before = cached.recipe if isinstance(cached.recipe, InputIdsRecipe) else None
     made, given = cached.provenance, settings
     settings = _completed(settings, before, made)
@@ -84,16 +79,6 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
 
     Its ``producer`` has the text of ``tokenizer.json`` rather than its path: every worker uses the bytes that were
     fingerprinted, even if the file changes meanwhile.
-
-    Args:
-        settings: With a ``tokenizer``.
-        chat: True if there are conversations: then a template is needed and becomes part of the recipe.
-        revision: Commit of a hub id that an earlier build used.
-
-    Raises:
-        ModelNotFoundError: No such tokenizer or template.
-        UnsupportedModelError: It cannot be used, with the reason.
-        UsageError: Conversations without a template, or an option that the stub would ignore.
     """
     word, loss = settings.tokenizer or "", settings.loss or ("assistant" if chat else "all")
     if is_stub(word):
@@ -134,12 +119,7 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
 
 
 def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, str]:
-    """A tokenizer by its folder, its ``tokenizer.json``, or a hub id ``org/name``; and the commit of a hub id.
-
-    Raises:
-        ModelNotFoundError: Nothing at this path, or no such repository on the hub.
-        UnsupportedModelError: The files are not those of a usable tokenizer, with the reason.
-    """
+    """A tokenizer by its folder, its ``tokenizer.json``, or a hub id ``org/name``; and the commit of a hub id."""
     path, commit = find(word, _WANTED, revision=revision)
     found = read_tokenizer(path)
     if found is None:
@@ -154,11 +134,7 @@ def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, s
 
 
 def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
-    """Check that the tokenizer has the tokens that texts begin and end with; conversations need none.
-
-    Raises:
-        UsageError: One is wanted and missing.
-    """
+    """Check that the tokenizer has the tokens that texts begin and end with; conversations need none."""
     for name, wanted, found in (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id)):
         if wanted and found is None:
             raise UsageError(

@@ -16,13 +16,7 @@ _BITS = {kind: 1 << number for number, kind in enumerate(NOT_RENDERED)}
 
 
 def not_rendered(record: Record, text: str, mark: Callable[[str], str]) -> int:
-    """Bits of the kinds in ``NOT_RENDERED`` of which a piece is missing.
-
-    Args:
-        record: A conversation.
-        text: What the template made of it.
-        mark: What is done to content before it is rendered.
-    """
+    """Bits of the kinds in ``NOT_RENDERED`` of which a piece is missing; ``mark`` is done to content first."""
     bits = 0
     for (kind, piece), times in Counter(_pieces(record)).items():
         if text.count(mark(piece)) < times:

@@ -30,11 +30,7 @@ class RenderedChat(Value):
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer: added tokens that are special.
-
-    Args:
-        tokenizer: The parsed ``tokenizer.json``.
-    """
+    """The special tokens of one tokenizer: added tokens that are special."""
 
     def __init__(self, tokenizer: Mapping[str, Any]) -> None:
         special = [token for token in tokenizer.get("added_tokens") or () if token["special"] and token["content"]]
@@ -90,12 +86,7 @@ class SpecialTokens:
 
 
 def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    """``tokenizer.json`` with its special tokens renamed, and without its post-processor.
-
-    Args:
-        tokenizer: The parsed original.
-        ids: Special token -> id.
-    """
+    """``tokenizer.json`` with its special tokens renamed, and without its post-processor."""
     names = {content: f"{OPEN}{number}{CLOSE}" for content, number in ids.items()}
     model = dict(tokenizer["model"])
     vocab = model.get("vocab")

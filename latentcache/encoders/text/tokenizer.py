@@ -46,10 +46,6 @@ class TextTokenizer:
     Args:
         about: ``Described.producer`` of ``describe_tokenizer``.
         recipe: Of the cache.
-
-    Raises:
-        UnsupportedModelError: Special tokens are indistinguishable from text in this tokenizer.
-        UsageError: The chat template is not valid Jinja.
     """
 
     def __init__(self, about: Mapping[str, Any], recipe: InputIdsRecipe) -> None:

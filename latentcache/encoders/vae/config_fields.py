@@ -45,11 +45,7 @@ class LatentShape(Value):
 
 
 def shape_of(family: Family, config: Config, where: str) -> LatentShape:
-    """Channels, factor and size multiple of a configuration.
-
-    Raises:
-        UnsupportedModelError: A field is missing or impossible, or the model does not take RGB images.
-    """
+    """Channels, factor and size multiple of a configuration."""
     patch = _number(_field(family, config, family.patch), default=1)
     factor, channels = (
         _ratio(family, config, family.factor),
@@ -98,14 +94,6 @@ def normalization_of(family: Family, config: Config, tensors: Tensors) -> Normal
 
     Per-channel means win over a scale wherever a configuration has them, as in the diffusers pipelines:
     ``(z - mean) * scaling_factor / std``.
-
-    Args:
-        family: Row of the class.
-        config: Of the model.
-        tensors: Of the encoder, by their names in diffusers.
-
-    Raises:
-        EncoderError: A tensor is missing.
     """
     if family.normalization == "batch-norm":
         return _batch_norm(family, config, tensors)

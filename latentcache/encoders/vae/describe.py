@@ -81,11 +81,6 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
 
     An existing cache keeps its choices, so the same command on another machine, with another torch or without its
     flags does not encode everything again; a new cache gets the best of this machine.
-
-    Raises:
-        RecipeError: The settings leave no bucket.
-        EncoderError: The model cannot be used.
-        DeviceError: The device does not exist.
     """
     before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
     if context.check and before is not None and settings.model is None and not context.check_encoder:
@@ -97,13 +92,18 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     description = _described(settings, before, made, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
     recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
-    unused = not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu"))
+    notes = []
+    if not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
+        notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
+    if description.spec.generic and description.spec.normalization.kind == "none":
+        name = description.spec.family
+        notes += [f"the configuration of {name} has no scaling factor: batches have latents as {name} gives them"]
     return Described(
         recipe=recipe,
         label=description.label,
         producer={"model": description.as_json()},
         provenance=_provenance(description, clips=recipe.geometry.clips is not None),
-        notes=(f"--device={context.device} is not used: this encoder runs on the CPU",) if unused else (),
+        notes=tuple(notes),
         needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.label == "demo",
     )
@@ -122,12 +122,6 @@ def describe_model(
             ``.safetensors`` file; a hub id.
         on_cuda: True if the encoder runs on a CUDA device.
         known: Provenance of an earlier build, with its memo of the weights.
-
-    Raises:
-        UsageError: An unknown stub option.
-        ModelNotFoundError: No such model.
-        UnsupportedModelError: Not an image encoder, or without a requested ability, or a damaged file.
-        EncoderError: A lone file without configuration, or a tensor that is missing.
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
     storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)
@@ -161,11 +155,7 @@ def describe_control(settings: LatentsSettings, cached: Cached, context: Describ
 
 
 def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
-    """The recipe of masks beside latents; alone it follows the settings and the cache.
-
-    Raises:
-        As :func:`describe`.
-    """
+    """The recipe of masks beside latents; alone it follows the settings and the cache."""
     before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
     if context.followed is None and before is not None and settings.model is None:
         found: FieldRecipe = _recipe(settings, before, before.encoder, before.pixels, _frame_step(before))

@@ -31,11 +31,7 @@ _TRAVELS_AS = {torch.bfloat16: torch.uint16}
 
 
 def choose_device(device: str) -> torch.device:
-    """``auto`` is CUDA if torch can use it, else the CPU.
-
-    Raises:
-        DeviceError: No such device on this machine.
-    """
+    """``auto`` is CUDA if torch can use it, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -59,9 +55,6 @@ def has_bfloat16(device: str = "auto") -> bool:
     """True if a device computes bfloat16; devices that only emulate it are slower than in float32.
 
     A worker answers this for the process that builds, which imports no torch.
-
-    Raises:
-        DeviceError: The device does not exist.
     """
     chosen = choose_device(device)
     return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -98,18 +91,7 @@ class Download:
 
 
 class VaeEncoder(Encoder):
-    """Encoder half of one autoencoder on one device. For one thread.
-
-    Args:
-        description: A description of kind ``diffusers``.
-        device: Where it runs.
-        fold: Rewrite the causal 3D convolutions of clip encoders as 2D ones (fold.py).
-
-    Raises:
-        EncoderError: A tensor is missing, unexpected or of another shape.
-        DeviceError: The device failed.
-        DeviceMemoryError: The encoder does not fit into its memory.
-    """
+    """Encoder half of one autoencoder on one device, for one thread; ``fold``: see fold.py."""
 
     def __init__(self, description: ModelDescription, device: torch.device, *, fold: bool = True) -> None:
         self.spec, self.device = description.spec, device_name(device)

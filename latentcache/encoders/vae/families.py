@@ -248,15 +248,7 @@ GENERIC = Family(
 
 
 def family_of(class_name: str, where: str) -> Family:
-    """The row of a class.
-
-    Args:
-        class_name: ``_class_name`` of a diffusers configuration.
-        where: The configuration file, for the error.
-
-    Raises:
-        UnsupportedModelError: The class is not an image encoder.
-    """
+    """The row of a class."""
     if class_name in FAMILIES:
         return FAMILIES[class_name]
     why = UNSUPPORTED.get(class_name, "" if class_name.startswith("Autoencoder") else "it is not an autoencoder")

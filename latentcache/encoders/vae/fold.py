@@ -20,14 +20,7 @@ Forward = Callable[..., Any]
 
 
 def fold_single_frames(module: nn.Module) -> int:
-    """Rewrite every causal convolution of a clip encoder that has a rule; weights are replaced by flat ones.
-
-    Args:
-        module: The encoder half, weights loaded.
-
-    Returns:
-        Number of rewritten layers; 0: the module is unchanged.
-    """
+    """Rewrite every causal convolution of a clip encoder that has a rule, and count them; weights become flat."""
     folded = 0
     for part in module.modules():
         rule = _RULES.get(type(part).__name__)

@@ -50,11 +50,6 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
         model: Folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
         config: A ``config.json`` (or its folder) to use in place of the one beside the weights.
         revision: Commit of a hub id that an earlier build used.
-
-    Raises:
-        ModelNotFoundError: Nothing at this path, or no such model on the hub.
-        UnsupportedModelError: The files are not those of an image encoder.
-        EncoderError: A lone file without a configuration.
     """
     path, commit = find(model, _WANTED, revision=revision)
     lone = path.is_file()

@@ -26,12 +26,7 @@ _DECODER_PARTS = ("decoder", "post_quant_conv")
 
 
 def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
-    """The encoder half in evaluation mode on the CPU, weights frozen.
-
-    Raises:
-        EncoderError: The class is not in the installed diffusers, or a tensor is missing, unexpected or of another
-            shape.
-    """
+    """The encoder half in evaluation mode on the CPU, weights frozen."""
     ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
     tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
     with _quiet():
@@ -51,11 +46,7 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
 
 
 def enable_tiling(module: nn.Module, description: ModelDescription) -> None:
-    """Have a module encode large images in tiles, as its own class does.
-
-    Raises:
-        UnsupportedModelError: The class has no tiles.
-    """
+    """Have a module encode large images in tiles, as its own class does."""
     if not hasattr(module, "use_tiling"):
         raise no_tiling(description.spec.family)
     module.enable_tiling()  # type: ignore[operator]

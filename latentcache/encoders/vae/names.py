@@ -43,9 +43,7 @@ _ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
 def encoder_tensors(tensors: Tensors, *, ldm: bool) -> dict[str, TensorInfo]:
     """Tensors of the encoder half by their name in diffusers, sorted; shapes as diffusers has them.
 
-    Args:
-        tensors: All tensors of the weights.
-        ldm: True if the class has an original layout that is translated.
+    ``ldm``: the class has an original layout, of which names are translated.
     """
     prefix = next(p for p in PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
     mine = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}

@@ -31,16 +31,7 @@ _SIDE = 64
 
 
 class VaeProducer(PixelProducer):
-    """Latents of images.
-
-    Args:
-        producer: ``model``: ``ModelDescription.as_json()``.
-        recipe: Of the cache.
-        context: Of the worker; its options may have ``max_pixels``.
-
-    Raises:
-        UsageError: This machine cannot resize as the recipe does.
-    """
+    """Latents of images."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)
@@ -55,12 +46,7 @@ class VaeProducer(PixelProducer):
         self._is_open = False
 
     def open(self) -> None:
-        """See :class:`Producer`.
-
-        Raises:
-            EncoderError: The model cannot be used.
-            DeviceError: The device does not exist or failed.
-        """
+        """See :class:`Producer`."""
         if self._is_open:
             return
         images_only = self._recipe.geometry.clips is None
@@ -129,13 +115,7 @@ def _is_only_too_large(latents: NDArray[Any]) -> bool:
 
 
 def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:
-    """Open the encoder of a description; ``fold`` as in :class:`VaeEncoder`.
-
-    Raises:
-        EncoderError: The weights do not fit the class, or are damaged.
-        DeviceError: The device does not exist or failed.
-        DeviceMemoryError: The encoder does not fit into its memory.
-    """
+    """Open the encoder of a description; ``fold`` as in :class:`VaeEncoder`."""
     if not description.needs_torch:
         return StubEncoder(description.spec, description.delay_ms)
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.

@@ -37,6 +37,16 @@ def test_a_class_without_a_row_is_generic(tiny):
     assert spec.normalization == Normalization(kind="scale-shift", scale=1.15258426)
 
 
+def test_a_generic_class_without_a_scale_is_said(copied):
+    """The class may have a default, which its pipelines apply and this table lacks."""
+    model = copied("AutoencoderKLCogVideoX")
+    assert described({"model": str(model.folder)})[0].notes == ()
+    config = json.loads(model.config.read_text())
+    model.config.write_text(json.dumps({name: value for name, value in config.items() if name != "scaling_factor"}))
+    (note,) = described({"model": str(model.folder)})[0].notes
+    assert "AutoencoderKLCogVideoX has no scaling factor" in note
+
+
 def test_flux2_brings_its_batch_norm(tiny):
     tensors = load_file(tiny("AutoencoderKLFlux2") / "diffusion_pytorch_model.safetensors")
     found = described_model(tiny("AutoencoderKLFlux2")).spec.normalization
