@@ -15,7 +15,8 @@ from diffusers import AutoencoderKL
 from make_images import draw, invent
 from PIL import Image
 
-from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.pixels import Pixels
+from latentcache.encoders.vae.builtin import Encoder
 from latentcache.encoders.vae.describe import ModelDescription, describe
 from latentcache.encoders.vae.producer import open_encoder
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings

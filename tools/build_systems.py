@@ -17,7 +17,8 @@ from build_data import BATCH, batches_in_memory, latents_settings, opened, place
 from build_peers import Encode, Planned, diffusers_loop, sequential_loop, sleeping, with_vae
 
 from latentcache import BuildSettings, build_cache
-from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.pixels import Pixels
+from latentcache.encoders.vae.builtin import Encoder
 from latentcache.pipeline.workers.process import WorkerThread
 
 PURE = "encoder alone"

@@ -26,7 +26,8 @@ from PIL import Image
 from torch import Tensor
 
 from latentcache import BuildSettings, build_cache
-from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.pixels import Pixels
+from latentcache.encoders.vae.builtin import Encoder
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields.latents import LatentsRecipe, LatentsSettings
 from latentcache.geometry.placement import place_in

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentcache.encoders.pixels import PixelProducer
-from latentcache.encoders.protocol import Pixels
+from latentcache.encoders.pixels import PixelProducer, Pixels
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.protocol import Finished, Job, Made, Prepared, ProducerContext
 from latentcache.images.decode import EncodedImage

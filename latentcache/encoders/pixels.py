@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.protocol import Pixels
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
@@ -31,6 +30,9 @@ from latentcache.images.headers import image_size, since_listed
 from latentcache.images.resize import pixel_hash, thread_setup
 from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
+
+Pixels = NDArray[np.uint8]
+"""RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""
 
 #: Bytes that decoding and resizing hold per source pixel at their peak, beside the file, by its first bytes: measured
 #: on 16 megapixels, the most expensive kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).

@@ -1,7 +1,6 @@
 import pytest
 
-from latentcache.encoders.protocol import EncodedBatch
-from latentcache.encoders.vae.builtin import StubEncoder
+from latentcache.encoders.vae.builtin import EncodedBatch, StubEncoder
 
 KEYS = {
     "asked", "seed", "samples", "entries", "drifted", "device", "largest", "mean", "confidence",

@@ -10,7 +10,7 @@ import torch
 from described_models import described_model
 from diffusers import AutoencoderKL
 
-from latentcache.encoders.protocol import Pixels
+from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.encoder import VaeEncoder, _host
 from latentcache.errors import DeviceMemoryError
 

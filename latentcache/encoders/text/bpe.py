@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from latentcache.encoders.text.engines import Spans, Tokens, token_spans
+from latentcache.encoders.text.tokenizer import Spans, Tokens, token_spans
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"

@@ -1,24 +1,32 @@
-"""``stub`` for tests and ``demo`` for trying the tool: one encoder without torch, under two names. NumPy only.
+"""Encoders of images as producers see them: uint8 pixels in, latents of the storage type out; and one without torch.
 
-Latents are 8x8 block means. Channels are the means of red, green and blue and the mean of all three, each over a
-block of 8x8 pixels and mapped from [0, 255] to [-1, 1]: ``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n
-of 64 or 192. The posterior, for ``--latents moments``: those values as means, each logvar is its mean
-minus 2. ``delay_ms`` makes it as slow as a model, per image. The same image gives the same bytes in any batch on any
-machine.
+A batch is submitted and fetched later, so that copies and the work of the host overlap the computation. An encoder
+that computes in the call returns the batch itself.
+
+``stub`` for tests and ``demo`` for trying the tool are one encoder under two names, NumPy only. Latents are 8x8 block
+means. Channels are the means of red, green and blue and the mean of all three, mapped from [0, 255] to [-1, 1]:
+``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n of 64 or 192. The posterior, for ``--latents moments``:
+those values as means, each logvar is its mean minus 2. ``delay_ms`` makes it as slow as a model, per image. The same
+image gives the same bytes in any batch on any machine.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
+from latentcache.encoders.pixels import Pixels
 from latentcache.fields.dtypes import finite, stored
 from latentcache.fields.latents import EncoderSpec
 from latentcache.identity.content import json_hash
+from latentcache.value import Value
+
+if TYPE_CHECKING:
+    from latentcache.encoders.vae.encoder import Download
 
 #: Frames of a latent frame: the first of each is encoded, as an image.
 FRAME_STEP = 4
@@ -26,6 +34,54 @@ _BLOCK = 8
 _CHANNELS = 4
 #: Increased if the same image gives other values.
 _VERSION = 1
+
+
+class EncodedBatch(Value):
+    """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
+
+    latents: NDArray[Any]
+    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels,
+    all means before all logvars."""
+    finite: NDArray[np.bool_]
+    """(B,) True if every value of the item is finite in the storage type."""
+
+    def done(self) -> bool:
+        """Always True."""
+        return True
+
+    def result(self) -> EncodedBatch:
+        """This batch."""
+        return self
+
+
+class Encoder:
+    """Turns pixels into raw (unscaled) latents."""
+
+    spec: EncoderSpec
+    """Description of this encoder."""
+    device: str = "cpu"
+    """Where it runs: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
+
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> EncodedBatch | Download:
+        """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.
+
+        Args:
+            images: Their memory is not needed after the call.
+            precise: Compute in float32 throughout, for images whose latents were not finite.
+
+        Raises:
+            DeviceMemoryError: The batch does not fit; nothing of it is left on the device. The engine halves it.
+            DeviceError: The device failed.
+            EncoderError: The model cannot encode this size, or gives another shape than described.
+        """
+        raise NotImplementedError
+
+    def encode(self, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
+        """Encode one batch and wait for it."""
+        return self.submit(list(images), precise=precise).result()
+
+    def close(self) -> None:
+        """Free the memory of the device."""
 
 
 def builtin_spec(family: str = "stub", storage_dtype: str = "float16", posterior: str = "mode") -> EncoderSpec:

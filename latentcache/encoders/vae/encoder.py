@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from latentcache.encoders.faults import Guard, first_line
-from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
+from latentcache.encoders.pixels import Pixels
+from latentcache.encoders.vae.builtin import EncodedBatch, Encoder
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
@@ -62,7 +63,7 @@ def has_bfloat16(device: str = "auto") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A batch on its way to host memory: see ``PendingBatch``."""
+    """A batch on its way to host memory: its end is asked for as that of an ``EncodedBatch``."""
 
     latents: Tensor
     finite: Tensor

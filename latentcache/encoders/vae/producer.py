@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.pixels import PixelProducer
-from latentcache.encoders.protocol import EncodedBatch, Encoder, PendingBatch, Pixels
-from latentcache.encoders.vae.builtin import StubEncoder
+from latentcache.encoders.pixels import PixelProducer, Pixels
+from latentcache.encoders.vae.builtin import EncodedBatch, Encoder, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import as_floats
@@ -25,6 +24,9 @@ from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
+
+if TYPE_CHECKING:
+    from latentcache.encoders.vae.encoder import Download
 
 #: Least side of the test image.
 _SIDE = 64
@@ -93,7 +95,7 @@ class _Batch:
     """A batch that the device has been given; see :class:`fields.protocol.Pending`."""
 
     values: Sequence[Pixels]
-    pending: PendingBatch
+    pending: EncodedBatch | Download
     made: Callable[[Sequence[Pixels], EncodedBatch], list[Made | Failure]]
 
     def done(self) -> bool:

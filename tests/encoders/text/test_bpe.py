@@ -9,7 +9,7 @@ from made_tokenizers import CHATML_TOKENS, LLAMA3_SPLIT, LLAMA3_TOKENS, QWEN2_SP
 from tokenizers import AddedToken, normalizers
 
 from latentcache.encoders.text.bpe import TiktokenEngine, UnfitTokenizerError
-from latentcache.encoders.text.engines import ReferenceEngine
+from latentcache.encoders.text.tokenizer import ReferenceEngine
 
 KINDS = {
     "gpt2": lambda: byte_level(),

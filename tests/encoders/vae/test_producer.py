@@ -9,9 +9,8 @@ from made_weights import rewrite
 from PIL import Image
 
 from latentcache.encoders.pixels import bytes_per_pixel
-from latentcache.encoders.protocol import EncodedBatch, Encoder
 from latentcache.encoders.vae import producer as producer_module
-from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
+from latentcache.encoders.vae.builtin import EncodedBatch, Encoder, StubEncoder, builtin_spec
 from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
