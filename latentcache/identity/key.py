@@ -97,12 +97,12 @@ def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArra
     return keys
 
 
-def split_keys(keys: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int32]]:
+def split_keys(keys: Any) -> tuple[Any, NDArray[np.uint8], NDArray[np.int32]]:
     """Contents (n, 16), distinct frames (F, 16) in memcmp order, and (n,) the frame of each key."""
     if isinstance(keys, Keys):
-        content, frames, frame = (np.asarray(part) for part in (keys.content, keys.frames, keys.frame))
-        used, number = np.unique(frame, return_inverse=True)
-        return content, frames[used], number.astype(np.int32)
+        frames, frame = np.asarray(keys.frames), np.asarray(keys.frame)
+        used = np.bincount(frame, minlength=len(frames)) > 0
+        return keys.content, frames[used], (np.cumsum(used, dtype=np.int32) - np.int32(1))[frame]
     content = np.ascontiguousarray(keys[:, CONTENT_AT:_END])
     frames = np.concatenate([keys[:, :CONTENT_AT], keys[:, _END:]], axis=1)
     halves = frames.view(">u8").astype(np.uint64)

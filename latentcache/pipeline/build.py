@@ -296,9 +296,9 @@ class _Build:
                 base = self.base(plan, self.rejected(works))
                 self.streaming = stream.begin(base, self.paths, works, seed=seed, batch=batch)
             outcomes = self.encode(works, catalog)
-            before, catalog = catalog.forgotten(), load_catalog(self.paths)
-            for outcome in (one for one in outcomes if not one.work.unchanged):
-                outcome.work.place = find_items(outcome.work, self.samples, before, catalog)
+            catalog = load_catalog(self.paths)
+            for outcome in outcomes:
+                find_items(outcome.work, self.samples, catalog)
         report = publish(
             self.paths,
             self.base(plan, self.listing.rejected),

@@ -20,7 +20,9 @@ from latentcache.fields.protocol import Described, FieldKind, FieldPlan, FieldRe
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import RECIPE_BYTES
+from latentcache.sources.known import match_names
 from latentcache.store.catalog import Catalog
+from latentcache.store.publish import known_rows
 
 if TYPE_CHECKING:
     from latentcache.sources.scan import Listing
@@ -31,7 +33,7 @@ _ENTRY_BYTES, _PAGE_BYTES = 700, 4096
 #: Cost (characters) that one element of a ragged item stands for, and bytes of a packed item beside its elements.
 _COST_PER_ELEMENT, _PACKED_BYTES = 3, 100
 #: Rows that are keyed, looked up or named at a time.
-SLICE = 1 << 20
+SLICE = 1 << 17
 _JOBS = 1 << 10
 
 
@@ -48,8 +50,10 @@ class FieldWork:
     """The field in the current snapshot."""
     plan: FieldPlan
     """Without keys and costs, and without items of rejected samples."""
+    kept: FieldRows | None
+    """``before``, if it has the same recipe: its rows are taken over."""
     place: NDArray[np.int64]
-    """(P,) place of each item in the catalog; -1: not committed, or unknown before the input is read."""
+    """(P,) row of each item in ``kept``, or their number and a place in the catalog; -1: not committed, or unread."""
     todo: NDArray[np.intp]
     """(T,) items to make, in the order of their jobs."""
     costs: NDArray[np.int64]
@@ -60,8 +64,6 @@ class FieldWork:
     """Items that an earlier sample gives as well: they share its entry."""
     assumed: int = 0
     """Items of unread inputs that an unfinished build has committed already."""
-    unchanged: bool = False
-    """True if the items are those of the snapshot: ``place`` then tells items apart, and is in no catalog."""
     workers: int = 0
     """Worker processes; 0: a thread of the build."""
 
@@ -79,6 +81,20 @@ class FieldWork:
     def recipe(self) -> FieldRecipe:
         """Of the field."""
         return self.described.recipe
+
+    @property
+    def unchanged(self) -> bool:
+        """True if the items are those of the snapshot."""
+        return self.kept is not None and np.array_equal(self.place, np.arange(len(self.kept)))
+
+    @property
+    def committed(self) -> int:
+        """Distinct items that are committed."""
+        base = 0 if self.kept is None else len(self.kept)
+        seen = np.zeros(max(int(self.place.max(initial=-1)) + 1, base) + 1, dtype=np.bool_)
+        seen[self.place] = True  # the last one: -1
+        shared = 0 if self.kept is None else _shared(self.kept, seen[:base])
+        return int(np.count_nonzero(seen[:-1])) - shared
 
     @property
     def items(self) -> int:
@@ -212,48 +228,58 @@ def field_work(
         usable = np.ones(len(samples), dtype=np.bool_)
         usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
         plan = select_items(plan, usable_items(plan, usable, described.recipe.spec.first_prompt))
-    unchanged = (
-        before is not None
-        and before.recipe_id == described.recipe.recipe_id
-        and set(before.shards) <= set(catalog.shards)  # the others are damaged or gone
-        and before.holds(plan, samples)
-    )
-    if unchanged and before is not None:
-        place, repeated, known = _item_numbers(before), np.empty(0, dtype=np.intp), np.ones(0, dtype=np.bool_)
-    else:
-        content = np.asarray(kind.content(samples))
-        place = _find(catalog, kind, plan, content, described.recipe)
-        known = _is_known(content)[plan.sample]
-        missing = np.flatnonzero(known & (place < 0))
-        repeated = missing[_repeats(kind.plan_keys(plan, content, described.recipe, missing))]
-    assumed = _assumed(known, place, catalog, kind, described) if unfinished else 0
-    wanted = place < 0
-    wanted[repeated] = False
-    todo = _ordered(np.flatnonzero(wanted), plan, samples, kind)
-    duplicates = len(repeated) + int(np.count_nonzero(place >= 0)) - distinct(place)
-    return FieldWork(
+    kept = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
+    content = np.asarray(kind.content(samples))
+    place = np.full(len(plan.sample), -1, dtype=np.int64) if kept is None else _kept(kept, plan, samples, catalog)
+    work = FieldWork(
         kind=kind,
         described=described,
         before=before,
-        plan=replace(plan, cost=plan.cost[:0].copy()),
+        plan=plan,
+        kept=kept,
         place=place,
-        todo=todo,
-        costs=plan.cost[todo],
+        todo=np.empty(0, dtype=np.intp),
+        costs=plan.cost[:0],
         rejected=refused,
-        duplicates=duplicates,
-        assumed=assumed,
-        unchanged=unchanged,
     )
+    find_items(work, samples, catalog)
+    missing = np.flatnonzero(place < 0)
+    missing = missing[_is_known(content[plan.sample[missing]])]
+    repeated = missing[_repeats(kind.plan_keys(plan, content, described.recipe, missing))]
+    wanted = place < 0
+    wanted[repeated] = False
+    work.todo = _ordered(np.flatnonzero(wanted), plan, samples, kind)
+    work.costs = plan.cost[work.todo]
+    committed = work.committed
+    work.duplicates = len(repeated) + int(np.count_nonzero(place >= 0)) - committed
+    if unfinished and (unread := int(np.count_nonzero(wanted)) + len(repeated) - len(missing)):
+        # Committed items of this recipe that no known input accounts for.
+        free = catalog.count(kind.kind, described.recipe.recipe_id[:RECIPE_BYTES]) - committed
+        work.assumed = min(free, unread)
+    work.plan = replace(plan, cost=plan.cost[:0].copy())
+    return work
 
 
-def _item_numbers(rows: FieldRows) -> NDArray[np.int64]:
-    """(R,) a number for each row that rows of one item share."""
+def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> NDArray[np.int64]:
+    """(P,) the row of each item in the snapshot; -1: another sample, or its shard is damaged or gone."""
+    same = samples is kept.samples
+    before = np.arange(len(samples)) if same else match_names(samples.names, kept.samples.names)
+    place = kept.rows_of(plan, samples, before)
+    gone = [number for number, name in enumerate(kept.shards) if name not in catalog.shards]
+    if gone:
+        there = np.flatnonzero(place >= 0)
+        place[there[np.isin(np.asarray(kept.shard)[kept.entry[place[there]]], gone)]] = -1
+    return place
+
+
+def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
+    """How many of the chosen rows (R,) are the item of another chosen row."""
+    if rows.packing != "block" and rows.entries == len(rows):
+        return 0
     item = np.asarray(rows.entry).astype(np.int64)
     if rows.packing == "block":
         item = item << 32 | np.asarray(rows.start)
-        rising = bool((item[1:] > item[:-1]).all())
-        item = np.arange(len(item)) if rising else np.unique(item, return_inverse=True)[1].reshape(-1)
-    return item
+    return 0 if (item[1:] > item[:-1]).all() else int(np.count_nonzero(chosen)) - len(np.unique(item[chosen]))
 
 
 def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
@@ -285,22 +311,22 @@ def usable_items(
     return rows[np.argsort(plan.sample[rows], kind="stable")]
 
 
-def find_items(
-    work: FieldWork, samples: SampleTable, before: tuple[Sequence[str], int], catalog: Catalog
-) -> NDArray[np.int64]:
-    """(P,) places of all items after a run, with the contents that it found by reading."""
-    plan, content, moved = work.plan, work.kind.content(samples), catalog.moved(before, work.place)
-    place = np.full(len(plan.sample), -1, dtype=np.int64) if moved is None else np.where(work.place >= 0, moved, -1)
-    lacking = np.flatnonzero(place < 0)
-    place[lacking] = _find(catalog, work.kind, plan, content, work.described.recipe, lacking)
-    return place
-
-
-def distinct(place: NDArray[np.int64]) -> int:
-    """Number of different places; -1 is none."""
-    seen = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.bool_)
-    seen[place[place >= 0]] = True
-    return int(np.count_nonzero(seen))
+def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
+    """Look up the items of known content that are not in the snapshot; places in another catalog are forgotten."""
+    plan, kept, place = work.plan, work.kept, work.place
+    base = 0 if kept is None else len(kept)
+    place[place >= base] = -1
+    lacking, content = np.flatnonzero(place < 0), np.asarray(work.kind.content(samples))
+    for start in range(0, len(lacking) if len(catalog.shards) else 0, SLICE):
+        some = lacking[start : start + SLICE]
+        some = some[_is_known(content[plan.sample[some]])]
+        if len(some):
+            found = catalog.find(work.kind.plan_keys(plan, content, work.described.recipe, some))
+            place[some] = np.where(found >= 0, found + base, -1)
+    new = np.flatnonzero(place >= base)
+    if kept is not None and len(new):
+        rows = known_rows(catalog, place[new] - base, kept)
+        place[new[rows >= 0]] = rows[rows >= 0]
 
 
 def rejected_before(
@@ -328,23 +354,6 @@ def rejected_before(
             name, line = samples.where(row)
             found[row] = replace(one, name=name, line=line)
     return found
-
-
-def _find(
-    catalog: Catalog,
-    kind: FieldKind,
-    plan: FieldPlan,
-    content: NDArray[np.uint8],
-    recipe: FieldRecipe,
-    items: NDArray[np.intp] | None = None,
-) -> NDArray[np.int64]:
-    """(n,) places of items of a plan, of all if none are given; -1: not committed, or not read yet."""
-    count = len(plan.sample if items is None else items)
-    place = np.full(count, -1, dtype=np.int64)
-    for start in range(0, count if len(catalog) else 0, SLICE):
-        part = slice(start, start + SLICE)
-        place[part] = catalog.find(kind.plan_keys(plan, content, recipe, part if items is None else items[part]))
-    return place
 
 
 def _is_known(content: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -377,19 +386,3 @@ def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kin
     new = np.diff(sample, prepend=-1) != 0
     group = plan.group[items[new]][np.cumsum(new) - 1]
     return items[np.argsort(group, kind="stable")]
-
-
-def _assumed(
-    known: NDArray[np.bool_], place: NDArray[np.int64], catalog: Catalog, kind: FieldKind, described: Described
-) -> int:
-    """Committed items of this recipe that no known input accounts for, at most as many as inputs are unread."""
-    if known.all():
-        return 0
-    free = np.ones(len(catalog), dtype=np.bool_)
-    free[place[place >= 0]] = False
-    rows, count = np.flatnonzero(free), 0
-    recipe = np.frombuffer(described.recipe.recipe_id[:RECIPE_BYTES], dtype=np.uint8)
-    for start in range(0, len(rows), SLICE):
-        keys = catalog.keys(rows[start : start + SLICE])
-        count += int(((keys[:, 0] == kind.kind) & (keys[:, -RECIPE_BYTES:] == recipe).all(axis=1)).sum())
-    return min(count, int(np.count_nonzero(~known)))

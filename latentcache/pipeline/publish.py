@@ -148,7 +148,7 @@ def publish(
         started: When the build began.
     """
     new = new_snapshot(base, outcomes, catalog, root=root)
-    catalog.forgotten()
+    catalog.forget()
 
     def is_unchanged(manifest: Mapping[str, Any]) -> bool:
         return current is not None and _comparable(manifest) == _comparable(current.manifest)
@@ -198,10 +198,9 @@ def _field(
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     work = outcome.work
     every = slice(None) if len(items) == len(work.place) else items
-    plan, recipe, before = work.plan, work.described.recipe, work.before
-    same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
-    noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
-    if work.unchanged and before is not None:
+    plan, recipe, before = work.plan, work.described.recipe, work.kept
+    noise = join_noise(before.noise if before is not None else {}, outcome.noise)
+    if before is not None and work.unchanged:
         same_shards = before.shards == catalog.shards[: len(before.shards)]
         shard = np.array([catalog.shards.index(name) for name in before.shards], dtype=np.int32)
         return replace(
@@ -223,7 +222,7 @@ def _field(
         place=work.place[every],
         provenance=provenance(work.described),
         noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
-        known=before if same else None,
+        known=before,
     )
 
 

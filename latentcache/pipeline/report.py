@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.pipeline.diff import FieldWork, distinct
+from latentcache.pipeline.diff import FieldWork
 from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
 
@@ -182,7 +182,7 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
 
 def field_done(outcome: Outcome, stored: FieldColumns) -> FieldDone:
     """Count what was done for one field."""
-    work, result, needed = outcome.work, outcome.result, distinct(outcome.work.place)
+    work, result, needed = outcome.work, outcome.result, outcome.work.committed
     columns = {**stored.columns, **stored.ragged_columns, "length": stored.length}
     done = FieldDone(
         cached=needed,

@@ -14,7 +14,7 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.failpoint import failpoint
@@ -47,11 +47,18 @@ def read_file(path: Path) -> bytes:
 
 def write_atomically(path: Path, data: Buffer | Iterable[Buffer]) -> None:
     """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one."""
+    with replacing(path) as file:
+        for part in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
+            file.write(part)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of another one at the end, as :func:`write_atomically` has it."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
-            for part in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
-                file.write(part)
+            yield file
             file.flush()
             failpoint("temporary-written")
             os.fsync(file.fileno())

@@ -30,7 +30,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.value import Value
 
 #: Items whose same-hashes are read together.
-_TOGETHER = 1 << 20
+_TOGETHER = 1 << 17
 _NO_PLACE = 0xFFFF_FFFF
 
 
@@ -90,8 +90,20 @@ class Catalog:
         return _sorted_columns(list(self._indexes.values()))
 
     @cached_property
-    def _frame_numbers(self) -> dict[bytes, int]:
-        return {frame.tobytes(): number for number, frame in enumerate(self._columns["frames"])}
+    def frames(self) -> NDArray[np.uint8]:
+        """(F, 16) frames of all keys, in memcmp order."""
+        return _frames(list(self._indexes.values())) if "_columns" not in vars(self) else self._columns["frames"]
+
+    @cached_property
+    def frame_numbers(self) -> dict[bytes, int]:
+        """Position of each frame in :attr:`frames`."""
+        return {frame.tobytes(): number for number, frame in enumerate(self.frames)}
+
+    def count(self, kind: int, recipe: bytes) -> int:
+        """Number of items of one kind whose keys end in these bytes of a recipe."""
+        own, frames = np.frombuffer(recipe, dtype=np.uint8), self.frames
+        mine = (frames[:, 0] == kind) & (frames[:, -len(own) :] == own).all(axis=1)
+        return int(np.bincount(self._columns["frame"], minlength=len(mine))[mine].sum())
 
     def __len__(self) -> int:
         return len(self._columns["mixed"])
@@ -115,25 +127,10 @@ class Catalog:
 
         return self._search(columns["mixed"], mixed, right)
 
-    def forgotten(self) -> tuple[Sequence[str], int]:
-        """Give the memory back: its shards and the number of its items, for :meth:`moved`, are all that is kept."""
-        if "_columns" not in vars(self):  # nobody has looked anything up
-            return self.shards, -1
-        count = len(self)
-        self._columns = {name: column[:0].copy() for name, column in self._columns.items()}  # views keep memory
-        self._indexes, self._lengths = {}, {}
-        return self.shards, count
-
-    def moved(self, before: tuple[Sequence[str], int], place: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(n,) what places in a catalog of fewer shards are in this one; None if that has to be looked up."""
-        row, bases, (shards, count) = self._columns["row"], self._columns["bases"], before
-        added = np.zeros(len(self), dtype=np.bool_)
-        for number in np.flatnonzero(~np.isin(self.shards, shards)).tolist():
-            added |= (row >= bases[number]) & (row < bases[number + 1])
-        fresh = np.flatnonzero(added)
-        if len(self) - len(fresh) != count or not set(shards) <= set(self.shards):
-            return None
-        return place + np.searchsorted(fresh - np.arange(len(fresh)), place, "right")
+    def forget(self) -> None:
+        """Give the memory back; what is needed again is made again."""
+        vars(self).pop("_columns", None)
+        self._lengths = {}
 
     def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) place of an item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
@@ -168,13 +165,13 @@ class Catalog:
 
     def entry_keys(self, rows: CatalogRows) -> Keys:
         """(n, 32) keys of the entries that hold items."""
-        frames = self._columns["frames"]
+        frames = self.frames
         content = np.empty((len(rows.shard), 16), dtype=np.uint8)
-        frame = np.empty(len(rows.shard), dtype=self._columns["frame"].dtype)
+        frame = np.empty(len(rows.shard), dtype=np.uint32)
         for number in np.unique(rows.shard).tolist():
             at: Any = slice(None) if (rows.shard == number).all() else np.flatnonzero(rows.shard == number)
             columns, entry = self._index(number).columns, rows.entry[at]
-            theirs = [self._frame_numbers[one.tobytes()] for one in np.asarray(columns["frames"])]
+            theirs = [self.frame_numbers[one.tobytes()] for one in np.asarray(columns["frames"])]
             content[at] = columns["content"][entry]
             frame[at] = np.array(theirs, dtype=frame.dtype)[columns["frame"][entry]]
         return Keys(content, frame, frames)
@@ -266,7 +263,7 @@ class Catalog:
     def _split(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
         """Mixed, tail and frame of keys; frame -1 for one that no committed item has."""
         content, frames, number = split_keys(np.ascontiguousarray(keys).reshape(-1, 32))
-        known = np.array([self._frame_numbers.get(frame.tobytes(), -1) for frame in frames], dtype=np.int32)
+        known = np.array([self.frame_numbers.get(frame.tobytes(), -1) for frame in frames], dtype=np.int32)
         halves = content.view(">u8").astype(np.uint64)
         mixed = halves[:, 0] ^ _mixtures(frames)[number] if len(number) else halves[:, 0]
         return mixed, halves[:, 1], known[number]
@@ -329,6 +326,8 @@ class Catalog:
 
     def _located(self, place: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Shard of each place, and its item in the shard."""
+        if not len(place):
+            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         row, bases = self._columns["row"][place].astype(np.int64), self._columns["bases"]
         shard = (np.searchsorted(bases, row, "right") - 1).astype(np.int32)
         row -= bases[shard]
@@ -389,10 +388,14 @@ def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Ca
     return Catalog([index.folder for index in indexes], None, damaged, indexes)
 
 
-def _sorted_columns(indexes: Sequence[ShardIndex]) -> dict[str, NDArray[Any]]:
-    known = [np.asarray(index.columns["frames"]) for index in indexes]
+def _frames(indexes: Sequence[ShardIndex]) -> NDArray[np.uint8]:
+    known = [np.zeros((0, 16), np.uint8), *(np.asarray(index.columns["frames"]) for index in indexes)]
     # With an index, which loads no numpy.ma.
-    frames, _ = np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0, return_index=True)
+    return np.unique(np.concatenate(known), axis=0, return_index=True)[0]
+
+
+def _sorted_columns(indexes: Sequence[ShardIndex]) -> dict[str, NDArray[Any]]:
+    known, frames = [np.asarray(index.columns["frames"]) for index in indexes], _frames(indexes)
     numbers = {frame.tobytes(): number for number, frame in enumerate(frames)}
     bases = np.cumsum([0, *(index.items for index in indexes)])
     mixtures = _mixtures(frames)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
-from latentcache.store.atomic_io import open_file, write_atomically
+from latentcache.store.atomic_io import open_file, replacing
 from latentcache.store.gather import File, reading
 from latentcache.value import Value
 
@@ -38,10 +38,12 @@ _TYPES = {name: np.dtype(f"<{text}") for text, name in _NAMES.items()}
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
+#: Bytes of a header that tell of one column, at most, beside its name.
+_ROOM = 400
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 #: Rows of a column that are converted together.
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17
 #: Rows that are compared with their neighbours at a time when a column is written.
 _RUN_BLOCK = 1 << 16
 
@@ -70,7 +72,26 @@ class _Form(Value):
     """In the file, with the positions of runs before the values."""
 
 
-class Column(np.lib.mixins.NDArrayOperatorsMixin):
+class _Lazy(np.lib.mixins.NDArrayOperatorsMixin):
+    """A column that is read when numpy asks for its values."""
+
+    __slots__ = ()
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        whole = (np.asarray(value) if isinstance(value, _Lazy) else value for value in inputs)
+        return getattr(ufunc, method)(*whole, **more)
+
+
+class Column(_Lazy):
     """One column on disk. A position, a slice or an array of positions or bools gives the values as an array.
 
     Everything else that numpy does with it is right too, but reads the column whole.
@@ -89,22 +110,14 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         return self._form.dtype
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         """Rows first."""
         return self._form.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self._form.shape)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that the column takes in its file."""
         return self._form.num_bytes
-
-    def __len__(self) -> int:
-        return self._form.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
@@ -121,10 +134,6 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self._slice(0, len(self)), dtype=dtype, copy=copy)
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
-        whole = (np.asarray(value) if isinstance(value, Column) else value for value in inputs)
-        return getattr(ufunc, method)(*whole, **more)
 
     def __reduce__(self) -> Any:
         return _column_of, (self._file, self._name)
@@ -176,14 +185,21 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _take(self, positions: NDArray[np.int64]) -> NDArray[Any]:
         """(n, ...) values at positions in any order."""
-        positions = np.where(positions < 0, positions + len(self), positions)
-        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(self):
+        if not len(positions):
+            return self._slice(0, 0)
+        if (low := int(positions.min())) < 0:
+            positions = np.where(positions < 0, positions + len(self), positions)
+            low = int(positions.min())
+        span = int(positions.max()) - low + 1
+        if low < 0 or low + span > len(self):
             raise IndexError(f"a position is not below {len(self)}")
+        if span == len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
+            return self._slice(low, span)
         if self._form.runs >= 0:
             return self._at_runs(positions)
-        if len(positions) * _DENSE >= len(self):
-            whole: NDArray[Any] = self._slice(0, len(self))[positions]
-            return whole
+        if len(positions) * _DENSE >= span:
+            near: NDArray[Any] = self._slice(low, span)[positions - low]
+            return near
         width = self._form.width
         raw = self._file.read_pieces(self._form.start + positions * width, np.full(len(positions), width))
         return self._widened(raw.view(self._form.stored).reshape(-1, *self.shape[1:]))
@@ -227,6 +243,45 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         found: NDArray[Any] = values[run]
         if self._form.step:
             found += (positions - firsts[run]).astype(self.dtype)
+        return found
+
+
+class Mended(_Lazy):
+    """Rows of a column and of new values in any order; they are put together when they are read.
+
+    Args:
+        old: A column, whose checksum is checked.
+        new: (k, ...) values.
+        at: (n,) positions: below the length of ``old`` in it, else behind it in ``new``.
+        numbers: What integers of ``old`` become: their positions in this list; None leaves all values as they are.
+    """
+
+    def __init__(
+        self, old: Any, new: NDArray[Any], at: NDArray[np.integer], numbers: NDArray[Any] | None = None
+    ) -> None:
+        self._old, self._new, self._at, self._numbers = old, new, at, numbers
+        self.dtype, self.shape = new.dtype, (len(at), *new.shape[1:])
+
+    def __getitem__(self, index: Any) -> NDArray[Any]:
+        if isinstance(self._old, Column):
+            self._old.check()
+        at = self._at[index]
+        fresh = np.flatnonzero(at >= len(self._old))
+        old = np.delete(at, fresh) if len(fresh) else at
+        values = np.asarray(self._old[old])
+        values = values if self._numbers is None else self._numbers[values]
+        if not len(fresh):
+            return values.astype(self.dtype, copy=False)
+        found = np.empty((len(at), *self.shape[1:]), dtype=self.dtype)
+        kept = np.ones(len(at), dtype=np.bool_)
+        kept[fresh] = False
+        found[kept], found[fresh] = values, self._new[at[fresh] - len(self._old)]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        found = np.empty(self.shape, dtype=dtype or self.dtype)
+        for start in range(0, len(self), _CHUNK):
+            found[start : start + _CHUNK] = self[start : start + _CHUNK]
         return found
 
 
@@ -335,53 +390,61 @@ class ColumnFile:
         return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
 
 
-def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write columns atomically and durably. Arguments as :func:`encoded_columns`, errors as ``write_atomically``."""
-    write_atomically(path, encoded_columns(columns, metadata)[0])
-
-
-def encoded_columns(
-    columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None
-) -> tuple[list[bytes | memoryview], int]:
-    """The file that holds columns, in parts, and the xxh3-64 of its header, which tells of every column.
+def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> int:
+    """Write columns atomically and durably. They are read one after the other, and none is kept.
 
     Args:
+        path: The file.
         columns: Name -> array or column of any integer or float type, or ``Strings``.
         metadata: More names of the file's ``__metadata__``.
+
+    Returns:
+        The xxh3-64 of its header, which tells of every column. Errors as ``write_atomically``.
     """
     forms: dict[str, Any] = {}
     header: dict[str, Any] = {}
-    parts: list[NDArray[Any]] = []
-    place = 0
-    written: dict[str, tuple[str, NDArray[Any]]] = {}
-    for name, values in _flat(columns):
-        encoded, form = _encoded(values)
-        data = [np.ascontiguousarray(part) for part in encoded.values()]
-        forms[name] = form | {"checksum": f"{checksum_of(_bytes(part) for part in data):016x}"}
-        twin, its_values = written.setdefault(json.dumps(forms[name]), (name, values))
-        if twin != name and values.size and np.array_equal(values, its_values):
-            forms[name] = {"alias": twin}
-            continue
-        for suffix, part in zip(encoded, data, strict=True):
-            where = [place, place + part.nbytes]
-            header[name + suffix] = {"dtype": _NAMES[part.dtype.str[1:]], "shape": part.shape, "data_offsets": where}
-            place += part.nbytes
-        parts += data
-    header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [place, place + 8]}
-    header["__metadata__"] = {**(metadata or {}), "columns": json.dumps(forms, separators=(",", ":"))}
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)
-    signature = checksum(text)
-    return [_LENGTH.pack(len(text)), text, *map(_bytes, parts), _LENGTH.pack(signature)], signature
+    names: dict[str, str] = {}
+    about = {**(metadata or {}), "columns": ""}
+    room = len(json.dumps(about)) + sum(_ROOM * (1 + isinstance(one, Strings)) for one in columns.values())
+    room += 8 * sum(len(json.dumps(name)) for name in columns)
+    room += -room % 8
+    with replacing(path) as file:
+        file.seek(_LENGTH.size + room)  # the header is known behind the columns
+        place = 0
+        for name, values in _flat(columns):
+            encoded, form = _encoded(np.asarray(values))
+            data = [np.ascontiguousarray(part) for part in encoded.values()]
+            forms[name] = form | {"checksum": f"{checksum_of(_bytes(part) for part in data):016x}"}
+            twin = names.setdefault(json.dumps(forms[name]), name)
+            if twin != name and len(values):
+                forms[name] = {"alias": twin}
+                continue
+            for suffix, part in zip(encoded, data, strict=True):
+                where = [place, place + part.nbytes]
+                header[name + suffix] = {
+                    "dtype": _NAMES[part.dtype.str[1:]],
+                    "shape": part.shape,
+                    "data_offsets": where,
+                }
+                file.write(_bytes(part))
+                place += part.nbytes
+        header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [place, place + 8]}
+        header["__metadata__"] = about | {"columns": json.dumps(forms, separators=(",", ":"))}
+        text = json.dumps(header, separators=(",", ":")).encode("ascii").ljust(room)
+        signature = checksum(text)
+        file.write(_LENGTH.pack(signature))
+        file.seek(0)
+        file.write(_LENGTH.pack(room) + text)
+    return signature
 
 
-def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, values in columns.items():
         if isinstance(values, Strings):
             yield f"{name}.bytes", values.data
             yield f"{name}.ends", values.ends
         else:
-            yield name, np.asarray(values)
+            yield name, values
 
 
 def _encoded(values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

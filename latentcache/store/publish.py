@@ -7,6 +7,7 @@ says of its items (crops, loss spans) is taken from the last snapshot or from th
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, replace
 from datetime import UTC, datetime
@@ -20,10 +21,10 @@ from numpy.typing import NDArray
 from latentcache.fields.protocol import FieldKind, FieldRecipe, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
-from latentcache.identity.key import split_keys
-from latentcache.store.atomic_io import Buffer, json_bytes, make_folder, sync_folder, write_atomically, writing
+from latentcache.identity.key import Keys, split_keys
+from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
 from latentcache.store.catalog import Catalog, CatalogRows
-from latentcache.store.columns import encoded_columns
+from latentcache.store.columns import Mended, write_columns
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
@@ -44,6 +45,10 @@ _OWN_NAMES = frozenset(
     {"format", "snapshot", "complete", "created", "demo", "allow_failed", "fingerprint", "source", "shards", "counts"}
     | {"columns", "rejected", "inputs", "fields", "checksum"}
 )
+
+
+#: Rows of a known field that are looked at together.
+_SLICE = 1 << 17
 
 
 class NewSnapshot(Value):
@@ -110,44 +115,75 @@ def new_field(
         sample: (R,) row of the sample table.
         group: (R,)
         variant: (R,)
-        place: (R,) all of them in the catalog.
+        place: (R,) rows of ``known`` below its length; from there on, less this length, places in the catalog.
         provenance: For the manifest.
         noise: For the manifest.
-        known: The field in the current snapshot, if it has the same recipe: own columns that need not be read again.
+        known: The field in the current snapshot, if rows of it are taken over; its columns are read when written.
     """
-    place = np.asarray(place)
+    place, base = np.asarray(place), 0 if known is None else len(known)
     if (np.diff(sample) <= 0).any():
         order = np.lexsort((variant, group, sample))
         sample, group, variant, place = sample[order], group[order], variant[order], place[order]
-    rows = catalog.places(place)
-    entry, first = _distinct(rows)
-    distinct = len(first) == len(entry)
-    some = rows if distinct else CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
-    columns, ragged = _OwnColumns(kind, len(place)).collect(catalog, place, rows, known)
+    fresh = np.flatnonzero(place >= base)
+    found = place[fresh] - base
+    rows = catalog.places(found)
+    entry, first = _in_order(_entry_numbers(rows))
+    new = CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
+    key = catalog.entry_keys(new)
+    of_entries = {name: getattr(new, name) for name in ENTRY_TYPES}
+    plain, ragged = _own_columns(kind, catalog, found)
+    of_rows: dict[str, Any] = {"start": rows.start, "length": rows.length}
+    if known is not None and base:
+        at: NDArray[np.integer] = place.astype(np.int32 if base + len(fresh) < 1 << 31 else np.int64)
+        at[fresh] = np.arange(base, base + len(fresh))
+        old = _located(catalog, new, known, of_rows=False)
+        number = np.where(old >= 0, old, np.arange(known.entries, known.entries + len(old)))[entry]
+        every: NDArray[np.int64] = np.asarray(Mended(known.entry, number, at))
+        entry, first = _in_order(every)
+        source = every[first]
+        shards = np.array([_position(catalog.shards, name) for name in known.shards], dtype=np.int32)
+        frames = np.array([catalog.frame_numbers.get(bytes(one), 0) for one in np.asarray(known.key.frames)])
+        key = Keys(
+            Mended(known.key.content, key.content, source),
+            Mended(known.key.frame, key.frame, source, frames.astype(key.frame.dtype)),
+            key.frames,
+        )
+        of_entries = {
+            name: Mended(getattr(known, name), values, source, shards if name == "shard" else None)
+            for name, values in of_entries.items()
+        }
+        of_rows = {name: Mended(getattr(known, name), values, at) for name, values in of_rows.items()}
+        plain = {name: Mended(_own(known, name, values), values, at) for name, values in plain.items()}
+        ragged = {name: _mended(known, name, values, at) for name, values in ragged.items()}
     return field_columns(
         kind,
         recipe,
         groups=tuple(groups),
         provenance=provenance or {},
         noise=noise or {},
-        key=catalog.entry_keys(some),
-        **{name: getattr(some, name) for name in ENTRY_TYPES},
+        key=key,
         sample=sample,
         entry=entry,
         group=group,
         variant=variant,
-        start=rows.start,
-        length=rows.length,
-        columns=columns,
+        columns=plain,
         ragged_columns=ragged,
+        **of_entries,
+        **of_rows,
     )
 
 
-def _distinct(rows: CatalogRows) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
-    """(R,) number of the entry of each row, in the order in which entries appear, and (E,) the first row of each."""
-    bases = np.cumsum([0, *(int(rows.entry[rows.shard == one].max()) + 1 for one in np.unique(rows.shard))])
-    number = bases[np.searchsorted(np.unique(rows.shard), rows.shard)] + rows.entry
-    first_row = np.empty(int(bases[-1]), dtype=np.int32)
+def _entry_numbers(rows: CatalogRows) -> NDArray[np.int64]:
+    """(n,) a number for the entry of each row."""
+    used, position = np.unique(rows.shard, return_inverse=True)
+    bases = np.cumsum([0, *(int(rows.entry[rows.shard == one].max()) + 1 for one in used)], dtype=np.int64)
+    numbers: NDArray[np.int64] = bases[position] + rows.entry
+    return numbers
+
+
+def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
+    """(n,) the rank of each number, in the order in which numbers appear, and the first row of each."""
+    first_row = np.empty(int(number.max(initial=-1)) + 1, dtype=np.int32)
     first_row[number[::-1]] = np.arange(len(number) - 1, -1, -1, dtype=np.int32)  # of two writes the last one stays
     first = first_row[number]
     is_first = first == np.arange(len(number), dtype=np.int32)
@@ -155,56 +191,82 @@ def _distinct(rows: CatalogRows) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
     return rank[first], np.flatnonzero(is_first)
 
 
-class _OwnColumns:
-    """Gathers the own columns of R rows from a known snapshot and from the heads of entries."""
+def _own_columns(
+    kind: FieldKind, catalog: Catalog, place: NDArray[np.integer]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """The kind's plain and ragged columns of n items, from the heads of their entries; what these lack is zeros."""
+    plain = {name: np.zeros((len(place), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
+    counts = {name: np.zeros(len(place), dtype=np.int64) for name in kind.ragged_columns}
+    parts: dict[str, list[tuple[Any, NDArray[Any]]]] = {name: [] for name in counts}
+    for rows, source, header in catalog.headers(place) if plain or counts else ():
+        for name, column in plain.items():
+            if name in header.columns:
+                column[rows] = header.columns[name][source]
+        for name, count in counts.items():
+            if name in header.ragged_columns:
+                stop, values = (np.asarray(one) for one in header.ragged_columns[name])
+                count[rows] = stop[source] - np.where(source > 0, stop[source - 1], 0)
+                parts[name].append((rows, values[_ranges(stop[source] - count[rows], count[rows])]))
+    ragged = {}
+    for name, (dtype, shape) in kind.ragged_columns.items():
+        ends: NDArray[np.int64] = np.cumsum(counts[name])
+        joined: NDArray[Any] = np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype)
+        for rows, some in parts[name]:
+            joined[_ranges(ends[rows] - counts[name][rows], counts[name][rows])] = some
+        ragged[name] = ends, joined
+    return plain, ragged
 
-    def __init__(self, kind: FieldKind, rows: int) -> None:
-        self.kind, self.rows = kind, rows
-        self.plain = {name: np.zeros((rows, *shape), dtype=dtype) for name, (dtype, shape) in kind.columns.items()}
-        self.counts = {name: np.zeros(rows, dtype=np.int64) for name in kind.ragged_columns}
-        self.parts: dict[str, list[tuple[Any, NDArray[Any]]]] = {name: [] for name in kind.ragged_columns}
 
-    def collect(
-        self, catalog: Catalog, place: NDArray[np.integer], rows: Any, known: FieldRows | None
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, tuple[NDArray[np.int64], NDArray[Any]]]]:
-        """Plain and ragged columns of all rows."""
-        if not self.plain and not self.counts:
-            return {}, {}
-        old = np.full(self.rows, -1, dtype=np.int64) if known is None else _known_rows(catalog, rows, known)
-        have = np.flatnonzero(old >= 0)
-        if known is not None and len(have):
-            self._fill(have, old[have], known.columns, known.ragged_columns)
-        rest = np.flatnonzero(old < 0)
-        for at, position, header in catalog.headers(place[rest]):
-            self._fill(rest[at], position, header.columns, header.ragged_columns)
-        return self.plain, {name: self._joined(name) for name in self.counts}
+def _own(known: FieldRows, name: str, like: NDArray[Any]) -> Any:
+    """An own column of a snapshot; zeros if it lacks the column."""
+    return known.columns.get(name, np.zeros((len(known), *like.shape[1:]), like.dtype))
 
-    def _fill(
-        self,
-        rows: NDArray[np.intp],
-        source: NDArray[np.int64],
-        columns: Mapping[str, Any],
-        ragged: Mapping[str, tuple[Any, Any]],
-    ) -> None:
-        """Take rows from the columns of a snapshot or of one entry; what these lack is zeros or nothing."""
-        for name, values in self.plain.items():
-            if name in columns:
-                values[rows] = columns[name][source]
-        for name, counts in self.counts.items():
-            if name in ragged:
-                ends, values = (np.asarray(one) for one in ragged[name])
-                stop = ends[source]
-                counts[rows] = stop - np.where(source > 0, ends[source - 1], 0)
-                self.parts[name].append((rows, values[_ranges(stop - counts[rows], counts[rows])]))
 
-    def _joined(self, name: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        dtype, shape = self.kind.ragged_columns[name]
-        ends = np.cumsum(self.counts[name], dtype=np.int64)
-        values = np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype=dtype)
-        for rows, some in self.parts[name]:
-            count = self.counts[name][rows]
-            values[_ranges(ends[rows] - count, count)] = some
-        return ends, values
+def _mended(known: FieldRows, name: str, new: tuple[Any, Any], at: NDArray[np.integer]) -> tuple[Any, Any]:
+    """A ragged column as ``Mended`` is a plain one."""
+    none = np.zeros(len(known), np.int64), new[1][:0]
+    (ends, values), (more_ends, more) = known.ragged_columns.get(name, none), new
+    ends = np.concatenate([np.asarray(ends, dtype=np.int64), more_ends + len(values)])
+    starts = np.concatenate([[0], ends[:-1]])
+    count = (ends - starts)[at]
+    return np.cumsum(count), np.concatenate([np.asarray(values), more])[_ranges(starts[at], count)]
+
+
+def known_rows(catalog: Catalog, place: NDArray[np.integer], known: FieldRows) -> NDArray[np.int64]:
+    """(n,) the row of a field that is the item at each place of the catalog; -1: none."""
+    return _located(catalog, catalog.places(place), known, of_rows=True)
+
+
+def _located(catalog: Catalog, rows: CatalogRows, known: FieldRows, *, of_rows: bool) -> NDArray[np.int64]:
+    """(n,) the row of a field at the place of each item, or else its entry; -1: none."""
+    numbers = np.array([_position(catalog.shards, name) for name in known.shards], dtype=np.int32)
+
+    def theirs(at: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        entry: NDArray[Any] = np.asarray(known.entry[at]) if of_rows else at
+        start: NDArray[Any] = np.asarray(known.start[at]) if of_rows else np.zeros_like(at)
+        return numbers[known.shard[entry]], np.asarray(known.offset[entry]), start
+
+    mine = rows.shard, rows.offset, rows.start if of_rows else np.zeros_like(rows.start)
+    wanted, which = np.unique(_mixed(*mine), return_inverse=True)
+    found, count = np.full(len(wanted), -1, dtype=np.int64), len(known) if of_rows else known.entries
+    for start in range(0, count if len(wanted) else 0, _SLICE):
+        some = np.arange(start, min(start + _SLICE, count))
+        mixed = _mixed(*theirs(some))
+        at = np.minimum(np.searchsorted(wanted, mixed), len(wanted) - 1)
+        met = np.flatnonzero(wanted[at] == mixed)
+        found[at[met]] = some[met]
+    position: NDArray[np.int64] = found[which]
+    there = np.flatnonzero(position >= 0)
+    same = np.ones(len(there), dtype=np.bool_)
+    for number, other in enumerate(theirs(position[there])):
+        same &= mine[number][there] == other
+    position[there[~same]] = -1
+    return position
+
+
+def _position(names: Sequence[str], name: str) -> int:
+    """Where a name is; -1 if it is not there."""
+    return names.index(name) if name in names else -1
 
 
 def publish_snapshot(
@@ -225,12 +287,12 @@ def publish_snapshot(
         Its number; 0 if nothing was published.
     """
     number = max(paths.snapshots(), default=0) + 1
-    if current is not None and _has_columns_of(new, current) and told(_contents(new, number, current)[0]):
+    if current is not None and _has_columns_of(new, current):
+        prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
+        if told(_manifest(_needed_shards(new), number, prints)[0]):
+            return 0
+    if not _write(paths.snapshot(number), new, number, told):
         return 0
-    manifest, files = _contents(new, number)
-    if told(manifest):
-        return 0
-    _write(paths.snapshot(number), manifest, files)
     with writing(paths.snapshot(number)):
         sync_folder(paths.snapshots_folder)
     write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
@@ -239,14 +301,24 @@ def publish_snapshot(
 
 def write_snapshot(folder: Path, new: NewSnapshot) -> None:
     """Write all files of a snapshot without a number. Errors as :func:`publish_snapshot`."""
-    _write(folder, *_contents(new, 0))
+    _write(folder, new, 0, lambda manifest: False)
 
 
-def _write(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, Sequence[Buffer]]) -> None:
+def _write(folder: Path, new: NewSnapshot, number: int, told: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Write the files of a snapshot; False if its manifest tells nothing new, and nothing is left of them."""
     make_folder(folder)
-    for name, parts in files.items():
-        write_atomically(folder / name, parts)
+    new = _needed_shards(new)
+    columns = _sample_columns(new.samples)
+    for one in new.fields:
+        columns |= {f"fields/{one.name}/{name}": values for name, values in _field_columns(one).items()}
+    signature = write_columns(folder / COLUMNS, columns)
+    manifest, listed = _manifest(new, number, (fingerprint(new.samples, new.fields), f"{signature:016x}"))
+    if told(manifest):
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+    write_atomically(folder / REJECTED, listed)
     write_atomically(folder / MANIFEST, json_bytes({**manifest, "checksum": own_checksum(manifest)}))
+    return True
 
 
 def _has_columns_of(new: NewSnapshot, current: Snapshot) -> bool:
@@ -259,19 +331,8 @@ def _has_columns_of(new: NewSnapshot, current: Snapshot) -> bool:
     )
 
 
-def _contents(
-    new: NewSnapshot, number: int, columns_of: Snapshot | None = None
-) -> tuple[dict[str, Any], dict[str, Sequence[Buffer]]]:
-    """The manifest, without its checksum, and the other files; no columns if they are those of a snapshot."""
-    shards, new_fields = _needed_shards(new)
-    if columns_of is None:
-        columns = _sample_columns(new.samples)
-        for one in new_fields:
-            columns |= {f"fields/{one.name}/{name}": values for name, values in _field_columns(one).items()}
-        parts, signature = encoded_columns(columns)
-        print_of, about = fingerprint(new.samples, new_fields), {"file": COLUMNS, "checksum": f"{signature:016x}"}
-    else:
-        parts, print_of, about = [], columns_of.fingerprint, columns_of.manifest["columns"]
+def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:
+    """The manifest without its checksum, and the rejected inputs; ``prints`` of rows and of the file of columns."""
     lines = [rejected_line("rejected", one) for one in new.rejected]
     rejected = len(lines)
     lines += [rejected_line("note", one) for one in new.notes]
@@ -283,21 +344,21 @@ def _contents(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "demo": new.demo,
         "allow_failed": new.allow_failed,
-        "fingerprint": print_of,
+        "fingerprint": prints[0],
         "source": dict(new.source),
-        "shards": list(shards),
+        "shards": list(new.shards),
         "counts": {
             "samples": len(new.samples),
-            "entries": sum(len(one.offset) for one in new_fields),
+            "entries": sum(len(one.offset) for one in new.fields),
             "quarantined": rejected,
         },
         "inputs": {name: sorted(_input_columns(one)) for name, one in new.samples.inputs.items()},
-        "columns": about,
+        "columns": {"file": COLUMNS, "checksum": prints[1]},
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
-        "fields": {one.name: _described(one) for one in new_fields},
+        "fields": {one.name: _described(one) for one in new.fields},
         **new.facts,
     }
-    return manifest, {COLUMNS: parts, REJECTED: [listed]}
+    return manifest, listed
 
 
 def republish(
@@ -335,16 +396,16 @@ def fingerprint(samples: SampleTable, fields: Iterable[FieldColumns]) -> str:
     return found.hexdigest()
 
 
-def _needed_shards(new: NewSnapshot) -> tuple[list[str], list[FieldColumns]]:
-    """Names of the shards that entries need, sorted, and the fields pointing into these."""
+def _needed_shards(new: NewSnapshot) -> NewSnapshot:
+    """With the shards that entries need, sorted by name."""
     used = {number for one in new.fields for number in np.flatnonzero(np.bincount(one.shard)).tolist()}
     order = sorted(used, key=lambda number: new.shards[number])
     if order == list(range(len(order))):
-        return list(new.shards[: len(order)]), list(new.fields)
+        return replace(new, shards=new.shards[: len(order)])
     position = np.zeros(len(new.shards) + 1, dtype=np.int32)
     position[order] = np.arange(len(order), dtype=np.int32)
-    moved = [replace(one, shard=position[np.asarray(one.shard)]) for one in new.fields]
-    return [new.shards[number] for number in order], moved
+    moved = tuple(replace(one, shard=position[np.asarray(one.shard)]) for one in new.fields)
+    return replace(new, shards=[new.shards[number] for number in order], fields=moved)
 
 
 def _described(one: FieldColumns) -> dict[str, Any]:
@@ -367,7 +428,8 @@ def _field_columns(one: FieldColumns) -> dict[str, Any]:
     content, frames, frame = split_keys(one.key)
     columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
     for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():
-        columns[name] = np.asarray(getattr(one, name)).astype(dtype, copy=False)
+        values = getattr(one, name)
+        columns[name] = values if values.dtype == np.dtype(dtype) else np.asarray(values).astype(dtype)
     columns |= {f"columns/{name}": values for name, values in one.columns.items()}
     for name, (ends, values) in one.ragged_columns.items():
         columns |= {f"ragged/{name}.ends": np.asarray(ends, dtype=np.int64), f"ragged/{name}.values": values}
@@ -399,37 +461,6 @@ def rejected_line(kind: str, one: Rejected) -> bytes:
     value = {item.name: getattr(one, item.name) for item in fields(one)} | {"content": one.content.hex()}
     kept = {name: entry for name, entry in value.items() if entry not in ("", 0, (), None)}
     return json.dumps({"type": kind, **kept}, ensure_ascii=True).encode("ascii") + b"\n"
-
-
-def _known_rows(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArray[np.int64]:
-    """(R,) the row of a known field that is the same item; -1 if none was found."""
-    number = {name: position for position, name in enumerate(catalog.shards)}
-    shard = np.array([number.get(name, -1) for name in known.shards], dtype=np.int32)[np.asarray(known.shard)]
-    entry = np.asarray(known.entry)
-    theirs: list[NDArray[Any]] = [shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)]
-    mine: list[NDArray[Any]] = [rows.shard, rows.offset, rows.start]
-    count, others = len(rows.shard), len(entry)
-    found = np.full(count, -1, dtype=np.int64)
-    front = _alike(theirs, mine)
-    back = min(_alike([one[::-1] for one in theirs], [one[::-1] for one in mine]), min(count, others) - front)
-    found[:front], found[count - back :] = np.arange(front), np.arange(others - back, others)
-    theirs = [one[front : others - back] for one in theirs]
-    mine = [one[front : count - back] for one in mine]
-    if not len(theirs[0]) or not len(mine[0]):
-        return found
-    mixed = _mixed(*theirs)
-    order = np.argsort(mixed, kind="stable")
-    at = order[np.minimum(np.searchsorted(mixed[order], _mixed(*mine)), len(order) - 1)]
-    same = np.logical_and.reduce([one[at] == other for one, other in zip(theirs, mine, strict=True)])
-    found[front : count - back] = np.where(same, front + at, -1)
-    return found
-
-
-def _alike(some: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -> int:
-    """Number of rows from the first on that are the same in all columns."""
-    least = min(len(some[0]), len(others[0]))
-    same = np.logical_and.reduce([one[:least] == other[:least] for one, other in zip(some, others, strict=True)])
-    return least if same.all() else int(np.argmin(same))
 
 
 def _mixed(shard: NDArray[Any], offset: NDArray[Any], start: NDArray[Any]) -> NDArray[np.uint64]:

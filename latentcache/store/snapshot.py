@@ -43,7 +43,7 @@ MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.
 ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
 ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "start": "u4", "length": "u4"}
 #: Rows that are compared at a time.
-_SLICE = 1 << 20
+_SLICE = 1 << 17
 #: Where an entry is: its key, the byte at which its payload begins, and the bytes of its head.
 PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])
 
@@ -127,25 +127,45 @@ class FieldRows(FieldColumns):
 
     def holds(self, plan: FieldPlan, samples: SampleTable) -> bool:
         """True if these rows are exactly the items of a plan of these samples by the same recipe."""
-        kind, recipe = self.kind, self.recipe
-        if kind is None or recipe is None or len(plan.sample) != len(self):
+        every = np.arange(len(self.samples))
+        if len(plan.sample) != len(self) or len(samples) != len(every):
             return False
-        content = kind.content(samples)
-        position = {group: number for number, group in enumerate(self.groups)}
-        group = np.array([position.get(one, -1) for one in plan.groups], dtype=np.int32)[plan.group]
-        columns = ((plan.sample, self.sample), (plan.variant, self.variant), (group, self.group))
+        return bool(np.array_equal(self.rows_of(plan, samples, every), np.arange(len(self))))
 
-        def same(part: slice) -> bool:
-            if not all(np.array_equal(mine[part], theirs[part]) for mine, theirs in columns):
-                return False
-            if self.packing != "block":
-                return np.array_equal(kind.plan_keys(plan, content, recipe, part), self.key[self.entry[part]])
-            # The rest of a key is that of the group and the recipe.
-            return samples is self.samples or np.array_equal(
-                content[plan.sample[part]], self._content(self.sample[part])
-            )
+    def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(P,) the row of each item of a plan by the same recipe, found at its sample; -1: it is not there.
 
-        return all(same(slice(start, start + _SLICE)) for start in range(0, len(self), _SLICE))
+        Args:
+            plan: Of the samples, in their order.
+            samples: Of now.
+            sample_rows: (S,) the row of each in the sample table of this snapshot; -1: it has none.
+        """
+        found, kind = np.full(len(plan.sample), -1, dtype=np.int64), self.kind
+        if kind is None or not len(self):
+            return found
+        content, mine = kind.content(samples), np.asarray(self.sample)
+        numbers = {group: number for number, group in enumerate(self.groups)}
+        group_of = np.array([numbers.get(one, -1) for one in plan.groups], dtype=np.int32)
+        single = len(self) == len(self.samples) and bool((np.diff(mine) > 0).all())  # every sample has one row
+        first = None if single else np.searchsorted(mine, np.arange(len(self.samples))).astype(np.int32)
+        for start in range(0, len(found), _SLICE):
+            part = slice(start, min(start + _SLICE, len(found)))
+            sample = plan.sample[part]
+            rows = sample_rows[sample]
+            known = rows >= 0
+            if first is not None:
+                begin = int(np.searchsorted(plan.sample, sample[0]))
+                starts = np.searchsorted(plan.sample[begin : part.stop], sample) + begin
+                rows = np.where(known, first[rows] + np.arange(part.start, part.stop) - starts, 0)
+            at = np.flatnonzero(known & (rows >= 0) & (rows < len(self)))
+            rows = rows[at]
+            same = mine[rows] == sample_rows[sample[at]]
+            same &= self.group[rows] == group_of[plan.group[part][at]]
+            same &= self.variant[rows] == plan.variant[part][at]
+            stored = self._content(mine[rows]) if self.packing == "block" else self.key.content[self.entry[rows]]
+            same &= (stored == content[sample[at]]).all(axis=1)
+            found[start + at[same]] = rows[same]
+        return found
 
     def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
         """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""

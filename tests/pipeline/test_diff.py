@@ -45,6 +45,8 @@ def table(seeds, *, sizes=(64, 64), bytes_=None):
 class FakeCatalog:
     """Some committed keys."""
 
+    shards = ("one",)
+
     def __init__(self, keys=()):
         self._keys = np.array(keys, dtype=np.uint8).reshape(-1, 32)
         self._place = {key.tobytes(): place for place, key in enumerate(self._keys)}
@@ -55,8 +57,8 @@ class FakeCatalog:
     def find(self, keys):
         return np.array([self._place.get(key.tobytes(), -1) for key in keys], dtype=np.int64)
 
-    def keys(self, place):
-        return self._keys[place]
+    def count(self, kind, recipe):
+        return sum(key[0] == kind and key.tobytes().endswith(recipe) for key in self._keys)
 
 
 def keys_of(samples, one):

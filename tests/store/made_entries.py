@@ -16,7 +16,7 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
+from latentcache.store.publish import NewSnapshot, known_rows, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
 
@@ -150,8 +150,11 @@ def samples_of(numbers):
     )
 
 
-def new_field_of(catalog, name, numbers, **more):
-    count = len(numbers)
+def new_field_of(catalog, name, numbers, known=None):
+    count, place = len(numbers), catalog.find(keys_of(items_of(name, numbers)))
+    if known is not None:
+        rows = known_rows(catalog, place, known)
+        place = np.where(rows >= 0, rows, place + len(known))
     return new_field(
         catalog,
         kind=KINDS[name],
@@ -160,8 +163,8 @@ def new_field_of(catalog, name, numbers, **more):
         sample=np.arange(count),
         group=np.array([group_of(name, number) for number in numbers], dtype=np.int32),
         variant=np.zeros(count, dtype=np.uint8),
-        place=catalog.find(keys_of(items_of(name, numbers))),
-        **more,
+        place=place,
+        known=known,
     )
 
 

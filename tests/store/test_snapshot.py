@@ -26,7 +26,6 @@ from made_entries import (
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, DiskFullError
 from latentcache.store import atomic_io
 from latentcache.store import columns as columns_module
-from latentcache.store import publish as publish_module
 from latentcache.store import snapshot as snapshot_module
 from latentcache.store.atomic_io import make_folder, write_json
 from latentcache.store.catalog import load_catalog
@@ -144,16 +143,16 @@ def test_a_kind_of_another_number_is_not_taken_for_it(paths, monkeypatch):
 @pytest.mark.parametrize("fail_at", range(1, 5))
 def test_a_disk_that_fails_leaves_the_old_snapshot(paths, monkeypatch, fail_at):
     """Columns, rejected, manifest, CURRENT: each of the four writes fails once."""
-    calls, real = [], atomic_io.write_atomically
+    calls, real = [], atomic_io.replacing
 
-    def failing(path, data):
+    def failing(path):
         calls.append(path)
         if len(calls) == fail_at:
             raise DiskFullError("the disk is full")
-        real(path, data)
+        return real(path)
 
-    for module in (publish_module, columns_module):
-        monkeypatch.setattr(module, "write_atomically", failing)
+    for module in (atomic_io, columns_module):
+        monkeypatch.setattr(module, "replacing", failing)
     with pytest.raises(DiskFullError):
         publish(paths, range(5))
     monkeypatch.undo()
