@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--records", type=int, default=20_000)
+    parser.add_argument("--text", type=int, default=97, help="records have up to that many times 15 characters")
     parser.add_argument("--only", default="", metavar="WORD", help="only works with this word in their name")
     parser.add_argument("--profile", default="\n", metavar="WORD", help="profile these once more at the end")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -162,7 +163,7 @@ def main() -> None:
 def compare(folder: Path, given: argparse.Namespace) -> dict[str, list[list[list[float]]]]:
     """Work -> (wall, processor) seconds of each round, of the old version and of the new one."""
     module("make_images").make_images(folder / "images", given.images, side=400)
-    lines = (json.dumps({"text": f"{n}: " + "a line of text " * (n % 97)}) for n in range(given.records))
+    lines = (json.dumps({"text": f"{n}: " + "a line of text " * (n % given.text)}) for n in range(given.records))
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     here, pair = Path(__file__).resolve(), []
     for number, python, checkout in (("1", given.old[1], given.old[0]), ("2", sys.executable, here.parents[1])):

@@ -52,24 +52,32 @@ class StubTokenizer:
         return [self._document(record) for record in records]
 
     def _document(self, record: Record) -> Made:
+        recipe, everything = self.recipe, self.recipe.loss == "all"
         if record.messages is None:
-            ids = [*[_BOS] * self.recipe.add_bos, *(record.text or "").encode(), *[_EOS] * self.recipe.add_eos]
-            prompt = (record.text or "")[: record.begin if self.recipe.loss != "all" else 0].encode()
-            first = len(prompt) + self.recipe.add_bos if prompt else 0
-            spans = [(first, len(ids) - first)] if len(ids) > first else []
+            text = record.text or ""
+            ids = chr(_BOS) * recipe.add_bos + _bytes(text) + chr(_EOS) * recipe.add_eos
+            begin = 0 if everything else record.begin
+            first = len(_bytes(text[:begin])) + recipe.add_bos if begin else 0
+            spans = [(first, len(ids) - first)]
         else:
-            ids, spans = _turns(record.messages, self.recipe.loss == "all")
-        columns = {"spans": np.array(spans, dtype=np.uint32).reshape(-1, 2), "control": 0, "not_rendered": 0}
-        return Made(array=np.array(ids, dtype=self.recipe.dtype), columns=columns)
+            ids, spans = _turns(record.messages)
+            spans = [(0, len(ids))] if everything else spans
+        columns = {"spans": np.array(spans if ids else [], dtype=np.uint32).reshape(-1, 2)}
+        array = np.frombuffer(ids.encode("utf-16-le"), dtype="<u2").astype(recipe.dtype, copy=False)
+        return Made(array=array, columns={**columns, "control": 0, "not_rendered": 0})
 
 
-def _turns(messages: Sequence[Message], everything: bool) -> tuple[list[int], list[tuple[int, int]]]:
+def _bytes(text: str) -> str:
+    """One character for each byte of UTF-8: ids are characters until all are there, which numpy then has at once."""
+    return text.encode().decode("latin-1")
+
+
+def _turns(messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
     """Ids of a conversation, and its loss spans."""
-    ids: list[int] = []
-    spans = []
+    ids, spans = "", []
     for message in messages:
-        content = message.content.encode()
-        ids += [_TURN, *f"{message.role}\n".encode(), *content, _END]
+        content = _bytes(message.content)
+        ids += chr(_TURN) + _bytes(f"{message.role}\n") + content + chr(_END)
         if message.learned:
             spans.append((len(ids) - len(content) - 1, len(content) + 1))
-    return ids, [(0, len(ids))] if everything and ids else spans
+    return ids, spans
