@@ -11,7 +11,6 @@ import subprocess
 import pytest
 from small_cache import SMALL, as_nobody, counts, draw
 
-from latentcache.store.lock import builder_lock
 from latentcache.store.snapshot import open_snapshot
 
 IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff .webm .webp"
@@ -145,21 +144,6 @@ def test_a_cache_of_a_newer_format(run, cache, data):
                 "upgrade with `pip install -U latentcache`, or build into another folder with --out",
             ),
         )
-
-
-def test_a_second_build_names_the_holder_at_once(run, cache, data):
-    with builder_lock(cache / "builder.lock"):
-        done = run("build", data, "--out", cache, "--json")
-    since = done.error["holder"]["since"]
-    host = done.error["holder"]["host"]
-    assert (done.status, done.error["holder"]["pid"]) == (3, os.getpid())
-    assert {name: text for name, text in done.error.items() if name != "holder"} == error(
-        "locked",
-        f"another build holds this cache: process {os.getpid()} on {host}",
-        str(cache / "builder.lock"),
-        f"it has been running since {since}",
-        "wait until it ends; it is safe to run this command again then",
-    )
 
 
 def test_a_path_to_no_model(rejected, one):

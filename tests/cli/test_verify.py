@@ -6,18 +6,12 @@ from small_cache import SMALL, build, damage_payload, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
 
-KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "mode", "snapshot", "counts", "items", "building", "samples",
-    "complete", "elapsed_s", "repair", "checked", "not_looked_at", "not_compared", "confidence", "recipe_diff",
-    "recipe_ids", "reencoded", "allow_failed", "part",
-}  # fmt: skip
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 
 
-def test_the_keys_of_the_object(run, shared):
+def test_the_object(run, shared):
     cache = shared[1]
     value = run("verify", cache, "--json").json
-    assert set(value) == KEYS
     assert set(value["counts"]) == {*CATEGORIES, "unreferenced"}
     assert value["not_compared"] == ["encoder"]
     assert (value["mode"], value["snapshot"], value["counts"]["ok"]) == ("fast", 1, 4)

@@ -67,12 +67,12 @@ def commands_are_put_together_once(replace=setattr):
     replace(typer.main, "get_command", functools.cache(typer.main.get_command))
 
 
-def start(*words, armed="", **options):
-    """A process of the command line with a failpoint; its output is piped."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: armed}
+def start(*words, armed="", variables=None, **options):
+    """A process of the command line with a failpoint and variables of its environment; its output is piped."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: armed, **(variables or {})}
     command = [sys.executable, "-m", "latentcache", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    return subprocess.Popen(command, env=environment, **pipes, **options)
+    return subprocess.Popen(command, env=environment, **pipes | options)
 
 
 def finished(process, timeout=60):
@@ -100,9 +100,8 @@ def look(*words):
 
 def start_followed(cache, *words):
     """A build with ``--stream`` in a process of its own, stopped (SIGSTOP) before its second commit."""
-    command = [sys.executable, "-m", "latentcache", "build", *map(str, words), "--out", str(cache), "--stream"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: "before-put:2:stop"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start("build", *words, "--out", cache, "--stream", armed="before-put:2:stop", **quiet)
     wait_until_stopped(process)
     assert (CachePaths(cache).pending / "manifest.json").exists()
     return process

@@ -1,15 +1,12 @@
 """The kinds of this package and one from outside, with data and commands for each: what a guarantee is shown for."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT, finished, look, noise
+from commands import ROOT, finished, look, noise, start
 from made_videos import write_video
 
 from latentcache import open_cache
@@ -101,20 +98,12 @@ class Kind:
         """A slow build in a process of its own, with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms
         words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
-        return begin(
+        return start(
             *words, "--json", "--quiet", variables={"DELAY_MS": str(delay_ms), **(variables or {})}, **options
         )
 
     def finish(self, data, cache, *more, timeout=60, **options):
         return finished(self.start(data, cache, *more, **options), timeout)
-
-
-def begin(*words, variables=None, **options):
-    """A process of the command line, with variables of its environment."""
-    command = [sys.executable, "-m", "latentcache", *map(str, words)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    environment = os.environ | {"PYTHONPATH": str(ROOT), **(variables or {})}
-    return subprocess.Popen(command, env=environment, **pipes, **options)
 
 
 SMALL = "--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2"

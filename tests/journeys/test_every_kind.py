@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import acknowledged, finished, look, state_of, wait_for
-from kinds import BLOCK, KINDS, UNIT, begin, forget_kinds, num_entries, stored
+from commands import acknowledged, finished, look, start, state_of, wait_for
+from kinds import BLOCK, KINDS, UNIT, forget_kinds, num_entries, stored
 from small_cache import damage_payload
 from test_worker_processes import is_running, workers_of
 
@@ -333,7 +333,7 @@ def test_a_recipe_id_is_the_same_in_another_process(kind, few, tmp_path):
     mine = open_snapshot(cache).fields[kind.field].recipe_id.hex()
     for seed in ("1", "77"):
         words = (*kind.build_words(data, tmp_path / seed), "--dry-run", "--json")
-        done = finished(begin(*words, variables={"PYTHONHASHSEED": seed, "HF_HOME": str(tmp_path / "hub")}))
+        done = finished(start(*words, variables={"PYTHONHASHSEED": seed, "HF_HOME": str(tmp_path / "hub")}))
         assert done.json["fields"][kind.field]["recipe_id"] == mine
 
 

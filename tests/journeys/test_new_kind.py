@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-from commands import ROOT, finished, look
-from kinds import KINDS, TOY, begin, forget_kinds, stored
+from commands import ROOT, finished, look, start
+from kinds import KINDS, TOY, forget_kinds, stored
 from small_cache import damage_payload
 
 from latentcache import open_cache
@@ -46,7 +46,7 @@ def cache(data, tmp_path):
 
 def command(*words, variables=None, timeout=60):
     """A command in a process of its own."""
-    return finished(begin(*words, "--json", variables={"LATENTCACHE_FIELDS": "", **(variables or {})}), timeout)
+    return finished(start(*words, "--json", variables={"LATENTCACHE_FIELDS": "", **(variables or {})}), timeout)
 
 
 def ok(cache, *more):

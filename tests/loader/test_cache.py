@@ -13,7 +13,6 @@ import pytest
 import torch
 from made_caches import chats, documents, flip_byte, images, opened, recipe, texts
 
-import latentcache
 from latentcache import Cache, combine, open_cache
 from latentcache.errors import CacheIncompleteError, CacheNotFoundError, CorruptEntryError, UsageError
 
@@ -52,16 +51,6 @@ def test_caches_are_equal_if_they_serve_the_same(four):
     assert len({one, other, one.read(scaled=False)}) == 2
     assert one != one.split(0.5)[0]
     assert one != "four"
-
-
-def test_public_names_are_few_and_importing_is_lazy():
-    assert len(latentcache.__all__) <= 12
-    for name in latentcache.__all__:
-        assert getattr(latentcache, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'open_tokens'"):
-        _ = latentcache.open_tokens
-    code = "import latentcache, sys; print([m for m in ('torch', 'numpy', 'lmdb') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_reading_needs_no_model_library(four):

@@ -86,12 +86,6 @@ def test_an_epoch_arrives_as_it_would_without(many, prefetch, format):
         assert all(torch.equal(value, other[name]) for name, value in one.items() if torch.is_tensor(value))
 
 
-def test_batches_under_way_are_not_progress(many):
-    loader = late(many.loader(batch_size=1, prefetch=2))
-    next(iter(loader))
-    assert loader.remaining() == len(loader) - 1
-
-
 def test_workers_are_refused_with_the_reason(many):
     loader = late(many.loader(batch_size=1))
     batches = DataLoader(

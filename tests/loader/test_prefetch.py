@@ -175,15 +175,6 @@ def test_the_thread_ends_when_the_caller_leaves(leave):
     assert len(made) <= 6
 
 
-def test_the_thread_ends_when_a_loop_is_left():
-    for number in ahead(int, range(10**6), 2):
-        time.sleep(0.003)
-        if number > 3:
-            break
-    assert running()
-    wait_until(lambda: not running())
-
-
 def continue_in_child(iterator, results):
     results.put((len(running()), list(iterator)))
 

@@ -89,11 +89,6 @@ def test_parts_and_copies_keep_their_repeats(cache):
     assert served(cache.repeated(2).loader(batch_size=1)) == {name: 2 * times for name, times in NAMED.items()}
 
 
-def test_a_sample_in_two_sizes_is_repeated_in_both(tmp_path):
-    cache = opened(images(tmp_path / "c", SHAPES, resolutions=2, repeats=[2, 1, 3]))
-    assert served(cache.loader(batch_size=1)) == {"00.png": 4, "01.png": 2, "02.png": 6}
-
-
 def test_a_sample_that_lacks_a_field_counts_once_as_excluded(tmp_path):
     cache = opened(images(tmp_path / "c", SHAPES, edges=[5, None, 7], repeats=[2, 4, 3]))
     assert (cache.excluded, len(cache)) == (1, 5)

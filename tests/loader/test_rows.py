@@ -117,14 +117,6 @@ def test_several_lengths(fifty):
     assert len(ids) == 50
 
 
-def test_an_epoch_uses_memory_again(fifty):
-    loader = fifty[1].rows(pad=64).loader(batch_size=2, prefetch=0)
-    for _ in loader:
-        pass
-    assert loader._reader._rows.pool.fresh <= 3
-    assert loader._reader._rows.scratch.fresh <= 2
-
-
 def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
     view = fifty[1].rows(pad=64)
     tokens = trainable = 0

@@ -6,7 +6,7 @@ from described_models import described_model
 
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
-from latentcache.encoders.vae.producer import checked_noise, open_encoder
+from latentcache.encoders.vae.producer import checked_noise
 from latentcache.errors import UnsupportedModelError
 
 WITHOUT = ["AutoencoderTiny", "AutoencoderDC"]
@@ -46,11 +46,3 @@ def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):
     with pytest.raises(UnsupportedModelError, match="AutoencoderKLCosmos has no posterior") as caught:
         checked_noise(encoder)
     assert "gives IdentityDistribution, without mean and logvar" in caught.value.why
-
-
-@pytest.mark.parametrize(("posterior", "channels"), [("mode", 4), ("moments", 8)])
-def test_what_an_encoder_gives_is_what_is_stored(posterior, channels, images):
-    encoder = open_encoder(described_model("stub", latents=posterior))
-    assert encoder.spec.stored_channels == channels
-    assert encoder.encode(images).latents.shape[1] == channels
-    checked_noise(encoder)
