@@ -313,42 +313,38 @@ class Latents(FieldKind):
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
         assert isinstance(recipe, LatentsRecipe)
-        size = samples.columns["original_size"].astype(np.int64)
+        size, geometry = samples.columns["original_size"].astype(np.int64), recipe.geometry
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
         frames, unfit = self.frames(samples, known, recipe)
-        known = known[frames > 0]
-        distinct, which = np.unique(size[known, 0] << 32 | size[known, 1], return_inverse=True)
-        sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
-        tables = recipe.geometry.tables()
-        found = [_buckets_of(one, tables, recipe.geometry) for one in sizes]
-        pairs, pair = np.unique(which * _LENGTHS + frames[frames > 0], return_inverse=True)
+        known, frames = known[frames > 0], frames[frames > 0]
+        placed = _Placed(samples, known, size[known], geometry)
+        pairs, pair = np.unique(placed.which * _LENGTHS + frames, return_inverse=True)
         dims = [
-            [(value % _LENGTHS, bucket.height, bucket.width) for bucket in found[value // _LENGTHS][0]]
+            [(value % _LENGTHS, bucket.height, bucket.width) for bucket in placed.buckets[value // _LENGTHS]]
             for value in pairs.tolist()
         ]
         used = sorted({one for each in dims for one in each}, key=lambda one: (-math.prod(one), one[2], one[0]))
         number = {one: position for position, one in enumerate(used)}
         sample, group = _spread(known, pair, [sorted(number[one] for one in each) for each in dims])
-        buckets = [Size(*one[1:]) for one in used]
-        variants, where = recipe.geometry.variants, self._steps(samples, sample, group, buckets, recipe)
-        costs = np.array([math.prod(one) for one in used], dtype=np.int64)
-        variant = (where[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
+        shapes = np.array(used, dtype=np.int64).reshape(-1, 3)
+        step = np.zeros(len(sample), dtype=np.int64)
+        if geometry.crop == "focus":
+            step = focus_steps(size[sample], shapes[group, 1:], focus_of(samples)[sample])
+        variants = geometry.variants
+        variant = (step[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
-        groups = tuple(recipe.group(bucket, one[0]) for bucket, one in zip(buckets, used, strict=True))
+        notes: list[Rejected] = [] if self.follows else placed.upscaled()
+        if not self.follows and geometry.crop == "focus":
+            notes += without_focus(samples, known, self.name)
         return FieldPlan(
             sample=sample,
             group=group,
             variant=variant,
-            cost=costs[group] if len(used) else np.zeros(0, dtype=np.int64),
-            groups=groups,
-            rejected=(*unfit, *_rejected(samples, known, which, sizes, found)),
-            notes=()
-            if self.follows
-            else (
-                *_upscaled(samples, known, which, sizes, found),
-                *(without_focus(samples, known, self.name) if recipe.geometry.crop == "focus" else ()),
-            ),
+            cost=shapes.prod(axis=1)[group],
+            groups=tuple(recipe.group(Size(*one[1:]), one[0]) for one in used),
+            rejected=(*unfit, *placed.rejected()),
+            notes=tuple(notes),
         )
 
     def frames(
@@ -356,21 +352,6 @@ class Latents(FieldKind):
     ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
         """As :func:`clip_frames`."""
         return clip_frames(samples, rows, None if self.follows else recipe.geometry.clips, self.name)
-
-    def _steps(
-        self,
-        samples: SampleTable,
-        sample: NDArray[np.int32],
-        group: NDArray[np.int32],
-        used: Sequence[Size],
-        recipe: LatentsRecipe,
-    ) -> NDArray[np.int64]:
-        """(n,) step of the focus crop of each sample in its bucket; zeros if crops have another rule."""
-        if recipe.geometry.crop != "focus":
-            return np.zeros(len(sample), dtype=np.int64)
-        size = np.asarray(samples.columns["original_size"])[sample].astype(np.int64)
-        bucket = np.array([(one.height, one.width) for one in used], dtype=np.int64).reshape(-1, 2)[group]
-        return focus_steps(size, bucket, focus_of(samples)[sample])
 
     def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and crops outside the resized image."""
@@ -483,6 +464,58 @@ def _chosen(geometry: GeometrySettings) -> str:
     return f"{crop}{flips}{upscale}{f', {geometry.min_pixels} pixels or more' if geometry.min_pixels else ''}"
 
 
+class _Placed:
+    """The buckets of images; each distinct size is placed once.
+
+    Args:
+        samples: All of them.
+        known: (n,) rows of the images.
+        size: (n, 2) their height and width.
+        geometry: Of the recipe.
+    """
+
+    def __init__(
+        self, samples: SampleTable, known: NDArray[np.intp], size: NDArray[np.int64], geometry: GeometrySettings
+    ) -> None:
+        distinct, which = np.unique(size[:, 0] << 32 | size[:, 1], return_inverse=True)
+        self._samples, self._known, tables = samples, known, geometry.tables()
+        self.which = which
+        """(n,) number of the size of each image."""
+        self._sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
+        found = [_buckets_of(one, tables, geometry) for one in self._sizes]
+        self.buckets = [buckets for buckets, _ in found]
+        """Of each size."""
+        self._reasons = [reason for _, reason in found]
+
+    def upscaled(self) -> list[Rejected]:
+        """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
+        factors = [
+            max((enlarged(size, bucket) for bucket in buckets), default=0.0)
+            for size, buckets in zip(self._sizes, self.buckets, strict=True)
+        ]
+        rows = self._known[np.isin(self.which, [n for n, factor in enumerate(factors) if factor > 1])]
+        if not len(rows):
+            return []
+        most = max(range(len(factors)), key=lambda number: factors[number])
+        size, worst = self._sizes[most], int(self._known[(self.which == most).argmax()])
+        bucket = max(self.buckets[most], key=lambda one: enlarged(size, one))
+        detail = (
+            f"{len(rows)} image{'s are' if len(rows) > 1 else ' is'} enlarged, {factors[most]:.3g} times at most:"
+            f" {self._samples.names[worst]} from {size} to cover {bucket} pixels"
+        )
+        hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
+        return [self._samples.note(rows, "latents", "upscaled", detail=detail, hint=hint)]
+
+    def rejected(self) -> list[tuple[int, Rejected]]:
+        """Images that have no bucket."""
+        without = np.isin(self.which, [n for n, reason in enumerate(self._reasons) if reason])
+        found = []
+        for row, number in zip(self._known[without].tolist(), self.which[without].tolist(), strict=True):
+            detail = f"{self._sizes[number]} pixels (height x width)"
+            found.append((row, self._samples.note([row], "latents", self._reasons[number], detail=detail)))
+        return found
+
+
 def _buckets_of(
     size: Size, tables: Sequence[BucketTable], geometry: GeometrySettings
 ) -> tuple[tuple[Size, ...], str]:
@@ -505,46 +538,3 @@ def _spread(
     first = (np.cumsum(counts) - counts)[which] if len(counts) else each
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     return np.repeat(samples, each).astype(np.int32), flat[np.repeat(first, each) + within]
-
-
-def _upscaled(
-    samples: SampleTable,
-    known: NDArray[np.intp],
-    which: NDArray[np.intp],
-    sizes: Sequence[Size],
-    found: Sequence[tuple[tuple[Size, ...], str]],
-) -> list[Rejected]:
-    """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
-    factors = [
-        max((enlarged(size, one) for one in buckets), default=0.0)
-        for size, (buckets, _) in zip(sizes, found, strict=True)
-    ]
-    more = np.array([factor > 1 for factor in factors], dtype=np.bool_)
-    rows = np.flatnonzero(more[which] if len(more) else which)
-    if not len(rows):
-        return []
-    most = max(range(len(sizes)), key=lambda number: factors[number])
-    worst = int(known[np.flatnonzero(which == most)[0]])
-    bucket = max(found[most][0], key=lambda one: enlarged(sizes[most], one))
-    detail = (
-        f"{len(rows)} image{'s are' if len(rows) > 1 else ' is'} enlarged, {factors[most]:.3g} times at most:"
-        f" {samples.names[worst]} from {sizes[most]} to cover {bucket} pixels"
-    )
-    hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
-    return [samples.note(known[rows], "latents", "upscaled", detail=detail, hint=hint)]
-
-
-def _rejected(
-    samples: SampleTable,
-    known: NDArray[np.intp],
-    which: NDArray[np.intp],
-    sizes: Sequence[Size],
-    found: Sequence[tuple[tuple[Size, ...], str]],
-) -> list[tuple[int, Rejected]]:
-    reasons = np.array([bool(reason) for _, reason in found], dtype=np.bool_)
-    rejected = []
-    for place_of in np.flatnonzero(reasons[which] if len(reasons) else which).tolist():
-        row, size = int(known[place_of]), int(which[place_of])
-        detail = f"{sizes[size]} pixels (height x width)"
-        rejected.append((row, samples.note([row], "latents", found[size][1], detail=detail)))
-    return rejected

@@ -1,5 +1,4 @@
 import json
-import time
 from dataclasses import fields, replace
 
 import numpy as np
@@ -248,16 +247,6 @@ def test_several_crops_must_be_random(settings):
     assert caught.value.fix == "--crop random --crop-variants 2"
     with pytest.raises(UsageError, match="must be 1 to 128"):
         LatentsSettings(crop="random", crop_variants=129)
-
-
-def test_a_million_samples_of_few_sizes_are_planned_in_seconds():
-    sizes = np.random.default_rng(0).integers(256, 356, (1_000_000, 2)).astype(np.uint32)
-    image = Input(content=np.zeros((len(sizes), 16), np.uint8), file=np.zeros(len(sizes), np.int32))
-    names = Strings(np.full(len(sizes), ord("a"), np.uint8), np.arange(1, len(sizes) + 1))
-    samples = replace(table([]), names=names, inputs={"image": image}, columns={"original_size": sizes})
-    began = time.process_time()
-    assert len(KIND.plan(samples, RECIPE).sample) == len(sizes)
-    assert time.process_time() - began < 8
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,3 @@ def test_a_bucket_off_the_grid_is_rejected_with_one_that_works(height, width, mu
         explicit_table([size], multiple=multiple)
     offered = Size(*map(int, caught.value.fix.rsplit(" ", 1)[-1].split("x")))
     assert explicit_table([offered], multiple=multiple).sizes == (offered,)
-
-
-@given(st.integers(8, 4096), st.sampled_from([8, 16, 32, 64]))
-def test_a_table_always_has_a_square_bucket(resolution: int, multiple: int) -> None:
-    if resolution < multiple:
-        return
-    square = resolution // multiple * multiple
-    assert Size(square, square) in bucket_table(resolution=resolution, multiple=multiple).sizes

@@ -64,20 +64,10 @@ def _hunyuan(part: Any) -> Forward:
     return _flat(part.conv, weight, spatial=part.time_causal_padding[:4], mode=part.pad_mode)
 
 
-def _cogvideox(part: Any) -> Forward:
-    """CogVideoX and Mochi: the first frame again in time, the edge or zeros around it; a cache for the next clip."""
-    replicate = part.pad_mode == "replicate"
-    convolve = _flat(
-        part.conv, _sum, spatial=part.time_causal_padding[:4], mode="replicate" if replicate else "constant"
-    )
-    return lambda inputs, conv_cache=None: (convolve(inputs), None)
-
-
 _RULES: dict[str, Callable[[Any], Forward]] = {
     "WanCausalConv3d": _zero_padded,
     "QwenImageCausalConv3d": _zero_padded,
     "HunyuanVideoCausalConv3d": _hunyuan,
-    "CogVideoXCausalConv3d": _cogvideox,
 }
 
 

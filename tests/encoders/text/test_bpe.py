@@ -57,14 +57,6 @@ def test_ids_and_spans_are_the_reference_s(kind, text, data):
     assert ids.dtype == np.uint16
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_real_text_gives_the_same_ids(kind):
-    reference, fast = engines(kind)
-    some = [text for text in texts()[::5] if fast.takes(text)]
-    assert len(some) > 50
-    assert [ids_of(reference, text) for text in some] == [ids_of(fast, text) for text in some]
-
-
 def test_a_text_that_is_not_in_normal_form_is_left_to_the_reference():
     _, fast = engines("qwen2")
     assert fast.takes("é")

@@ -50,18 +50,6 @@ def test_without_tiktoken_the_reference_does_all_and_says_what_to_install(refere
     assert "latentcache[tokens]" in checked
 
 
-def test_no_more_than_a_megabyte_is_looked_at(reference):
-    taken = []
-
-    def records():
-        for number in range(100):
-            taken.append(number)
-            yield text_record("a", number, "word " * 20_000)
-
-    assert not isinstance(fast_tokenizer(reference, records()), str)
-    assert len(taken) == 11
-
-
 def test_a_record_of_more_than_a_megabyte_is_not_tried_with_the_reference(reference, monkeypatch):
     """It would hold hundreds of bytes a character, in the process that builds."""
     lengths = []

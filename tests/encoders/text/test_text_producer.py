@@ -62,15 +62,3 @@ def test_much_text_goes_through_the_fast_engine_if_that_is_right(tmp_path, monke
     (again,) = made(opened(described_tokenizer(folder)), text_record("a", 1, "some words"))
     assert found.array.tolist() == again.array.tolist()
     assert warnings == []
-
-
-def test_a_tokenizer_without_a_fast_engine_says_so_once(tmp_path):
-    from made_tokenizers import unigram
-
-    folder = save(unigram(), tmp_path, roles={"eos_token": "</s>", "unk_token": "<unk>"})
-    warnings = []
-    tokens = opened(described_tokenizer(folder), cost=1 << 40, warn=warnings.append)
-    for _ in range(2):
-        made(tokens, text_record("a", 1, "some words"))
-    assert len(warnings) == 1
-    assert "Unigram" in warnings[0]

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -196,33 +193,6 @@ def test_blanks_beside_a_special_token_are_taken_as_the_tokenizer_does(tmp_path)
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], return_dict=True
     )
     assert document.array.tolist() == wanted["input_ids"]
-
-
-def test_a_fork_after_tokenizing_says_nothing(folder):
-    code = (
-        "import os, sys\n"
-        "from latentcache.encoders.text.describe import describe_tokenizer\n"
-        "from latentcache.fields.input_ids import InputIdsSettings\n"
-        "from latentcache.encoders.text.producer import open_tokenizer\n"
-        "from latentcache.sources.records import text_record\n"
-        "found = describe_tokenizer(InputIdsSettings(tokenizer=sys.argv[1]))\n"
-        "tokenizer = open_tokenizer(found.producer, found.recipe)\n"
-        "records = [text_record('a', n, 'words') for n in range(99)]\n"
-        "tokenizer.tokenize(records)\n"
-        "pid = os.fork()\n"
-        "tokenizer.tokenize(records)\n"
-        "pid and os.waitpid(pid, 0)\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert "parallelism" not in done.stderr
 
 
 @given(st.lists(st.integers(0, 4), max_size=12), st.lists(st.integers(0, 30), max_size=6))

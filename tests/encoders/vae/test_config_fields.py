@@ -1,7 +1,6 @@
 """Numbers of published models from their configurations, and what is identity and what is not."""
 
 import pytest
-from hypothesis import strategies as st
 
 from latentcache.encoders.vae.config_fields import config_hash, normalization_of, shape_of
 from latentcache.encoders.vae.families import FAMILIES, GENERIC, family_of
@@ -99,6 +98,3 @@ def test_every_encode_field_is_identity(family):
     config = {"_class_name": family.name}
     for field in family.encode or {"norm_eps": 0}:
         assert config_hash(family, config) != config_hash(family, config | {field: "other"}), field
-
-
-FIELDS = st.dictionaries(st.sampled_from("abcd"), st.floats() | st.integers() | st.lists(st.booleans(), max_size=2))

@@ -12,7 +12,7 @@ from made_weights import edit, rewrite
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders import weights
-from latentcache.encoders.vae.describe import ModelDescription, describe
+from latentcache.encoders.vae.describe import describe
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import Cached, DescribeContext
@@ -265,10 +265,3 @@ def test_a_check_of_the_encoder_finds_other_weights_and_lost_ones(copied):
     with pytest.raises(ModelNotFoundError, match="no such file") as caught:
         described(cached=again(first), check=True, check_encoder=True)
     assert caught.value.fix == "give its present place with --model; without --reencode a check needs no model"
-
-
-def test_a_description_travels_as_json(tiny):
-    for model in ("demo", "stub:delay_ms=3", str(tiny("AutoencoderKLFlux2"))):
-        made = described_model(model)
-        read = ModelDescription.from_json(json.loads(json.dumps(made.as_json())), made.spec)
-        assert read == replace(made, memo=None, frame_step=0)
