@@ -7,9 +7,11 @@ Cost: ``nearest`` is a binary search over aspect ratios compared as integers, ab
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial, reduce
 from math import isqrt
 
 from latentcache.errors import RecipeError
@@ -36,14 +38,18 @@ class BucketTable:
     """Pixels of a smaller bucket at most."""
     longest: int = 0
     """Longest side of a smaller bucket."""
-    _distinct: tuple[Size, ...] = field(init=False, repr=False, compare=False)
+    _largest: tuple[Size, ...] = field(init=False, repr=False, compare=False)
+    """Of each aspect ratio."""
+    _aspects: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.sizes:
             raise RecipeError("a bucket table needs at least one bucket", fix="give --resolution or --bucket")
-        ordered = _canonical(self.sizes)
-        object.__setattr__(self, "sizes", ordered)
-        object.__setattr__(self, "_distinct", _largest_of_each_aspect(ordered))
+        ordered = sorted(set(self.sizes), key=lambda size: (_aspect(size), -size.area))
+        largest = {_aspect(size): size for size in reversed(ordered)}
+        object.__setattr__(self, "sizes", tuple(ordered))
+        object.__setattr__(self, "_largest", tuple(reversed(largest.values())))
+        object.__setattr__(self, "_aspects", tuple(map(float, reversed(largest))))
 
     def within(self, image: Size) -> Size | None:
         """The bucket of an image that must not be enlarged; None: there is none.
@@ -71,20 +77,8 @@ class BucketTable:
         What is kept, ``min(a, b) / max(a, b)`` of the two aspect ratios, falls on both sides of the image's
         own ratio, so the best bucket is one of its two neighbours. Ties: the larger area, then the wider.
         """
-        candidates = self._distinct
-        low, high = 0, len(candidates)
-        while low < high:  # first bucket that is at least as wide, relative to its height, as the image
-            middle = (low + high) // 2
-            bucket = candidates[middle]
-            if bucket.width * image.height < image.width * bucket.height:
-                low = middle + 1
-            else:
-                high = middle
-        pair = candidates[max(low - 1, 0) : low + 1]
-        best = pair[0]
-        for bucket in pair[1:]:
-            best = _better(image, best, bucket)
-        return best
+        at = bisect_left(self._aspects, image.width / image.height)  # a float finds the place, integers decide
+        return reduce(partial(_better, image), self._largest[max(at - 2, 0) : at + 2])
 
 
 def bucket_table(
@@ -153,18 +147,9 @@ def _better(image: Size, first: Size, second: Size) -> Size:
     return max(first, second, key=lambda size: (size.area, size.width))
 
 
-def _canonical(sizes: Iterable[Size]) -> tuple[Size, ...]:
-    """Sorted by aspect ratio upwards, then area downwards; exact, because fractions compare as integers."""
-    return tuple(sorted(set(sizes), key=lambda size: (Fraction(size.width, size.height), -size.area)))
-
-
-def _largest_of_each_aspect(ordered: tuple[Size, ...]) -> tuple[Size, ...]:
-    """The first of each run of equal aspect ratios."""
-    chosen: list[Size] = []
-    for size in ordered:
-        if not chosen or chosen[-1].width * size.height != size.width * chosen[-1].height:
-            chosen.append(size)
-    return tuple(chosen)
+def _aspect(size: Size) -> Fraction:
+    """Width to height; fractions compare exactly, as integers."""
+    return Fraction(size.width, size.height)
 
 
 def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side: int | None) -> tuple[int, int]:
