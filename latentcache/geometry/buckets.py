@@ -165,13 +165,7 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
     if low > high or high > MAX_SIDE:
         raise RecipeError(
             f"no bucket has sides of {low} to {high} pixels",
-            why=f"--min-side is {_text(min_side, resolution // 2)}, --max-side is {_text(max_side, 2 * resolution)}, "
-            f"sides are multiples of {multiple} and at most {MAX_SIDE}",
+            why=f"sides are multiples of {multiple} and at most {MAX_SIDE}, by default half to twice the resolution",
             fix="widen --min-side and --max-side, or change --resolution",
         )
     return low, high
-
-
-def _text(side: int | None, default: int) -> str:
-    """A side as given, or as it follows from the resolution."""
-    return str(side) if side is not None else f"{default} (not given: it follows from the resolution)"

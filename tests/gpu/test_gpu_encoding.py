@@ -91,7 +91,7 @@ def test_out_of_memory_leaves_nothing_and_the_next_batch_is_fine(model: Path, ba
     encoder = opened(model)
     encoder.encode(batches[0])
     before = torch.cuda.memory_allocated()
-    hook = encoder.module.encoder.conv_in.register_forward_pre_hook(  # type: ignore[union-attr]
+    hook = encoder._module(encoder._dtype).encoder.conv_in.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda *_: torch.empty(1 << 42, device="cuda")
     )
     with pytest.raises(DeviceMemoryError):

@@ -58,11 +58,11 @@ class StubTokenizer:
             ids = chr(_BOS) * recipe.add_bos + _bytes(text) + chr(_EOS) * recipe.add_eos
             begin = 0 if everything else record.begin
             first = len(_bytes(text[:begin])) + recipe.add_bos if begin else 0
-            spans = [(first, len(ids) - first)]
+            spans = [(first, len(ids) - first)] if first < len(ids) else []
         else:
             ids, spans = _turns(record.messages)
-            spans = [(0, len(ids))] if everything else spans
-        columns = {"spans": np.array(spans if ids else [], dtype=np.uint32).reshape(-1, 2)}
+            spans = [(0, len(ids))] if everything and ids else spans
+        columns = {"spans": np.array(spans, dtype=np.uint32).reshape(-1, 2)}
         array = np.frombuffer(ids.encode("utf-16-le"), dtype="<u2").astype(recipe.dtype, copy=False)
         return Made(array=array, columns={**columns, "control": 0, "not_rendered": 0})
 

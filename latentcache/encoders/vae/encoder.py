@@ -106,11 +106,6 @@ class VaeEncoder(Encoder):
         self._guard = Guard(device=device, name=description.spec.family, label=description.label, fix=advice)
         self._guard.run(lambda: self._module(self._dtype), "the weights")
 
-    @property
-    def module(self) -> nn.Module:
-        """The encoder half in the precision of the recipe."""
-        return self._module(self._dtype)
-
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Download:
         """See :class:`Encoder`: latents (B, C, H/f, W/f), moments (B, 2C, ...), of clips (B, C, F', H/f, W/f)."""
         dtype = torch.float32 if precise else self._dtype

@@ -12,6 +12,11 @@ def test_a_text_is_its_bytes_and_an_end():
     assert document.array.tolist() == [*"hé".encode(), 257]
     assert document.array.dtype == np.uint16
     assert document.columns["spans"].tolist() == [[0, 4]]
+    prompt = text_record("a", 1, "hé", begin=2)
+    (document,) = opened_tokenizer("stub", loss="assistant").tokenize([prompt])
+    assert document.columns["spans"].tolist() == [[3, 1]]
+    (document,) = opened_tokenizer("stub", loss="assistant", add_eos=False).tokenize([prompt])
+    assert document.columns["spans"].tolist() == []
 
 
 def test_what_the_assistant_says_carries_loss_with_its_end_or_all_where_asked():

@@ -72,7 +72,8 @@ def test_tiles_are_those_of_the_class(name, tiny, images):
         changes = dict.fromkeys(sides, (8,) * 4) | dict.fromkeys(blocks, (1,) * 4)
     description = described_model(tiny(name, **changes), storage_dtype="float32", tiling=True)
     encoder = VaeEncoder(description, choose_device("cpu"))
-    assert encoder.module.use_tiling
+    (module,) = encoder._modules.values()
+    assert module.use_tiling
     assert encoder.encode(images).finite.all()
 
 
