@@ -17,7 +17,6 @@ from latentcache.cli.app import main
 from latentcache.fields.latents import LatentsSettings
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.store.snapshot import open_snapshot
 
 #: The stub encoder on a small grid: builds take milliseconds.
 SMALL = ("--model", "stub", "--resolution", "64", "--bucket-step", "8")
@@ -113,26 +112,6 @@ def shared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     build(draw_four(folder / "data"), folder / "cache")
     return folder / "data", folder / "cache"
-
-
-def damage_payload(cache, row=0, bit=0x10, field="latents", place=5):
-    """Flip one bit in the payload of one row's entry; gives the name of the sample."""
-    snapshot = open_snapshot(cache)
-    rows = snapshot.fields[field]
-    entry = int(rows.entry[row])
-    file = cache / "shards" / snapshot.shards[int(rows.shard[entry])] / "data.mdb"
-    flip(file, int(rows.offset[entry]) + place, bit)
-    return snapshot.samples.names[int(rows.sample[row])]
-
-
-def flip(path, offset, mask=1):
-    """Change one bit of a file that may be read-only."""
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ mask]))
 
 
 _AS_NOBODY = """

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import random
 
-from small_cache import damage_payload, flip
+from damaged import damage_payload
 
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.pipeline.build import build_cache
@@ -14,7 +14,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
-__all__ = ["FIELD", "build", "flip", "opened", "spoken", "tamper", "texts", "write_texts"]
+__all__ = ["FIELD", "build", "opened", "spoken", "tamper", "texts", "write_texts"]
 FIELD = "input_ids"
 _RECIPE_FIELDS = {one.name for one in dataclasses.fields(InputIdsSettings)}
 

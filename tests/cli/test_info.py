@@ -1,6 +1,7 @@
 import base64
 
-from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
+from damaged import damage_payload
+from small_cache import SMALL, as_nobody, draw, draw_four
 
 from latentcache.cli.app import main
 from latentcache.store.atomic_io import write_json

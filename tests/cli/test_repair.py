@@ -1,7 +1,8 @@
 import io
 
 import pytest
-from small_cache import build, damage_payload
+from damaged import damage_payload
+from small_cache import build
 
 from latentcache.cli.verify import _after_repair
 from latentcache.store.snapshot import open_snapshot

@@ -2,7 +2,8 @@ import os
 import shlex
 
 import pytest
-from small_cache import SMALL, build, damage_payload, draw, draw_four
+from damaged import damage_payload
+from small_cache import SMALL, build, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import acknowledged, finished, look, start, state_of, wait_for
+from damaged import damage_payload
 from kinds import BLOCK, KINDS, UNIT, forget_kinds, num_entries, stored
-from small_cache import damage_payload
 from test_worker_processes import is_running, workers_of
 
 from latentcache.errors import DeviceMemoryError, NotYetEncodedError

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from commands import ROOT, build, draw_folder, look, noise, run, state_of
-from small_cache import flip
+from damaged import flip
 
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot

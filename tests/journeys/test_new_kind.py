@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 from commands import ROOT, finished, look, start
+from damaged import damage_payload
 from kinds import KINDS, TOY, forget_kinds, stored
-from small_cache import damage_payload
 
 from latentcache import open_cache
 from latentcache.errors import UsageError

@@ -216,18 +216,3 @@ def opened(root, **more):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return open_cache(root, **more)
-
-
-def flip_byte(root, snapshot, field="latents", row=0, place=5):
-    """Change a byte of the payload of an item's entry; gives the name of the sample."""
-    rows = snapshot.fields[field]
-    entry = int(rows.entry[row])
-    path = snapshot.paths.data(rows.shards[int(rows.shard[entry])])
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        at = int(rows.offset[entry]) + place
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 0x10]))
-    return str(snapshot.samples.names[int(rows.sample[row])])

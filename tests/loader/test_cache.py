@@ -11,7 +11,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from made_caches import chats, documents, flip_byte, images, opened, recipe, texts
+from damaged import damage_payload
+from made_caches import chats, documents, images, opened, recipe, texts
 
 from latentcache import Cache, combine, open_cache
 from latentcache.errors import CacheIncompleteError, CacheNotFoundError, CorruptEntryError, UsageError
@@ -204,7 +205,7 @@ def test_bytes_are_proven_when_first_read_or_always(four, checksum):
     cache = open_cache(four, checksum=checksum)
     loader = cache.loader(batch_size=1, prefetch=0)
     list(loader)
-    name = flip_byte(four, cache.snapshots[0])
+    name = damage_payload(four)
     if checksum == "first":
         list(loader)
         loader = open_cache(four).loader(batch_size=1, prefetch=0)

@@ -5,9 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from damaged import damage_payload
 from hypothesis import given
 from hypothesis import strategies as st
-from made_caches import documents, flip_byte, images, opened, texts
+from made_caches import documents, images, opened, texts
 
 from latentcache import combine
 from latentcache.errors import CacheDamagedError, CorruptEntryError
@@ -92,7 +93,7 @@ def test_too_many_are_an_error_after_all():
 def test_through_a_loader_of_samples(tmp_path):
     root = images(tmp_path / "c", [(64, 64)] * 12 + [(64, 96)] * 8)
     cache = opened(root)
-    name = flip_byte(root, cache.snapshots[0], row=3)
+    name = damage_payload(root, row=3)
     with pytest.raises(CorruptEntryError, match=name):
         list(cache.loader(batch_size=4))
     loader = cache.loader(batch_size=4, on_error="substitute")
@@ -109,7 +110,7 @@ def test_through_a_loader_of_rows_the_own_source_comes_first(tmp_path):
         documents(tmp_path / name, texts(300, 40, seed=number), seal_every=2) for number, name in enumerate("ab")
     ]
     views = [opened(root).rows(pad=64) for root in roots]
-    flip_byte(roots[0], views[0].documents[0].snapshot, field="input_ids", row=5, place=1)
+    damage_payload(roots[0], field="input_ids", row=5, place=1)
     both = combine(views, weights=[1, 1])
     loader = both.loader(batch_size=5, on_error="substitute", fields=["names"])
     with pytest.warns(UserWarning, match="is served in place of row"):

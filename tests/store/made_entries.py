@@ -124,14 +124,6 @@ def open_shard(folder, entries):
     return folder / "data.mdb"
 
 
-def flip(path, place):
-    """Flip one bit of a file."""
-    path.chmod(0o644)
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-
-
 def keys_of(items):
     return np.frombuffer(b"".join(item.key for item in items), dtype=np.uint8).reshape(-1, 32)
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import KINDS, RECIPES, entries_of, flip, item_of, items_of, keys_of, make_shard, open_shard
+from made_entries import KINDS, RECIPES, entries_of, item_of, items_of, keys_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, StoreError
 from latentcache.identity.key import EntryKey

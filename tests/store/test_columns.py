@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
+from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from made_entries import flip
 
 from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import Strings

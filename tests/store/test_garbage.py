@@ -5,20 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
+from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import (
-    KINDS,
-    entries_of,
-    flip,
-    item_of,
-    items_of,
-    keys_of,
-    make_cache,
-    make_shard,
-    open_shard,
-    publish,
-)
+from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard, publish
 
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, read_json

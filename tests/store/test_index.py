@@ -8,9 +8,10 @@ import struct
 import lmdb
 import numpy as np
 import pytest
+from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import entries_of, flat_entry, flip, items_of, make_shard, open_shard
+from made_entries import entries_of, flat_entry, items_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.key import Keys, split_keys

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_entries import KINDS, flip, item_of, make_cache
+from damaged import flip
+from made_entries import KINDS, item_of, make_cache
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.store.reader import EntryReader

@@ -11,9 +11,10 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import entries_of, flat_entry, flip, make_shard, open_shard
+from made_entries import entries_of, flat_entry, make_shard, open_shard
 from store_children import size_of
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, DiskFullError, StoreError

@@ -7,6 +7,7 @@ from dataclasses import replace
 import made_entries
 import numpy as np
 import pytest
+from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_entries import (
@@ -14,7 +15,6 @@ from made_entries import (
     KINDS,
     RECIPES,
     entries_of,
-    flip,
     items_of,
     keys_of,
     make_cache,
