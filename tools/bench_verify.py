@@ -1,10 +1,11 @@
 """Measure verify and a build with nothing to do.
 
-Many small entries with one file each for the fast check and the second build; payloads of 128 KiB for the full one,
-beside plain sequential reading and hashing of the same shard. Each measure runs in a process of its own, which did
-not make the cache; rounds take turns.
+Many small entries with one file each for the fast check and the second build. For the full one entries of three sizes
+and blocks of small items, beside plain sequential reading and hashing of the same shard: what it does with payloads,
+after the check of the indexes. Each measure runs in a process of its own, which did not make the cache; rounds take
+turns.
 
-    python tools/bench_verify.py [--rows 20000 100000] [--payloads 4000] [--rounds 5] [--json FILE]
+    python tools/bench_verify.py [--rows 20000 100000] [--mib 1024] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from synthetic_caches import build_settings, made_cache
+from synthetic_caches import CHANNELS, build_settings, made_cache, made_latents, noise
 
+from latentcache.geometry.sizes import Size
 from latentcache.identity.content import checksum
 from latentcache.pipeline.build import build_cache
 from latentcache.sources.scan import SourceOptions, scan
@@ -35,6 +37,8 @@ from latentcache.verify.verify import verify_cache
 
 _MIB = 1 << 20
 PLAIN = "plain read and xxh3"
+#: Entry -> side of the image that gives its latents; 0: embeddings of 8 KiB, packed in blocks.
+FORMS = {"512 KiB": 1024, "128 KiB": 512, "32 KiB": 256, "blocks": 0}
 Stages = Mapping[str, Callable[[], Any]]
 
 
@@ -47,7 +51,7 @@ def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
     stages: Stages = {
         "fast verify": lambda: verify_cache(cache),
         "walk and stat": lambda: scan(data, SourceOptions(), open_snapshot(cache).samples),
-        "headers": lambda: check_entries(*_whole(cache)),
+        "headers": lambda: whole(cache),
         "second build": lambda: build_cache(settings),
     }
     times, _ = _timed(stages, rounds)
@@ -64,32 +68,48 @@ def measure_memory(count: int, folder: Path) -> dict[str, Any]:
     return {"mib_before": before, "mib": _peak_mib()}
 
 
-def measure_full(payloads: int, rounds: int, folder: Path) -> dict[str, Any]:
+def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
     """Bytes per second of the payload scan beside plain reading and hashing in pieces of 1 MiB."""
-    _alone("make", payloads, rounds, folder, 1024)
     cache = folder / "cache"
-    file = CachePaths(cache).data(open_snapshot(cache).shards[0])
+    snapshot = open_snapshot(cache)
+    field = list(snapshot.fields)[-1]
+    store, chosen = whole(cache)
+    view = store.views[field]
+    file = CachePaths(cache).data(snapshot.shards[int(view.shard[0])])
+    only = {name: marked & (name == field) for name, marked in chosen.items()}
 
     def scanned() -> None:
-        store, chosen = _whole(cache)
-        check_entries(store, chosen)
-        if scan_payloads(store, chosen).payloads != payloads:
-            raise SystemExit("the scan left payloads out")
+        if scan_payloads(store, only).payloads != len(view.shard) or store.findings.of("corrupt").any():
+            raise SystemExit("the scan left payloads out, or found some that are wrong")
 
-    stages: Stages = {PLAIN: lambda: _read_plainly(file), "payload scan": scanned}
-    wall, cpu = _timed(stages, rounds)
+    wall, cpu = _timed({PLAIN: lambda: _read_plainly(file), "payload scan": scanned}, rounds)
     size = file.stat().st_size
     return {
         "bytes": size,
         "rates": {name: size / statistics.median(taken) / 1e9 for name, taken in wall.items()},
-        "ratio": _ratios(wall),
-        "cpu": _ratios(cpu),
+        "ratio": _ratios(wall)["payload scan"],
+        "cpu": _ratios(cpu)["payload scan"],
     }
 
 
-def _whole(cache: Path) -> tuple[Store, dict[str, Any]]:
+def make_full(mib: int, side: int, folder: Path) -> None:
+    """A cache of about so many MiB."""
+    if side:
+        shape = (CHANNELS, side // 8, side // 8)
+        some, count = noise(64, shape), max(mib * _MIB // (2 * CHANNELS * (side // 8) ** 2), 1)
+        made_latents(folder / "cache", [Size(side, side)] * count, [some[n % 64] for n in range(count)])
+        return
+    some, count, tiny = noise(64, (4, 1024)), max(mib * 128, 1), noise(1, (CHANNELS, 8, 8))[0]
+    embeds = [some[n % 64] for n in range(count)]
+    made_latents(folder / "cache", [Size(64, 64)] * count, [tiny] * count, embeds, length=4)
+
+
+def whole(cache: Path) -> tuple[Store, dict[str, Any]]:
+    """All entries of a cache, their indexes checked."""
     store = Store.of(open_snapshot(cache))
-    return store, {name: np.ones(len(view.shard), np.bool_) for name, view in store.views.items()}
+    chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in store.views.items()}
+    check_entries(store, chosen)
+    return store, chosen
 
 
 def _timed(stages: Stages, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -112,9 +132,9 @@ def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: statistics.median(one / other for one, other in both) for name, both in pairs.items()}
 
 
-def tables(many: Sequence[dict[str, Any]], full: dict[str, Any]) -> str:
+def tables(many: Sequence[dict[str, Any]], full: Mapping[str, dict[str, Any]]) -> str:
     """The results as Markdown."""
-    names = list(many[0]["rates"])
+    names = list(many[0]["rates"]) if many else []
     lines = ["| samples | " + " | ".join(f"{name}, /s" for name in names) + " | peak MiB (before) |"]
     lines.append("|" + "---:|" * (len(names) + 2))
     for row in many:
@@ -124,16 +144,31 @@ def tables(many: Sequence[dict[str, Any]], full: dict[str, Any]) -> str:
     if least is not most:
         slope = (most["mib"] - least["mib"]) * _MIB / (most["rows"] - least["rows"])
         lines += ["", f"Memory of a check grows by {slope:,.0f} bytes per sample."]
-    lines += ["", f"| of {full['bytes'] / _MIB:,.0f} MiB | GB/s | x plain | x plain, CPU |", "|---|---:|---:|---:|"]
-    for name, rate in full["rates"].items():
-        lines.append(f"| {name} | {rate:.2f} | {full['ratio'][name]:.2f} | {full['cpu'][name]:.2f} |")
+    lines += [
+        "",
+        f"| entries | MiB | {PLAIN}, GB/s | payload scan, GB/s | x plain | x plain, CPU |",
+        "|---" * 6 + "|",
+    ]
+    for form, row in full.items():
+        rates = " | ".join(f"{rate:.2f}" for rate in row["rates"].values())
+        lines.append(f"| {form} | {row['bytes'] / _MIB:,.0f} | {rates} | {row['ratio']:.2f} | {row['cpu']:.2f} |")
     return "\n".join(lines)
 
 
-def in_own_process(kind: str, count: int, rounds: int) -> dict[str, Any]:
-    """One measure in a fresh interpreter and a folder of its own."""
+def many_rows(count: int, rounds: int) -> dict[str, Any]:
+    """:func:`measure_many` in a fresh interpreter and a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        return _alone(kind, count, rounds, Path(folder))
+        return _alone("many", count, rounds, Path(folder))
+
+
+def full_checks(mib: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """:func:`measure_full` of each form in the same way."""
+    found = {}
+    for form, side in FORMS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            _alone("make-full", mib, rounds, Path(folder), side)
+            found[form] = _alone("full", mib, rounds, Path(folder))
+    return found
 
 
 def _alone(kind: str, count: int, rounds: int, folder: Path, side: int = 0) -> dict[str, Any]:
@@ -149,13 +184,18 @@ def _step(kind: str, count: int, rounds: int, folder: Path, side: int) -> dict[s
         return {}
     if kind == "memory":
         return measure_memory(count, folder)
-    return (measure_many if kind == "many" else measure_full)(count, rounds, folder)
+    if kind == "many":
+        return measure_many(count, rounds, folder)
+    if kind == "make-full":
+        make_full(count, side, folder)
+        return {}
+    return measure_full(rounds, folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[20_000, 100_000], help="[default: 20000 100000]")
-    parser.add_argument("--payloads", type=int, default=4000, help="[default: 4000]")
+    parser.add_argument("--rows", type=int, nargs="*", default=[20_000, 100_000], help="[default: 20000 100000]")
+    parser.add_argument("--mib", type=int, default=1024, help="[default: 1024]")
     parser.add_argument("--rounds", type=int, default=5, help="[default: 5]")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
@@ -164,8 +204,8 @@ def main() -> None:
         kind, count, folder, side = options.alone
         print(json.dumps(_step(kind, int(count), options.rounds, Path(folder), int(side))))
         return
-    many = [in_own_process("many", count, options.rounds) for count in options.rows]
-    full = in_own_process("full", options.payloads, options.rounds)
+    many = [many_rows(count, options.rounds) for count in options.rows]
+    full = full_checks(options.mib, options.rounds)
     print(tables(many, full))
     if options.json:
         options.json.write_text(json.dumps({"many": many, "full": full}, indent=1) + "\n", "utf-8")

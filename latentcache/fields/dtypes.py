@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +52,35 @@ def finite(values: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
+class Limit(NamedTuple):
+    """What the stored values of a field satisfy: ``value & mask < below``, as unsigned integers of their width."""
+
+    mask: int
+    below: int
+
+    def holds(self, values: NDArray[Any]) -> bool:
+        """True if it does for all values. The largest numbers tell, in a fiftieth of the time of ``isfinite``."""
+        if not values.size or not self.mask:
+            return True
+        unsigned, sign = values.view(f"<u{values.itemsize}"), 1 << 8 * values.itemsize - 1
+        if self.mask & sign:
+            return int(unsigned.max()) < self.below
+        signed = values.view(f"<i{values.itemsize}")
+        return int(signed.max()) < self.below and int(unsigned.max()) < self.below + sign
+
+
+_FINITE = {
+    "float16": Limit(0x7FFF, 0x7C00),
+    "bfloat16": Limit(0x7FFF, 0x7F80),
+    "float32": Limit(0x7FFF_FFFF, 0x7F80_0000),
+}
+
+
 def is_finite(values: NDArray[Any]) -> bool:
-    """True if all stored values are finite. Of 16 bits the largest numbers tell, in a fiftieth of the time."""
-    if values.itemsize != 2 or not values.size:
-        return bool(finite(values).all())
-    infinite = 0x7F80 if values.dtype == np.uint16 else 0x7C00  # of negative values 0x8000 more
-    return bool(values.view(np.int16).max() < infinite and values.view(np.uint16).max() < infinite + 0x8000)
+    """True if all stored values are finite."""
+    return finite_limit("bfloat16" if values.dtype == np.uint16 else values.dtype.name).holds(values)
+
+
+def finite_limit(name: str) -> Limit:
+    """Finite values of a storage type; any integer will do."""
+    return _FINITE.get(name, Limit(0, 1))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
+from latentcache.fields.dtypes import Limit
 from latentcache.fields.protocol import (
     Array,
     Difference,
@@ -157,16 +158,17 @@ class InputIds(FieldKind):
             groups=(Group(label="", shape=(-1,)),),
         )
 
-    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
-        """Ids outside the vocabulary, and loss spans that are empty, touch or end behind the tokens."""
+    def limit(self, recipe: FieldRecipe) -> Limit:
+        """Ids of the vocabulary."""
         assert isinstance(recipe, InputIdsRecipe)
-        if len(payload) and int(payload.max()) >= recipe.num_ids:
-            return f"token id {int(payload.max())} is outside the vocabulary of {recipe.num_ids}"
-        spans = np.asarray(row.get("spans", ()), dtype=np.int64).reshape(-1, 2)
-        begins, ends = spans[:, 0], spans.sum(axis=1)
-        if (spans[:, 1] < 1).any() or (begins[1:] <= ends[:-1]).any() or (ends > len(payload)).any():
-            return f"its loss spans do not fit {len(payload)} tokens"
-        return ""
+        return Limit(0xFFFF if recipe.dtype == "uint16" else 0xFFFF_FFFF, recipe.num_ids)
+
+    def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
+        """Ids outside the vocabulary."""
+        assert isinstance(recipe, InputIdsRecipe)
+        if self.limit(recipe).holds(payload):
+            return ""
+        return f"token id {int(payload.max())} is outside the vocabulary of {recipe.num_ids}"
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Exact; says where two documents begin to differ."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.clips import STARTS, ClipSettings, clip_frames, clip_label, clip_settings
-from latentcache.fields.dtypes import is_finite
+from latentcache.fields.dtypes import Limit, finite_limit
 from latentcache.fields.focus import focus_of, focus_steps, without_focus
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
@@ -353,18 +353,9 @@ class Latents(FieldKind):
         """As :func:`clip_frames`."""
         return clip_frames(samples, rows, None if self.follows else recipe.geometry.clips, self.name)
 
-    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
-        """Values that are not finite, and crops outside the resized image."""
-        if not is_finite(payload):
-            return "not finite"
-        if "crop" in row and "resize" in row:
-            crop, resize = (np.asarray(row[name], dtype=np.int64).reshape(-1, 2) for name in ("crop", "resize"))
-            outside = (crop + group.dims[1:] > resize).any(axis=1)
-            if outside.any():
-                at = int(outside.argmax())
-                (top, left), (height, width) = crop[at].tolist(), resize[at].tolist()
-                return f"the crop at ({top}, {left}) is outside the resized image of {height}x{width}"
-        return ""
+    def limit(self, recipe: FieldRecipe) -> Limit:
+        """Finite values."""
+        return finite_limit(recipe.spec.dtype)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from latentcache.errors import count_of
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
-from latentcache.fields.protocol import Array, Difference, FieldKind, FieldPlan, FieldRecipe, Group, WorkSize
+from latentcache.fields.protocol import Array, Difference, FieldKind, FieldPlan, FieldRecipe, WorkSize
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import content_hash
 
@@ -82,10 +82,6 @@ class Mask(Paired):
         found = super().content(samples)
         found[np.asarray(samples.inputs["mask"].file) < 0] = np.frombuffer(FULL, dtype=np.uint8)
         return found
-
-    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
-        """Every number is a weight."""
-        return ""
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if any number is."""

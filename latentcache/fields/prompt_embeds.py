@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from latentcache.errors import count_of
 from latentcache.fields import float8
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
-from latentcache.fields.dtypes import as_floats, is_finite
+from latentcache.fields.dtypes import Limit, as_floats, finite_limit
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Array,
@@ -268,12 +268,17 @@ class PromptEmbeds(FieldKind):
         hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
         return samples.note([row], self.name, "no-caption", detail="it has no caption to encode", hint=hint)
 
-    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
-        """Values that are not finite, and more tokens than the model gets."""
+    def limit(self, recipe: FieldRecipe) -> Limit | None:
+        """Finite values; those of 8 bits have a scale in each row, and no bound."""
         assert isinstance(recipe, PromptRecipe)
-        if recipe.trimmed and not 0 < len(payload) <= recipe.length:
-            return f"{len(payload)} tokens, expected 1 to {recipe.length}"
-        return "" if is_finite(recipe.floats(payload) if recipe.is_float8 else payload) else "not finite"
+        return None if recipe.is_float8 else finite_limit(recipe.storage_dtype)
+
+    def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
+        """Values that are not finite."""
+        assert isinstance(recipe, PromptRecipe)
+        if recipe.is_float8:
+            return "" if np.isfinite(recipe.floats(payload)).all() else "not finite"
+        return super().check(group, payload, recipe)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if beyond the noise of the build; see ``fields.noise``."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
 from latentcache.fields.captions import CaptionVariants
+from latentcache.fields.dtypes import Limit, finite_limit
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
@@ -562,19 +563,19 @@ class FieldKind:
         """What a variant is made of, from the text of its input: one of several, which are joined by NUL."""
         return CaptionVariants().text(text, variant)
 
-    def check(self, group: Group, payload: Array, row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+    def limit(self, recipe: FieldRecipe) -> Limit | None:
+        """Bound that says all that :meth:`check` does, for many entries at once; None: :meth:`check` is asked."""
+        return None
+
+    def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
         """Why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
 
         Args:
             group: Of the items.
-            payload: (n, ...) of n entries of one item, with ``row`` their own columns (n, ...); of a block its items
-                or their elements, of a ragged item its elements.
-            row: Own columns; none of a block.
+            payload: (n, ...) of n entries of one item; of blocks their items, of ragged items their elements.
             recipe: Of the field.
         """
-        if payload.dtype.kind == "f" and not np.isfinite(payload).all():
-            return "not finite"
-        return ""
+        return "" if finite_limit(recipe.spec.dtype).holds(payload) else "not finite"
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.

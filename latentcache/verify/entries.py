@@ -89,10 +89,10 @@ class View:
         order, entry = self._by_entry
         return order[np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))]
 
-    @cached_property
-    def own(self) -> dict[str, NDArray[Any]]:
-        """The kind's own columns, (R, ...) each; none for blocks, whose payload holds many rows."""
-        return {} if self.rows.packing == "block" else {n: np.asarray(c) for n, c in self.rows.columns.items()}
+    @property
+    def in_rows(self) -> bool:
+        """True if payloads are any number of rows: blocks, and ragged items."""
+        return self.rows.packing == "block" or self.rows.spec.ragged
 
 
 @dataclass(slots=True)
@@ -259,9 +259,9 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
     )
     start, length = np.asarray(rows.start).astype(np.int64), np.asarray(rows.length).astype(np.int64)
     unit, size = element if len(element) == 1 else element[view.group], view.bytes[view.entry]
-    if rows.packing == "block" or spec.ragged:
+    if view.in_rows:
         count = length if spec.ragged else np.ones_like(length)
-        wrong = (start + count) * unit > size
+        wrong = ((start + count) * unit > size) | (size % np.maximum(unit, 1) != 0)
     else:
         wrong = (unit != size) | (start != 0)
     if wrong.any():

@@ -44,8 +44,8 @@ def test_each_row_has_a_scale_and_zeros_stay_zeros():
 def test_values_that_are_not_finite_stay_so(value):
     rows = np.ones((2, 64), np.float32)
     rows[1, 3] = value
-    assert PromptEmbeds().check(None, float8.quantized(rows), {}, RECIPE) == "not finite"
-    assert PromptEmbeds().check(None, float8.quantized(rows[:1]), {}, RECIPE) == ""
+    assert PromptEmbeds().check(None, float8.quantized(rows), RECIPE) == "not finite"
+    assert PromptEmbeds().check(None, float8.quantized(rows[:1]), RECIPE) == ""
 
 
 def test_noise_that_moves_a_value_by_one_step_is_no_difference():

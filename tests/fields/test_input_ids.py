@@ -87,21 +87,11 @@ def test_every_record_is_one_item_with_a_key():
     assert len(KIND.plan(table([]), a_recipe()).sample) == 0
 
 
-@pytest.mark.parametrize(
-    ("ids", "spans", "word"),
-    [
-        ([0, 31999], [[0, 2]], ""),
-        ([], [], ""),
-        ([32000], [[0, 1]], "token id 32000 is outside the vocabulary of 32000"),
-        ([1, 2, 3], [[0, 1], [2, 1]], ""),
-        ([1, 2, 3], [[0, 1], [1, 1]], "loss spans"),
-        ([1, 2, 3], [[2, 2]], "loss spans"),
-        ([1, 2, 3], [[2, 0]], "loss spans"),
-    ],
-)
-def test_ids_and_spans_that_cannot_be_fail_the_check(ids, spans, word):
-    found = KIND.check(Group(label="", shape=(-1,)), np.array(ids, np.uint16), {"spans": spans}, a_recipe())
-    assert (word in found) if word else found == ""
+def test_ids_outside_the_vocabulary_fail_the_check():
+    for ids, words in (([0, 31999], ""), ([], ""), ([32000], "token id 32000 is outside the vocabulary of 32000")):
+        values = np.array(ids, np.uint16)
+        assert KIND.check(Group(label="", shape=(-1,)), values, a_recipe()) == words
+        assert KIND.limit(a_recipe()).holds(values) == (not words)
 
 
 def test_other_ids_are_different():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.clips import ClipSettings
-from latentcache.fields.dtypes import as_floats, is_finite
+from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -283,15 +283,9 @@ def test_wrong_settings_name_their_flag(settings):
 def test_values_that_are_not_finite_fail_the_check(dtype):
     recipe, group = encoded(storage_dtype=dtype), RECIPE.group(Size(64, 64))
     payload = np.zeros(group.shape, dtype=np.uint16 if dtype == "bfloat16" else dtype)
-    assert KIND.check(group, payload, {}, recipe) == ""
+    assert KIND.check(group, payload, recipe) == ""
     payload[0, 0, 0] = 0x7F80 if dtype == "bfloat16" else np.inf
-    assert KIND.check(group, payload, {}, recipe) == "not finite"
-
-
-def test_a_crop_outside_the_resized_image_fails_the_check():
-    group, payload = RECIPE.group(Size(64, 64)), np.zeros((4, 8, 8), np.float16)
-    assert KIND.check(group, payload, {"crop": (0, 16), "resize": (64, 80)}, RECIPE) == ""
-    assert "outside" in KIND.check(group, payload, {"crop": (0, 17), "resize": (64, 80)}, RECIPE)
+    assert KIND.check(group, payload, recipe) == "not finite"
 
 
 EXACT = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0, "device": "cpu"}
@@ -341,13 +335,3 @@ def test_two_roundings_of_the_storage_type_are_noise():
     stored = np.full((4, 8, 8), 0x3F80, np.uint16)
     assert not KIND.compare(stored, stored + np.uint16(1), EXACT, recipe).differs
     assert as_floats(stored + np.uint16(1)).max() > 1
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_pattern_of_16_bits_is_told_apart(dtype):
-    patterns = np.arange(1 << 16, dtype=np.uint32)
-    values = patterns.astype(np.uint16).view(np.float16) if dtype == "float16" else (patterns << 16).view(np.float32)
-    stored = patterns.astype(np.uint16).view(np.float16 if dtype == "float16" else np.uint16)
-    finite = np.isfinite(values)
-    assert is_finite(stored[finite])
-    assert not any(is_finite(one) for one in stored[~finite].reshape(-1, 1))

@@ -1,7 +1,11 @@
+import numpy as np
 import pytest
-from bench_verify import PLAIN, build_settings, in_own_process, made_cache, tables
+from bench_verify import FORMS, build_settings, full_checks, made_cache, many_rows, tables, whole
+from synthetic_caches import made_latents, noise
 
+from latentcache.geometry.sizes import Size
 from latentcache.pipeline.build import build_cache
+from latentcache.verify.payloads import scan_payloads
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
@@ -15,10 +19,17 @@ def test_the_made_cache_is_one_that_a_build_would_make(tmp_path):
 
 @pytest.mark.slow
 def test_small_measures():
-    many = in_own_process("many", 50, 1)
+    many, full = many_rows(50, 1), full_checks(1, 1)
     assert set(many["rates"]) == {"fast verify", "walk and stat", "headers", "second build"}
-    full = in_own_process("full", 3, 1)
-    assert full["ratio"][PLAIN] == 1
     text = tables([many], full)
     assert "| 50 |" in text
-    assert "| payload scan |" in text
+    for form in FORMS:
+        assert f"| {form} |" in text
+
+
+def test_embeddings_without_padding_that_share_a_block_are_fine(tmp_path):
+    embeds = [one[:length] for one, length in zip(noise(5, (8, 16)), (3, 8, 5, 1, 8), strict=True)]
+    made_latents(tmp_path / "cache", [Size(64, 64)] * 5, list(noise(5, (16, 8, 8))), embeds, length=8)
+    store, chosen = whole(tmp_path / "cache")
+    assert scan_payloads(store, chosen).payloads == 6
+    assert store.findings.counts(np.ones(5, np.bool_))["ok"] == 5

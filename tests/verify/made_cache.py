@@ -90,7 +90,7 @@ class Texts(Made):
     def encode(self, content, recipe):
         return np.random.default_rng(list(content)).integers(0, 999, 1000 + content[0]).astype(np.uint16)
 
-    def check(self, group, payload, row, recipe):
+    def check(self, group, payload, recipe):
         return "an id is out of range" if payload.size and int(payload.max()) >= 1000 else ""
 
 

@@ -31,6 +31,8 @@ Ints = NDArray[np.integer]
 _KINDS = {"float16": 1, "bfloat16": 2, "float32": 3}
 #: Memory from this size is written past the processor's cache: 1.2 times as fast at 16 MiB, 0.9 times at 1 MiB.
 _PAST_BYTES = 8 << 20
+#: Bytes that a scan reads at once.
+_SCAN_BYTES = 1 << 20
 #: Memory up to this size is read by who wants it: help is 0.99 times as fast at 128 KiB, 1.28 times at 256 KiB.
 _ALONE_BYTES = 128 << 10
 
@@ -66,6 +68,9 @@ class Library:
         self.begin, self.finish, self.stop = quick.begin, loaded.finish, loaded.stop
         self.begin.argtypes = [ctypes.c_void_p]  # keeps the interpreter's lock: it is soon back
         self.finish.argtypes, self.finish.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int64
+        self.scan, number, pointer = loaded.scan, ctypes.c_int64, ctypes.c_void_p
+        self.scan.argtypes = [ctypes.c_int, number, *[pointer] * 5, number, *[pointer] * 2, *[number] * 3]
+        self.scan.restype = number
         self.hash = _hash_address()
         atexit.register(self.stop)
 
@@ -204,6 +209,31 @@ class Reading:
     def __del__(self, pid: Any = os.getpid, address: Any = ctypes.addressof) -> None:  # modules may be gone already
         if self._begun == pid() and self._library is not None:  # memory and files are not free before
             self._library.finish(address(self._job), 0)
+
+
+def scan(
+    descriptor: int, first: Ints, head: Ints, size: Ints, limit: tuple[int, int, int]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.uint64]] | None:
+    """Read entries of a file one by one, and hash them; a cheaper way to prove them than to read them into memory.
+
+    Args:
+        descriptor: Of the file.
+        first: (n,) first byte of each head.
+        head: (n,) bytes of each; the last 8 are its own checksum, and are not hashed.
+        size: (n,) bytes of each payload, which follows its head.
+        limit: Width of the payloads' values in bytes, mask and bound, as ``fields.dtypes.Limit``.
+
+    Returns:
+        The heads, one behind the other, and the hashes of heads and payloads; None if an entry could not be read
+        whole or a value is outside the limit.
+    """
+    assert LIBRARY is not None
+    columns, hashes = np.stack([first, head, size]).astype(np.int64), np.empty((2, len(first)), dtype=np.uint64)
+    heads, most = np.empty(int(head.sum()), dtype=np.uint8), max(int((head + size).max()), _SCAN_BYTES)
+    room = np.empty(most + 64, dtype=np.uint8)
+    memory = (*map(_address, columns), _address(heads), _address(room), most, LIBRARY.hash, _address(hashes))
+    whole = LIBRARY.scan(descriptor, len(first), *memory, *limit) == len(first)
+    return (heads, hashes[0], hashes[1]) if whole else None
 
 
 def reading(file: File, offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints, **more: Any) -> Reading:

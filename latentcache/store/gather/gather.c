@@ -319,3 +319,48 @@ void stop(void)
         pthread_cond_wait(&left, &lock);
     pthread_mutex_unlock(&lock);
 }
+
+/* Largest of these numbers after a mask. */
+#define LARGEST(type) \
+    FAST static uint64_t largest_##type(const type *values, int64_t bytes, type mask) \
+    { \
+        type most = 0; \
+        for (int64_t at = 0; at < bytes / (int64_t)sizeof(type); at++) { \
+            type value = values[at] & mask; \
+            most = value > most ? value : most; \
+        } \
+        return most; \
+    }
+LARGEST(uint16_t)
+LARGEST(uint32_t)
+
+/* Read entries (head, then payload), as many at once as `room` has space for (and 64 bytes), and hash both. Returns
+ * how many came whole, with all values right: `value & mask < below`, as integers of `width` bytes; no mask: any value is.
+ */
+int64_t scan(int file, int64_t count, const int64_t *first, const int64_t *head, const int64_t *size, char *heads,
+             char *room, int64_t bytes, hash_function hash, uint64_t *hashes, int64_t width, uint64_t mask,
+             uint64_t below)
+{
+    char *at = room;
+    for (int64_t n = 0, read = 0, begin = 0; n < count; n++) {
+        if (n == read) {
+            begin = first[n];
+            while (read < count && first[read] >= begin && first[read] + head[read] + size[read] - begin <= bytes)
+                read++;
+            int64_t end = first[read - 1] + head[read - 1] + size[read - 1];
+            /* As far into 64 bytes as in the file: elsewhere the system copies half as fast. */
+            at = room + ((begin - (intptr_t)room) & 63);
+            if (!read_whole(file, at, end - begin, begin))
+                return n;
+        }
+        const char *from = at + (first[n] - begin), *payload = from + head[n];
+        memcpy(heads, from, head[n]);
+        heads += head[n];
+        hashes[n] = hash(from, head[n] - 8);
+        hashes[count + n] = hash(payload, size[n]);
+        if (mask && (width == 2 ? largest_uint16_t((const uint16_t *)payload, size[n], mask)
+                                : largest_uint32_t((const uint32_t *)payload, size[n], mask)) >= below)
+            return n;
+    }
+    return count;
+}
