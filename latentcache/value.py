@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
 from types import NoneType
 from typing import Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
+
+_hints = cache(get_type_hints)
 
 
 class _Parts(NamedTuple):
@@ -105,7 +108,8 @@ def parsed(kind: Any, data: Any) -> Any:
         return tuple(parsed(one, value) for one, value in zip(_each(inner, len(data)), data, strict=True))
     if not is_dataclass(kind):
         return data
-    hints, optional = get_type_hints(kind), {one.name for one in fields(kind) if one.default is None}
+    hints = _hints(kind)  # type: ignore[arg-type]
+    optional = {one.name for one in fields(kind) if one.default is None}
     names = [one.name for one in fields(kind) if one.init]
     said = dict(zip(names, data, strict=True)) if isinstance(data, list) else data
     made = {name: parsed(hints[name], said[name]) for name in names if name in said or name not in optional}

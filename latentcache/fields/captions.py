@@ -60,7 +60,8 @@ class CaptionVariants(Value):
         captions = text.split(BETWEEN)
         orders = 1
         if self.reorder:
-            orders = max(_orders(len(self._parts(one)[1]), self.number) for one in captions)
+            tags = max(len(self._parts(one)[1]) for one in captions)
+            orders = min(math.factorial(min(tags, 20)), self.number)
         return max(min(orders, self.number // len(captions)) * len(captions), min(len(captions), self.number))
 
     def text(self, text: str, variant: int) -> str:
@@ -102,11 +103,6 @@ def _owners(texts: Strings) -> NDArray[np.intp]:
     """The text of each mark between two captions."""
     between = np.flatnonzero(np.asarray(texts.data) == ord(BETWEEN))
     return np.searchsorted(np.asarray(texts.ends), between, side="right")
-
-
-def _orders(tags: int, most: int) -> int:
-    """Number of different orders of ``tags`` tags; ``most`` if there are more."""
-    return min(math.factorial(min(tags, 20)), most)
 
 
 def _shuffled(tags: list[str], number: int, seed: bytes) -> list[str]:

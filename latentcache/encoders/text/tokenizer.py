@@ -100,7 +100,8 @@ class TextTokenizer:
                 prepared.append(self._prepare(record))
                 results.append(None)
             except UnusableSampleError as error:
-                results.append(_failure(error))
+                hint = hint_for(error.slug)
+                results.append(Failure(reason=error.slug, detail=error.what, hint=hint, field=error.where))
         documents = iter(self._documents(prepared))
         return [next(documents) if result is None else result for result in results]
 
@@ -176,10 +177,6 @@ class TextTokenizer:
                 )
 
 
-def _failure(error: UnusableSampleError) -> Failure:
-    return Failure(reason=error.slug, detail=error.what, hint=hint_for(error.slug), field=error.where)
-
-
 class ReferenceEngine:
     """The Rust tokenizer itself.
 
@@ -198,7 +195,7 @@ class ReferenceEngine:
 
     def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
         """Ids and loss spans of each text; special tokens are written by the names of ``special``."""
-        if not _threads_are_off():
+        if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "no", "off"):
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         elif any(own is not None for own in spans):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -228,7 +225,3 @@ def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans
         learned[1:-1] |= (begins < end) & (np.maximum(ends, begins + 1) > begin)
     edges = np.flatnonzero(np.diff(learned))
     return np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1).astype(np.uint32).reshape(-1, 2)
-
-
-def _threads_are_off() -> bool:
-    return os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "no", "off")

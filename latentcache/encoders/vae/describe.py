@@ -204,7 +204,10 @@ def _described(
     if settings.compute_dtype not in (None, "auto"):
         return description
     compute = description.spec.compute_dtype
-    if old is not None and (context.check or _same_weights(description.spec, old)):
+    weights = ("family", "fingerprint", "config")
+    if old is not None and (
+        context.check or all(getattr(description.spec, name) == getattr(old, name) for name in weights)
+    ):
         compute = old.compute_dtype
     elif compute == "bfloat16" and context.ask is not None and not context.ask(_HAS_BFLOAT16):
         compute = "float32"
@@ -247,10 +250,6 @@ def _provenance(description: ModelDescription, *, clips: bool) -> dict[str, Any]
         "libraries": installed(_LIBRARIES),
         "decoders": installed((*_DECODERS, *("av",) * clips)),
     }
-
-
-def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:
-    return (asked.family, asked.fingerprint, asked.config) == (cached.family, cached.fingerprint, cached.config)
 
 
 def _spec(

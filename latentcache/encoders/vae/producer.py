@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.encoders.pixels import PixelProducer, Pixels
 from latentcache.encoders.vae.builtin import EncodedBatch, Encoder, StubEncoder
@@ -84,7 +83,7 @@ class VaeProducer(PixelProducer):
             return _failure("out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}")
         if encoded.finite[0]:
             return Made(array=np.ascontiguousarray(encoded.latents[0]))
-        if _is_only_too_large(encoded.latents):
+        if encoded.latents.dtype == np.float16 and not np.isnan(encoded.latents).any():  # too large to be stored
             storage = self._recipe.encoder.storage_dtype
             return _failure("storage-overflow", f"values beyond the range of {storage}")
         return _failure("non-finite", "the encoder gives NaN or infinity for it, also in float32")
@@ -109,11 +108,6 @@ class _Batch:
 
 def _failure(reason: str, detail: str) -> Failure:
     return Failure(reason=reason, detail=detail, hint=hint_for(reason))
-
-
-def _is_only_too_large(latents: NDArray[Any]) -> bool:
-    """True if values were finite until they were stored as float16; bfloat16 has float32's range."""
-    return latents.dtype == np.float16 and not np.isnan(latents).any()
 
 
 def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:

@@ -234,16 +234,6 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
     assert described(cached=again(third))[0].recipe.recipe_id != first.recipe.recipe_id
 
 
-def test_young_weights_are_hashed_again(copied, monkeypatch):
-    model, hashed = copied(), []
-    real = weights.fingerprint
-    monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
-    model.weights.touch()
-    first, _ = described({"model": str(model.folder)})
-    described(cached=again(first))
-    assert len(hashed) == 2
-
-
 def test_a_check_looks_at_no_model_that_was_not_named(tiny, monkeypatch):
     first, _ = described({"model": str(tiny("AutoencoderKL"))})
     monkeypatch.setattr("latentcache.encoders.vae.describe.locate", None)

@@ -99,15 +99,6 @@ def test_the_only_weights_count_whatever_they_are_called(model):
     assert locate(str(model.folder)).weights == (other,)
 
 
-@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "vae.ckpt"])
-def test_only_pickle_weights(model, name):
-    model.weights.rename(model.folder / name)
-    with pytest.raises(UnsupportedModelError) as caught:
-        locate(str(model.folder))
-    assert caught.value.what == f"{model.folder} has only pickle weights ({name})"
-    assert caught.value.fix == ("save it as safetensors where you trust it: model.save_pretrained(FOLDER)")
-
-
 def test_several_weights_are_not_chosen_from(model):
     for name in ("a.safetensors", "b.safetensors"):
         (model.folder / name).write_bytes(model.weights.read_bytes())
