@@ -194,8 +194,8 @@ def _records(listing: Listing, samples: SampleTable) -> dict[str, Any]:
     roles, fields = Counter[str](), Counter[str]()
     some = np.arange(min(len(samples), _ROLES_OF))
     for _, inputs in listing.job_inputs(some, ("record",), strict=False):
-        record = inputs["record"] or {}
-        fields.update(name for name in record if name not in ("source", "line", "content"))
+        record = {} if inputs["record"] is None else inputs["record"].as_json()
+        fields.update(name for name in record if name not in ("source", "line"))
         roles.update(role for role, *_ in record.get("messages") or ())
     return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(some)}
 

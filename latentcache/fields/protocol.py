@@ -183,7 +183,8 @@ class Job:
     name: str
     """Of the sample, for messages."""
     inputs: Mapping[str, Any]
-    """Input name -> JSON value: ``{"path": ...}`` below the data root, ``{"text": ...}``, or a record."""
+    """Input name -> JSON value: ``{"path": ...}`` below the data root, ``{"text": ...}``, or a record, which is a
+    ``Record`` in the build's own process."""
     content: bytes = b""
     """Content hash of the field's inputs; empty if it is known only after reading."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ one batch is in memory; their bytes are hashed first, and a file that changes in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from latentcache.fields.table import Rejected
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.rows import opened
-from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at, shown
+from latentcache.sources.lines import BLANK, MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at
 from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
 from latentcache.sources.records import RECORD_RULE, TEXT, Record, RecordFormat, detect_format, map_record
 from latentcache.value import Value
@@ -26,7 +26,6 @@ from latentcache.value import Value
 MAX_REJECTED = 100_000
 #: Extension in lower case -> kind of file.
 KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".text": "text"}
-_BLANK = b" \t\r\n"
 _ROWS = 1024
 
 
@@ -72,26 +71,35 @@ class RecordReader:
             if self.way.kind in ("parquet", "arrow"):
                 for _ in reader.chunks():
                     pass
-                self.stat, self.content = reader.finish()
             elif self.way.kind == "text":
-                yield from self._text_lines(reader) if self.way.text_lines else self._whole_text(reader)
-            elif reader.head.lstrip(_BLANK).startswith(b"["):
-                yield from self._json_list(reader)
+                values = reader.lines() if self.way.text_lines else self._whole_text(reader)
+                yield from self._records(values, lambda raw: {TEXT.text: _text(raw)})
+            elif reader.head.lstrip(BLANK).startswith(b"["):
+                yield from self._records(self._json_list(reader))
+            elif reader.head.lstrip(BLANK).split(b"\n", 1)[0].strip(BLANK) == b"{":  # pretty-printed
+                raise unusable("not-records", self.path, "it is one JSON object over several lines")
             else:
-                yield from self._json_lines(reader)
-            if self.stat is None:
-                self.stat, self.content = reader.finish()
-                return
-        yield from self._columnar()
-        if not self.stat.same_stat(stat_source(self.path)):
-            raise unusable("changing", self.path, "its size or time changed while it was read")
+                yield from self._records(reader.lines(), lambda raw: parse_json(_text(raw)))
+            self.stat, self.content = reader.finish()
+        if self.way.kind in ("parquet", "arrow"):
+            yield from self._columnar()
+            if not self.stat.same_stat(stat_source(self.path)):
+                raise unusable("changing", self.path, "its size or time changed while it was read")
 
-    def _record(self, line: int, value: Any) -> Iterator[Record]:
-        """The record of one parsed line, or nothing and a rejection."""
-        try:
-            yield map_record(value, self._known_form(value), source=self.name, line=line)
-        except UnusableSampleError as error:
-            self._reject(line, error)
+    def _records(
+        self, values: Iterable[tuple[int, Any]], parse: Callable[[Any], Any] = lambda value: value
+    ) -> Iterator[Record]:
+        """The records of (line, value); a line that makes none is rejected."""
+        for line, value in values:
+            try:
+                parsed = parse(value)
+                if self._form is None and isinstance(parsed, dict):
+                    self._form = detect_format(parsed)
+                record = map_record(parsed, self._form or TEXT, source=self.name, line=line)
+            except UnusableSampleError as error:
+                self._reject(line, error)
+            else:
+                yield record
 
     def _reject(self, line: int, error: UnusableSampleError) -> None:
         if len(self.rejected) >= MAX_REJECTED:
@@ -106,52 +114,10 @@ class RecordReader:
             Rejected(name=self.name, reason=error.slug, detail=error.what, hint=hint, line=line, field=error.where)
         )
 
-    def _known_form(self, value: Any) -> RecordFormat:
-        if self._form is None:
-            if not isinstance(value, dict):
-                raise fault("record-field", f"expected an object, found {shown(value)}")
-            self._form = detect_format(value)
-        return self._form
+    def _whole_text(self, reader: LineReader) -> Iterator[tuple[int, bytes]]:
+        yield 1, reader.all_bytes(MAX_LINE_BYTES, unusable("text-too-large", self.path, "it has more than 64 MiB"))
 
-    def _lines(self, reader: LineReader) -> Iterator[tuple[int, str]]:
-        """Every line with something on it as text; others are rejected."""
-        for line, raw in reader.lines():
-            if raw is not None and not raw.strip(_BLANK):
-                continue
-            try:
-                if raw is None:
-                    raise fault("line-too-long", f"the line has more than {MAX_LINE_BYTES} bytes")
-                yield line, decode(raw)
-            except UnusableSampleError as error:
-                self._reject(line, error)
-
-    def _json_lines(self, reader: LineReader) -> Iterator[Record]:
-        if reader.head.lstrip(_BLANK).split(b"\n", 1)[0].strip(_BLANK) == b"{":  # pretty-printed
-            raise unusable("not-records", self.path, "it is one JSON object over several lines")
-        for line, text in self._lines(reader):
-            try:
-                value = parse_json(text)
-            except UnusableSampleError as error:
-                self._reject(line, error)
-                continue
-            yield from self._record(line, value)
-
-    def _text_lines(self, reader: LineReader) -> Iterator[Record]:
-        for line, text in self._lines(reader):
-            yield from self._record(line, {TEXT.text: text})
-
-    def _whole_text(self, reader: LineReader) -> Iterator[Record]:
-        too_large = unusable("text-too-large", self.path, "it has more than 64 MiB")
-        try:
-            text = decode(reader.all_bytes(MAX_LINE_BYTES, too_large))
-        except UnusableSampleError as error:
-            if error is too_large:
-                raise
-            self._reject(1, error)
-            return
-        yield from self._record(1, {TEXT.text: text})
-
-    def _json_list(self, reader: LineReader) -> Iterator[Record]:
+    def _json_list(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
         """The items of a list; a list that is not well formed ends with an error: there is no place to go on."""
         words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
         text = decode(reader.all_bytes(MAX_SOURCE_BYTES, unusable("too-large", self.path, words)))
@@ -167,7 +133,7 @@ class RecordReader:
                 value, place = parse_json_at(text, place)
             except UnusableSampleError as error:
                 raise fault(error.slug, f"the list is broken in or after line {line}: {error.what}") from error
-            yield from self._record(line, value)
+            yield line, value
             place, first = _skip(text, place), False
         if text[place + 1 :].strip():
             raise fault("no-json", "there is something after the end of the list")
@@ -177,13 +143,15 @@ class RecordReader:
             # ``datasets`` (its feature ``Json``) writes values of several forms as JSON.
             kinds = {column.name: column.type for column in table.schema if "arrow.json" in str(column.type)}
             rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())
-            for number, row in enumerate(rows, start=1):
-                try:
-                    row.update({name: _parsed(row[name], kind) for name, kind in kinds.items()})
-                except UnusableSampleError as error:
-                    self._reject(number, error)
-                    continue
-                yield from self._record(number, row)
+            parse = lambda row: {**row, **{name: _parsed(row[name], kind) for name, kind in kinds.items()}}  # noqa: E731
+            yield from self._records(enumerate(rows, start=1), parse)
+
+
+def _text(raw: bytes | None) -> str:
+    """A line as text."""
+    if raw is None:
+        raise fault("line-too-long", f"the line has more than {MAX_LINE_BYTES} bytes")
+    return decode(raw)
 
 
 def _parsed(value: Any, kind: Any) -> Any:

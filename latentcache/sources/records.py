@@ -80,6 +80,15 @@ class Record:
         """0: a text. 1: a conversation. 2: a text that begins with a prompt. A column of the samples."""
         return 1 if self.messages is not None else 2 if self.begin else 0
 
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values, for a worker process; without the content hash."""
+        place = {"source": self.source, "line": self.line}
+        if self.messages is None:
+            return {**place, "text": self.text, **({"begin": self.begin} if self.begin else {})}
+        turns = [[m.role, m.content, m.learned, [list(pair) for pair in m.fields]] for m in self.messages]
+        more = {"options": self.options} if self.options else {}
+        return {**place, "messages": turns, "tools": self.tools, **more}
+
 
 def text_record(source: str, line: int, text: str, content: bytes = b"", *, begin: int = 0) -> Record:
     """A text as a record; its content hash may be known. Raises UnicodeEncodeError for half a surrogate pair."""
@@ -114,18 +123,13 @@ def record_size(record: Record) -> int:
     return sum(len(message.content) for message in record.messages) + more + len(record.tools)
 
 
-def record_json(record: Record) -> dict[str, Any]:
-    """A record as JSON values, as jobs carry it to workers."""
-    place = {"source": record.source, "line": record.line}
-    if record.messages is None:
-        return {**place, "text": record.text, **({"begin": record.begin} if record.begin else {})}
-    turns = [[m.role, m.content, m.learned, [list(pair) for pair in m.fields]] for m in record.messages]
-    more = {"options": record.options} if record.options else {}
-    return {**place, "messages": turns, "tools": record.tools, **more}
+def record_from_json(data: Mapping[str, Any] | Record, content: bytes = b"") -> Record:
+    """Inverse of :meth:`Record.as_json`, which a job in the build's own process does without.
 
-
-def record_from_json(data: Mapping[str, Any], content: bytes = b"") -> Record:
-    """Inverse of :func:`record_json`; the content hash is computed again if it is not given."""
+    The content hash is computed again if it is not given.
+    """
+    if isinstance(data, Record):
+        return data
     if "text" in data:
         return text_record(data["source"], data["line"], data["text"], content, begin=data.get("begin", 0))
     messages = tuple(
@@ -244,7 +248,10 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         raise fault("record-field", f"expected an object, found {shown(record)}")
     try:
         if form.form == "text":
-            return text_record(source, line, _text(record, form.text))
+            text = record.get(form.text)
+            if not text or not isinstance(text, str):
+                text = _text(record, form.text)
+            return text_record(source, line, text)
         if form.form == "completion" and isinstance(record.get(form.prompt), str):
             prompt, answer = record[form.prompt], _answer(record, form)
             return text_record(source, line, prompt + answer, begin=len(prompt))

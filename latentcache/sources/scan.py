@@ -30,7 +30,6 @@ from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
-from latentcache.sources.records import record_json
 from latentcache.value import Value
 
 IMAGES, RECORDS = "images", "records"
@@ -148,12 +147,12 @@ class Listing(Scanned):
     def job_inputs(
         self, rows: NDArray[np.integer] | Sequence[int], names: Sequence[str], *, strict: bool = True
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(row, {input name: JSON value}) of samples, in the order of the rows.
+        """(row, {input name: value}) of samples, in the order of the rows.
 
         Args:
             rows: Rows of :attr:`samples`; ascending if records are asked for.
             names: ``image``, ``mask``, ``control``: a place of ``archives.members`` or None; ``caption``:
-                ``{"text": ...}``; ``record``: see ``records.record_json``.
+                ``{"text": ...}``; ``record``: a ``records.Record``.
             strict: False gives None for a record that is not in its file any more.
 
         Raises:
@@ -169,7 +168,7 @@ class Listing(Scanned):
                         where=self.samples.names[row],
                         fix="run the same command again when no program writes to it: committed work is kept",
                     )
-                yield row, {"record": record and record_json(record)}
+                yield row, {"record": record}
             return
         for start in range(0, len(rows), _BLOCK):
             some = rows[start : start + _BLOCK]

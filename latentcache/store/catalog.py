@@ -221,13 +221,11 @@ class Catalog:
         if found is None:
             return None
         header, position, payload = found
-        columns, ragged = header.item_columns(position)
         return Item(
             key=header.item_keys()[position].tobytes(),
             array=header.item(memoryview(payload), position),
             same=header.same[position].tobytes() if header.same[position].any() else b"",
-            columns=columns,
-            ragged_columns=ragged,
+            columns=header.item_columns(position),
         )
 
     def read(self, place: int) -> NDArray[Any] | None:

@@ -108,12 +108,12 @@ class EntryHeader(Value):
         start = int(self.start[position])
         return array[start : start + int(self.length[position])] if self.ragged else array[start]
 
-    def item_columns(self, position: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Own columns of one item: plain ones, and the values of ragged ones."""
-        ragged = {}
+    def item_columns(self, position: int) -> dict[str, NDArray[Any]]:
+        """Own columns of one item: its value, or its values in a ragged one."""
+        found = {name: values[position] for name, values in self.columns.items()}
         for name, (ends, values) in self.ragged_columns.items():
-            ragged[name] = values[int(ends[position - 1]) if position else 0 : int(ends[position])]
-        return {name: values[position] for name, values in self.columns.items()}, ragged
+            found[name] = values[int(ends[position - 1]) if position else 0 : int(ends[position])]
+        return found
 
 
 # Not frozen: there is one for each item, and a frozen one takes three times as long to make.
@@ -128,9 +128,7 @@ class Item:
     same: bytes = b""
     """16-byte hash of exactly what the encoder saw; empty if the kind has none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The kind's own columns; zeros for those that are missing."""
-    ragged_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """(k, ...) each; no values for those that are missing."""
+    """The kind's own columns: zeros for those that are missing, (k, ...) for ragged ones; others are not kept."""
 
 
 class NewEntry(Value):
@@ -178,7 +176,9 @@ class _Packer:
         for item in items:
             own = item.key[:CONTENT_AT], item.key[_CONTENT.stop :], item.array.shape[self.spec.ragged :]
             more = item.array.nbytes + self._row_bytes + len(item.same)
-            more += sum(4 + np.asarray(values).nbytes for values in item.ragged_columns.values())
+            for name in self.kind.ragged_columns:
+                if name in item.columns:
+                    more += 4 + np.asarray(item.columns[name]).nbytes
             if block and (own != group or size + more > BLOCK_BYTES):
                 yield block
                 block = []
@@ -230,7 +230,7 @@ class _Packer:
                 columns[name] = values
         for name, (dtype, shape) in self.kind.ragged_columns.items():
             nothing = np.zeros((0, *shape), dtype=dtype)
-            parts = [np.asarray(item.ragged_columns.get(name, nothing), dtype=dtype) for item in items]
+            parts = [np.asarray(item.columns.get(name, nothing), dtype=dtype) for item in items]
             parts = [part.reshape(-1, *shape) for part in parts]
             if any(map(len, parts)):
                 columns[name] = np.concatenate(parts)

@@ -60,8 +60,7 @@ def publish(root, samples, fields, *, seal_every=10_000, part=""):
         keys[field.kind.name] = key = field.kind.keys(content, field.group, field.variant, field.groups, field.recipe)
         items = [
             Item(key=key[row].tobytes(), array=array,
-                 columns={name: values[row] for name, values in field.columns.items()},
-                 ragged_columns={name: values[row] for name, values in field.ragged.items()})
+                 columns={name: values[row] for name, values in (field.columns | field.ragged).items()})
             for row, array in enumerate(field.arrays)
         ]  # fmt: skip
         for start in range(0, len(items), seal_every):

@@ -25,7 +25,7 @@ def records_of(data, **options):
 def texts(data, **options):
     found = records_of(data, **options)
     inputs = [value["record"] for _, value in found.job_inputs(range(len(found.samples)), ("record",))]
-    return [one.get("text") or one["messages"][-1][1] for one in inputs], found
+    return [one.text or one.messages[-1].content for one in inputs], found
 
 
 def reasons(items):

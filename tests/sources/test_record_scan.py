@@ -34,9 +34,7 @@ def rows_of(listing):
 
 def texts_of(listing, rows=None, **options):
     rows = range(len(listing.samples)) if rows is None else rows
-    return [
-        value["record"] and value["record"]["text"] for _, value in listing.job_inputs(rows, ("record",), **options)
-    ]
+    return [value["record"] and value["record"].text for _, value in listing.job_inputs(rows, ("record",), **options)]
 
 
 def same(one, other):

@@ -92,7 +92,7 @@ def item_of(name, number):
         return Item(key=key, array=rng.standard_normal(48).astype("<f4"))
     array = rng.integers(0, 60_000, rng.integers(1, 2000)).astype("<u2")
     spans = np.array([[0, 1], [2, number % 5 + 1], [9, 4]])[: number % 4]
-    return Item(key=key, array=array, columns={"control": number % 3}, ragged_columns={"spans": spans})
+    return Item(key=key, array=array, columns={"control": number % 3, "spans": spans})
 
 
 def items_of(name, numbers):

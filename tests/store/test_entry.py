@@ -55,12 +55,12 @@ def test_items_come_back_from_their_entries(name, numbers):
         assert header.item(payload, position).tobytes() == item.array.tobytes()
         assert header.item(payload, position).shape == item.array.shape
         assert header.same[position].tobytes() == (item.same or bytes(16))
-        columns, ragged = header.item_columns(position)
+        columns = header.item_columns(position)
         for column in KINDS[name].columns:
             expected = item.columns[column]
             np.testing.assert_array_equal(columns.get(column, np.zeros_like(expected)), expected)
         for column in KINDS[name].ragged_columns:
-            np.testing.assert_array_equal(ragged.get(column, np.zeros((0, 2))), item.ragged_columns[column])
+            np.testing.assert_array_equal(columns.get(column, np.zeros((0, 2))), item.columns[column])
 
 
 def test_overhead_stays_small():

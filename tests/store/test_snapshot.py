@@ -53,7 +53,7 @@ def check_rows(snapshot, numbers):
             ends, values = (np.asarray(part) for part in rows.ragged_columns[column])
             for row, item in enumerate(items):
                 begin = ends[row - 1] if row else 0
-                np.testing.assert_array_equal(values[begin : ends[row]], item.ragged_columns[column])
+                np.testing.assert_array_equal(values[begin : ends[row]], item.columns[column])
 
 
 def test_a_snapshot_is_what_was_published(paths):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError
@@ -169,9 +169,7 @@ class Batches:
         finally:
             self.waited_s += time.monotonic() - started
         failpoint("result-received")
-        for job, one in zip(jobs, made, strict=True):
-            if isinstance(one, Made):
-                self._check(job.outputs[0].group, one)
+        self._check(zip((job.outputs[0].group for job in jobs), made, strict=True))
         return made
 
     def collect(self, *, wait: bool) -> list[Result]:
@@ -195,16 +193,19 @@ class Batches:
         finally:
             self.waited_s += time.monotonic() - started
         failpoint("result-received")
-        for candidate, one in zip(batch, made, strict=True):
-            if isinstance(one, Made):
-                self._check(candidate.group, one)
+        self._check(zip((candidate.group for candidate in batch), made, strict=True))
         return list(zip(batch, made, strict=True))
 
-    def _check(self, group: int, made: Made) -> None:
+    def _check(self, results: Iterable[tuple[int, Made | Failure]]) -> None:
         """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
-        expected, dtype = self._groups[group].shape, numpy_dtype(self._spec.dtype)
-        found, ragged = made.array.shape, expected[:1] == (-1,)
-        if len(found) != len(expected) or found[ragged:] != expected[ragged:] or made.array.dtype != dtype:
+        dtype = numpy_dtype(self._spec.dtype)
+        for group, made in results:
+            if isinstance(made, Failure):
+                continue
+            expected, found = self._groups[group].shape, made.array.shape
+            ragged = expected[:1] == (-1,)
+            if len(found) == len(expected) and found[ragged:] == expected[ragged:] and made.array.dtype == dtype:
+                continue
             raise EncoderError(
                 "the encoder gives arrays of another shape or type than the field",
                 where=self._kind.name,

@@ -278,7 +278,7 @@ class WorkerPool:
         for one in self._paths.all_sealed():
             if one.name.partition("-")[0] == shard:
                 with reading(one):
-                    found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
+                    found += split_keys(np.asarray(load_index(one).keys()).tobytes())
         new = [key for key in found if key not in known]
         self._take_keys(b"".join(new))
         self.progress.encoded += len(new)

@@ -69,8 +69,9 @@ class _Worker:
     def settle(self, numbers: Sequence[int]) -> dict[int, Job]:
         """Its jobs of these numbers, which are taken out of their units."""
         settled: dict[int, Job] = {}
+        wanted = set(numbers)
         for number, unit in list(self.leases.items()):
-            found = {one: unit.jobs[one] for one in numbers if one in unit.jobs}
+            found = {one: unit.jobs[one] for one in wanted.intersection(unit.jobs)}
             settled |= found
             if not unit.probe:
                 for one in found:

@@ -7,6 +7,7 @@ key.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,10 @@ import numpy as np
 
 from latentcache.fields.protocol import Failure, FieldKind, FieldRecipe, Group, Job, Output, Read
 from latentcache.identity.content import HASH_BYTES
+from latentcache.pipeline.workers.transport import split_keys
 from latentcache.store.catalog import Catalog
+
+_NONE: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +50,7 @@ class TrackedJob:
     """The content hash that the keys are made from."""
     keys: dict[int, bytes] = field(default_factory=dict)
     """Item key by ``Output.item``."""
-    there: frozenset[bytes] = frozenset()
+    there: AbstractSet[bytes] = _NONE
     """Those that were committed before this run."""
     unmade: int = 0
     """Outputs that are not encoded."""
@@ -84,12 +88,12 @@ class Tracker:
             self._recipe,
         )
         there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
-        rows = zip(map(bytes, keys), there.tolist(), strict=True)
+        split = split_keys(keys.tobytes())
+        known, each = {key for key, exists in zip(split, there.tolist(), strict=True) if exists}, iter(split)
         for tracked, content in zip(jobs, contents, strict=True):
-            found = {output.item: next(rows) for output in tracked.job.outputs}
             tracked.content = content
-            tracked.keys = {item: key for item, (key, _) in found.items()}
-            tracked.there = frozenset(key for key, exists in found.values() if exists)
+            tracked.keys = {output.item: next(each) for output in tracked.job.outputs}
+            tracked.there = known.intersection(tracked.keys.values()) if known else _NONE
 
     def missing(self, tracked: TrackedJob, content: bytes) -> Sequence[Output]:
         """Outputs that this job has to make, given the content hash of its inputs."""

@@ -133,7 +133,9 @@ def channel_pair() -> tuple[Channel, socket.socket]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON: a dataclass by the names of its fields, bytes as hex, arrays and sets as lists."""
+    """A value as JSON: by its own method, a dataclass by the names of its fields, bytes as hex, arrays as lists."""
+    if hasattr(value, "as_json"):
+        return value.as_json()
     if is_dataclass(value):
         return {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, bytes):

@@ -157,7 +157,9 @@ class Watchdog:
 
     def late(self, steps: Sequence[Activity]) -> list[Activity]:
         """Steps that take too long, by the last look."""
-        return [step for step in steps if self._ages.get((step.row, step.step), 0.0) > self._allowed(step)]
+        ages = [self._ages.get((step.row, step.step), 0.0) for step in steps]
+        old = [(step, age) for step, age in zip(steps, ages, strict=True) if age > self._deadline]
+        return [step for step, age in old if age > self._allowed(step)]
 
     def _allowed(self, step: Activity) -> float:
         if step.stage == OPENING:

@@ -287,7 +287,7 @@ class WorkerLoop:
         same = np.frombuffer(item.prepared.same, dtype=np.uint8)[None]
         place = int(self.lookup.find_same(same, np.frombuffer(item.key, dtype=np.uint8)[None])[0])
         found = self.lookup.item(place) if place >= 0 else None
-        return None if found is None else Made(array=found.array, columns={**found.columns, **found.ragged_columns})
+        return None if found is None else Made(array=found.array, columns=found.columns)
 
     def _make(self, every: Sequence[TrackedJob]) -> None:
         """Make the only items of jobs in one call; one by one if that fails."""
@@ -358,14 +358,9 @@ class WorkerLoop:
         self._made(done)
 
     def _item(self, key: bytes, made: Made, prepared: Prepared | None = None) -> Item:
-        columns = made.columns if prepared is None else {**made.columns, **prepared.columns}
-        return Item(
-            key=key,
-            array=made.array,
-            same=b"" if prepared is None else prepared.same,
-            columns={name: columns[name] for name in self.kind.columns if name in columns},
-            ragged_columns={name: columns[name] for name in self.kind.ragged_columns if name in columns},
-        )
+        if prepared is None:
+            return Item(key=key, array=made.array, columns=made.columns)
+        return Item(key=key, array=made.array, same=prepared.same, columns={**made.columns, **prepared.columns})
 
     def _made(self, jobs: Sequence[TrackedJob]) -> None:
         """Jobs are encoded, or have failed. Small items are packed when their unit is complete."""

@@ -7,7 +7,7 @@ from made_tokenizers import byte_level, save
 from latentcache.encoders.text import fastcheck, producer
 from latentcache.encoders.text.producer import TokenProducer
 from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
-from latentcache.sources.records import Message, chat_record, record_json, text_record
+from latentcache.sources.records import Message, chat_record, text_record
 
 
 def opened(description, **context):
@@ -16,7 +16,7 @@ def opened(description, **context):
 
 
 def job(record, number=0):
-    inputs = json.loads(json.dumps({"record": record_json(record)}))
+    inputs = json.loads(json.dumps({"record": record.as_json()}))
     return Job(
         sample=number, name=f"{record.source}:{record.line}", inputs=inputs, outputs=(Output(item=0, group=0),)
     )
