@@ -68,6 +68,10 @@ def test_reading_commands_need_no_model(cache, words):
     assert names & MODELS == set()
 
 
+def test_a_check_decodes_no_image(cache):
+    assert "PIL" not in imported("verify", cache)[1]
+
+
 def test_rejecting_a_folder_that_does_not_exist_needs_no_model(tmp_path):
     status, names = imported("build", str(tmp_path / "nothing"))
     assert status == 2

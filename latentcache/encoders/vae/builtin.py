@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.pixels import Pixels
 from latentcache.fields.dtypes import finite, stored
 from latentcache.fields.latents import EncoderSpec
 from latentcache.identity.content import json_hash
 from latentcache.value import Value
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a check that compares recipes decodes no image
+    from latentcache.encoders.pixels import Pixels
     from latentcache.encoders.vae.encoder import Download
 
 #: Frames of a latent frame: the first of each is encoded, as an image.
