@@ -11,6 +11,7 @@ from pathlib import Path
 import make_format_vectors
 import numpy as np
 import pytest
+from damaged import flip
 
 from latentcache.fields import registry
 from latentcache.identity.content import checksum
@@ -177,7 +178,7 @@ def test_the_second_reader_reads_starts_that_do_not_follow(program, tmp_path, mo
 def test_the_second_reader_refuses_damage(program, tmp_path):
     cache = shutil.copytree(FOLDER / "cache", tmp_path / "cache")
     index = load_index(cache / "shards" / "second")
-    made_entries.flip(index.data, int(np.asarray(index.offset)[0]) + 10)
+    flip(index.data, int(np.asarray(index.offset)[0]) + 10)
     done = subprocess.run([sys.executable, program, cache], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ValueError: payload checksum" in done.stderr
