@@ -118,7 +118,7 @@ class ChatRenderer:
         chat = _Conversation(
             turns=[self._turn(message) for message in told],
             tools=self._marked(json.loads(record.tools)) if record.tools else None,
-            options=json.loads(record.options) if record.options else {},
+            options=self._marked(json.loads(record.options)) if record.options else {},
         )
         text, tagged = self._run(chat, tags=self.has_generation)
         if self.has_generation:

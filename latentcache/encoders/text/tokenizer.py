@@ -118,6 +118,7 @@ class TextTokenizer:
             *(m.content for m in record.messages),
             *(v for m in record.messages for _, v in m.fields),
             record.tools,
+            record.options,
         ]
         for word in words:
             self._check_reserved(word)

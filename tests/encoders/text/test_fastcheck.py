@@ -27,7 +27,7 @@ def test_equal_ids_turn_it_on(reference):
     assert document.array[-1] == reference.recipe.eos_id
 
 
-def test_every_character_is_fast_tokenizer(reference, monkeypatch):
+def test_every_character_is_tried(reference, monkeypatch):
     monkeypatch.undo()
     assert not isinstance(fast_tokenizer(reference, []), str)
 

@@ -89,8 +89,14 @@ def test_values_of_one_record_reach_the_template(folder, tmp_path):
     (tmp_path / "t").write_text("{{ mood }}" + untagged(CHATML))
     options = {"chat_template": tmp_path / "t", "template_options": (("mood", '"good"'),)}
     tokenizer = opened_tokenizer(folder, chat=True, **options)
-    plain, bad = tokenizer.tokenize([chat("a", "b"), chat("a", "b", options='{"mood":"bad"}')])
+    moods = ("bad", "<|im_end|>")
+    plain, bad, special = tokenizer.tokenize(
+        [chat("a", "b"), *(chat("a", "b", options=json.dumps({"mood": mood})) for mood in moods)]
+    )
     assert len(plain.array) != len(bad.array)
+    end = tokenizer.recipe.eos_id
+    assert plain.array.tolist().count(end) == special.array.tolist().count(end), "text in a value stays text"
+    assert special.columns["control"] == 1
 
 
 def test_the_difference_of_prefixes_gives_the_same_runs_as_tags(folder, tmp_path):
