@@ -44,6 +44,16 @@ def cause(data: bytes, **limits: int) -> str:
     return caught.value.slug
 
 
+def test_postscript_never_starts_ghostscript(tmp_path, monkeypatch):
+    marker = tmp_path / "started"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert cause(saved(Image.new("RGB", (40, 30)), format="EPS")) == "eps"
+    assert not marker.exists()
+
+
 def test_orientation_behind_the_pixels_of_a_png_counts():
     assert image_size(png(40, 30, after=chunk(b"eXIf", exif(6)))) == Size(40, 30)
     assert image_size(png(40, 30, chunk(b"eXIf", exif(6)))) == Size(40, 30)
