@@ -51,6 +51,8 @@ ICC_POLICIES = ("srgb", "ignore")
 #: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.
 DEFAULT_CROPS, MAX_CROPS = 4, 128
 _LENGTHS = MAX_DIM + 1
+#: Numbers that are sorted together.
+_SLICE = 1 << 17
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 #: Channels, kind, scale and shift of latents -> models that train on them (their ``vae/config.json``).
@@ -313,13 +315,13 @@ class Latents(FieldKind):
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
         assert isinstance(recipe, LatentsRecipe)
-        size, geometry = samples.columns["original_size"].astype(np.int64), recipe.geometry
+        size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
         frames, unfit = self.frames(samples, known, recipe)
         known, frames = known[frames > 0], frames[frames > 0]
         placed = _Placed(samples, known, size[known], geometry)
-        pairs, pair = np.unique(placed.which * _LENGTHS + frames, return_inverse=True)
+        pairs, pair = _distinct(placed.which.astype(np.int64) * _LENGTHS + frames)
         dims = [
             [(value % _LENGTHS, bucket.height, bucket.width) for bucket in placed.buckets[value // _LENGTHS]]
             for value in pairs.tolist()
@@ -466,9 +468,9 @@ class _Placed:
     """
 
     def __init__(
-        self, samples: SampleTable, known: NDArray[np.intp], size: NDArray[np.int64], geometry: GeometrySettings
+        self, samples: SampleTable, known: NDArray[np.intp], size: NDArray[np.uint32], geometry: GeometrySettings
     ) -> None:
-        distinct, which = np.unique(size[:, 0] << 32 | size[:, 1], return_inverse=True)
+        distinct, which = _distinct(size[:, 0].astype(np.int64) << 32 | size[:, 1])
         self._samples, self._known, tables = samples, known, geometry.tables()
         self.which = which
         """(n,) number of the size of each image."""
@@ -519,12 +521,24 @@ def _buckets_of(
     return tuple(dict.fromkeys(fitting)), "" if fitting else reasons[0]
 
 
+def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Distinct numbers in order, and (n,) the position of each: as ``np.unique`` finds them, in less memory."""
+    parts = [slice(start, start + _SLICE) for start in range(0, len(numbers), _SLICE)]
+    distinct = np.unique(np.concatenate([numbers[:0], *(np.unique(numbers[part]) for part in parts)]))
+    which = np.empty(len(numbers), dtype=np.int32)
+    for part in parts:
+        which[part] = np.searchsorted(distinct, numbers[part])
+    return distinct, which
+
+
 def _spread(
-    samples: NDArray[np.intp], which: NDArray[np.intp], chosen: Sequence[Sequence[int]]
+    samples: NDArray[np.intp], which: NDArray[np.int32], chosen: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Sample and group of every item before flips; ``which`` is the distinct size of each sample."""
     counts = np.array([len(groups) for groups in chosen], dtype=np.int64)
     flat = np.array([group for groups in chosen for group in groups], dtype=np.int32)
+    if (counts == 1).all() and len(counts):
+        return samples.astype(np.int32), flat[which]
     each = counts[which] if len(counts) else np.zeros(0, dtype=np.int64)
     first = (np.cumsum(counts) - counts)[which] if len(counts) else each
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)

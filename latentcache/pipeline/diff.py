@@ -52,7 +52,7 @@ class FieldWork:
     """Without keys and costs, and without items of rejected samples."""
     kept: FieldRows | None
     """``before``, if it has the same recipe: its rows are taken over."""
-    place: NDArray[np.int64]
+    place: NDArray[np.int32]
     """(P,) row of each item in ``kept``, or their number and a place in the catalog; -1: not committed, or unread."""
     todo: NDArray[np.intp]
     """(T,) items to make, in the order of their jobs."""
@@ -85,7 +85,7 @@ class FieldWork:
     @property
     def unchanged(self) -> bool:
         """True if the items are those of the snapshot."""
-        return self.kept is not None and np.array_equal(self.place, np.arange(len(self.kept)))
+        return self.kept is not None and np.array_equal(self.place, np.arange(len(self.kept), dtype=np.int32))
 
     @property
     def committed(self) -> int:
@@ -230,7 +230,7 @@ def field_work(
         plan = select_items(plan, usable_items(plan, usable, described.recipe.spec.first_prompt))
     kept = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
     content = np.asarray(kind.content(samples))
-    place = np.full(len(plan.sample), -1, dtype=np.int64) if kept is None else _kept(kept, plan, samples, catalog)
+    place = np.full(len(plan.sample), -1, dtype=np.int32) if kept is None else _kept(kept, plan, samples, catalog)
     work = FieldWork(
         kind=kind,
         described=described,
@@ -260,10 +260,11 @@ def field_work(
     return work
 
 
-def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> NDArray[np.int64]:
+def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> NDArray[np.int32]:
     """(P,) the row of each item in the snapshot; -1: another sample, or its shard is damaged or gone."""
-    same = samples is kept.samples
-    before = np.arange(len(samples)) if same else match_names(samples.names, kept.samples.names)
+    before: NDArray[np.integer] = np.arange(len(samples), dtype=np.int32)
+    if samples is not kept.samples:
+        before = match_names(samples.names, kept.samples.names)
     place = kept.rows_of(plan, samples, before)
     gone = [number for number, name in enumerate(kept.shards) if name not in catalog.shards]
     if gone:

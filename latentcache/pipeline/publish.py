@@ -50,7 +50,7 @@ class Outcome:
     """Of encoders, beside that of the snapshot and the run."""
 
 
-def publishable_items(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.intp]:
+def publishable_items(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.integer]:
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
     work = outcome.work
     plan, place = work.plan, work.place
@@ -70,7 +70,7 @@ def publishable_items(outcome: Outcome, samples: SampleTable, root: Path) -> NDA
             found[row] = rejection(samples, work, row, failure)
     outcome.rejected = {row: _with_content(one, samples, work, row, root) for row, one in found.items()}
     if not any_lost:
-        return np.arange(len(place))
+        return np.arange(len(place), dtype=np.int32)
     usable = np.ones(len(samples), dtype=np.bool_)
     usable[lacking] = False
     return usable_items(plan, usable, first, ~lost)
@@ -193,7 +193,7 @@ def new_snapshot(base: NewSnapshot, outcomes: Sequence[Outcome], catalog: Catalo
 
 
 def _field(
-    outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32] | None, catalog: Catalog
+    outcome: Outcome, items: NDArray[np.integer], numbers: NDArray[np.int32] | None, catalog: Catalog
 ) -> FieldColumns:
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     work = outcome.work
@@ -226,7 +226,9 @@ def _field(
     )
 
 
-def _notes(samples: SampleTable, new: FieldColumns, outcome: Outcome, items: NDArray[np.intp]) -> Iterator[Rejected]:
+def _notes(
+    samples: SampleTable, new: FieldColumns, outcome: Outcome, items: NDArray[np.integer]
+) -> Iterator[Rejected]:
     """What the kind has to say of its items, each with the first sample that it holds for."""
     for reason, detail, rows in outcome.work.kind.remarks(new.columns):
         found = np.unique(outcome.work.plan.sample[items[rows]])

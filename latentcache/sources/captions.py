@@ -47,14 +47,14 @@ _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 class Chosen(Value):
     """Samples (n) in the byte order of their names, by positions among the files."""
 
-    image: NDArray[np.int64]
-    caption: NDArray[np.int64]
+    image: NDArray[np.integer]
+    caption: NDArray[np.integer]
     """(n,) caption files or tables; -1: none."""
     which: NDArray[np.int8]
     """(n,) extension of the caption file among those of its rule; -1: the caption is in no file beside the image."""
-    owner: NDArray[np.int64]
+    owner: NDArray[np.integer]
     """(n,) sets."""
-    repeats: NDArray[np.int64]
+    repeats: NDArray[np.integer]
     line: NDArray[np.uint32] | None = None
     """(n,) rows of tables, or members of archives; 0: the caption is in none. None: there are none."""
     focus: NDArray[np.float32] | None = None
@@ -67,7 +67,7 @@ class Chosen(Value):
     """(n, 2) see ``archives.members.SPAN``."""
     own: Sequence[str] = ()
     """Behind the name of the file: ``/000123.jpg``, ``:17``, if there are archives."""
-    known: NDArray[np.int64] | None = None
+    known: NDArray[np.integer] | None = None
     """(n,) rows of the snapshot of samples in archives that did not change; -1: unknown."""
 
     @classmethod

@@ -142,9 +142,9 @@ class _Files:
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         rows = np.concatenate(self._rows, axis=1)
         self._rows.clear()
-        self.images: NDArray[np.int64] = rows[0].astype(np.int64)
+        self.images: NDArray[np.int32] = rows[0]
         """(n,) positions of images among the files, in the byte order of their names."""
-        self.beside: NDArray[np.int64] = rows[1].astype(np.int64)
+        self.beside: NDArray[np.int32] = rows[1]
         """(n,) those of their captions; -1: none."""
         self.which: NDArray[np.int8] = rows[2].astype(np.int8)
         """(n,) which extension of the rule the caption file has."""
@@ -373,14 +373,16 @@ class ImageScan(Scan):
 
     def _with_partners(
         self, layout: Layout, files: _Files, names: Strings, memos: NDArray[np.uint64], chosen: Chosen
-    ) -> tuple[Strings, NDArray[np.uint64], dict[str, NDArray[np.int64]]]:
+    ) -> tuple[Strings, NDArray[np.uint64], dict[str, NDArray[np.integer]]]:
         """Files with masks and control images at the end; input -> (S,) position of each, -1: none.
 
         An input that the snapshot has stays one, so that a sample whose image is gone is found.
         """
         partners, before = files.partners, self.known.inputs if self.known is not None else {}
         inputs = dict.fromkeys([*partners.inputs(layout), *(set(before) - {"image", "caption"} - layout.unpaired)])
-        found = {name: np.full(len(chosen.image), -1, dtype=np.int64) for name in inputs}
+        found: dict[str, NDArray[np.integer]] = {
+            name: np.full(len(chosen.image), -1, dtype=np.int64) for name in inputs
+        }
         numbers = dict[str, int]()
         for row, name in enumerate(names.take(chosen.image)) if inputs else ():
             for role in inputs:
@@ -397,7 +399,7 @@ class ImageScan(Scan):
             names, memos = strings_of([names, list(numbers)]), np.concatenate([memos, more])
         return names, memos, found
 
-    def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> None:
+    def _hash(self, root: Path, names: Strings, images: NDArray[np.integer], held: Known) -> None:
         """Hash images of unknown content if asked for."""
         touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
         if held.table is not None:  # the images of a cache of captions were never read
@@ -445,7 +447,7 @@ def _beside(
 
 def _of_folders(layout: Layout, files: _Files) -> Chosen:
     """Samples of sets that are folders; of several sets each one counts, and the deepest says the caption."""
-    folder_of, repeats = dict[int, int](), np.zeros(len(files.images), dtype=np.int64)
+    folder_of, repeats = dict[int, int](), np.zeros(len(files.images), dtype=np.int32)
     reg = balanced(layout.sets, files.sizes)
     for owners, number in files.owners.items():
         own = [one for one in owners if not layout.sets[one].captions.table]
@@ -459,7 +461,7 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
             used, left = layout.sets[own[0]].label, layout.sets[other].label
             words = f"images have the captions of {used}, not those of {left}"
             files.walk.notes.add(counted(files.names[int(images[0])], "in-two-sets", len(images), words))
-    owner = np.array([folder_of[number] for number in range(len(folder_of))] or [0])[files.owner]
+    owner = np.array([folder_of[number] for number in range(len(folder_of))] or [0], dtype=np.int32)[files.owner]
     chosen = Chosen(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
     out = (owner >= 0) & (repeats == 0)
     if out.any():
@@ -503,7 +505,7 @@ def _wildcards(rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, nam
         yield counted(names[rows[0]], "caption-wildcard", len(rows), words)
 
 
-def _used(chosen: Chosen, further: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+def _used(chosen: Chosen, further: Mapping[str, NDArray[np.integer]]) -> NDArray[np.integer]:
     """Files of images and of what belongs to them, each once."""
     images = chosen.image if chosen.member is None else chosen.image[chosen.member == 0]
     return np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())])) if further else images
@@ -578,7 +580,7 @@ def _samples(
     caption: Input,
     sets: Sequence[ImageSet],
     reading: NDArray[np.uint8] | None,
-    further: Mapping[str, NDArray[np.int64]],
+    further: Mapping[str, NDArray[np.integer]],
 ) -> SampleTable:
     """The table of images at these positions among the files; masks and control images as :func:`_with_partners`."""
     images = chosen.image
@@ -614,7 +616,7 @@ def _samples(
     )
 
 
-def _selected(names: Strings, places: NDArray[np.int64]) -> Strings:
+def _selected(names: Strings, places: NDArray[np.integer]) -> Strings:
     return strings_of(names.take(places[start : start + _BLOCK]) for start in range(0, len(places), _BLOCK))
 
 

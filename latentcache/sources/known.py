@@ -72,9 +72,9 @@ class Scanned(Value):
     """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
 
 
-def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
+def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once."""
-    place = np.full(len(names), -1, dtype=np.int64)
+    place = np.full(len(names), -1, dtype=np.int32)
     mine = theirs = 0
     while count := min(_SLICE, len(names) - mine, len(others) - theirs):
         (lengths, text), (more, other) = names.span(mine, mine + count), others.span(theirs, theirs + count)
@@ -94,7 +94,7 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
     return place
 
 
-def _match_rest(names: Strings, others: Strings, place: NDArray[np.int64]) -> None:
+def _match_rest(names: Strings, others: Strings, place: NDArray[np.int32]) -> None:
     """Match what is left in any order, by 64-bit hashes and then by the names themselves."""
     mine, left = np.flatnonzero(place < 0), np.ones(len(others), dtype=np.bool_)
     left[place[place >= 0]] = False
@@ -146,13 +146,13 @@ class Known:
         self, table: SampleTable | None, names: Strings, memos: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
     ) -> None:
         self.table, count = table, len(names)
-        self.place = np.full(count, -1, dtype=np.int64)
+        self.place = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
         self.stat = memos
         """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
         self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
         """(F, 16) content of trusted files, else zeros."""
-        self.touched = np.full(count, -1, dtype=np.int64)
+        self.touched = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files of those that have their old size and are not trusted."""
         if table is not None and len(table.files):
             self.place = match_names(names, table.files.names)
@@ -176,21 +176,21 @@ class Known:
         self.content[file] = np.frombuffer(content, dtype=np.uint8)
         self.stat[file] = memo_row((*memo.identity, memo.seen_ns))
 
-    def believe_equal(self, files: NDArray[np.int64]) -> None:
+    def believe_equal(self, files: NDArray[np.integer]) -> None:
         """Take touched files (n,) that were hashed for what the snapshot says, if their content is the same."""
         assert self.table is not None
         before = self.touched[files]
         same = (take_rows(self.table.files.content, before) == self.content[files]).all(axis=1)
         self.place[files[same]] = before[same]
 
-    def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int64]:
+    def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int32]:
         """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown."""
         table = self.table
-        rows = np.full(len(files), -1, dtype=np.int64)
+        rows = np.full(len(files), -1, dtype=np.int32)
         if table is None or input_name not in table.inputs or not len(table):
             return rows
         held = table.inputs[input_name]
-        of_file = np.full(len(table.files) + 1, -1, dtype=np.int64)  # the last: for -1
+        of_file = np.full(len(table.files) + 1, -1, dtype=np.int32)  # the last: for -1
         file = np.asarray(held.file)
         whole = np.arange(len(file)) if held.line is None else np.flatnonzero(np.asarray(held.line) == 0)
         of_file[file[whole]] = whole
@@ -210,16 +210,16 @@ class Known:
         rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
         return rows, np.repeat(files, count)
 
-    def columns(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    def columns(self, rows: NDArray[np.integer]) -> dict[str, NDArray[Any]]:
         """The snapshot's columns for its rows (n,); zeros for -1."""
         return {name: take_rows(column, rows) for name, column in (self.table.columns if self.table else {}).items()}
 
-    def is_whole(self, rows: NDArray[np.int64]) -> bool:
+    def is_whole(self, rows: NDArray[np.integer]) -> bool:
         """True if these rows are all rows of the snapshot, in their order."""
         return self.table is not None and self._is_range(rows, len(self.table))
 
     @staticmethod
-    def _is_range(rows: NDArray[np.int64], count: int) -> bool:
+    def _is_range(rows: NDArray[np.integer], count: int) -> bool:
         return len(rows) == count and bool((rows == np.arange(count)).all())
 
     def _trust(self, table: SampleTable, block: slice) -> None:
@@ -271,7 +271,7 @@ def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArr
     stat[own, 5] = np.where(before > 0, np.minimum(before, first[own]), first[own])
 
 
-def take_rows(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+def take_rows(column: NDArray[Any], rows: NDArray[np.integer]) -> NDArray[Any]:
     """Rows of a column, zeros for -1."""
     found = np.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
     there = np.flatnonzero(rows >= 0)
@@ -280,7 +280,7 @@ def take_rows(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     return found
 
 
-def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
+def _rows(column: Any, places: NDArray[np.integer]) -> NDArray[Any]:
     """Rows of a column that may be lazy: a run of rows is one read."""
     first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
     if last - first == len(places) and bool((np.diff(places) == 1).all()):

@@ -54,10 +54,10 @@ def write_atomically(path: Path, data: Buffer | Iterable[Buffer]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of another one at the end, as :func:`write_atomically` has it."""
+    """A file that takes the place of another one at the end, as :func:`write_atomically` has it."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("w+b") as file:
             yield file
             file.flush()
             failpoint("temporary-written")

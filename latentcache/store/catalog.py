@@ -254,6 +254,7 @@ class Catalog:
             self._columns = open_lookup(folder)._columns
             yield str(folder)
         finally:
+            self.forget()
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 paths.scratch.rmdir()

@@ -40,6 +40,8 @@ _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
 #: Bytes of a header that tell of one column, at most, beside its name.
 _ROOM = 400
+#: Bytes of columns that are moved up to their header.
+_SMALL = 1 << 20
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 #: Rows of a column that are converted together.
@@ -430,11 +432,17 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
                 place += part.nbytes
         header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [place, place + 8]}
         header["__metadata__"] = about | {"columns": json.dumps(forms, separators=(",", ":"))}
-        text = json.dumps(header, separators=(",", ":")).encode("ascii").ljust(room)
+        text, body = json.dumps(header, separators=(",", ":")).encode("ascii"), b""
+        if place < _SMALL:  # else spaces behind the header cost less
+            file.seek(_LENGTH.size + room)
+            body, room = file.read(), len(text) + -len(text) % 8
+        text = text.ljust(room)
         signature = checksum(text)
-        file.write(_LENGTH.pack(signature))
         file.seek(0)
-        file.write(_LENGTH.pack(room) + text)
+        file.write(_LENGTH.pack(room) + text + body)
+        file.seek(_LENGTH.size + room + place)
+        file.write(_LENGTH.pack(signature))
+        file.truncate()
     return signature
 
 
@@ -499,9 +507,10 @@ def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any]
     narrow = (moved if base else plain).newbyteorder("<")
     if narrow.itemsize >= values.itemsize:
         return values, 0
-    if base:
-        values = values - np.array(base).astype(values.dtype)
-    return values.astype(narrow), base
+    stored, less = np.empty(values.shape, dtype=narrow), np.array(base).astype(values.dtype)
+    for start in range(0, len(values), _CHUNK):
+        stored[start : start + _CHUNK] = values[start : start + _CHUNK] - less
+    return stored, base
 
 
 def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:

@@ -134,11 +134,11 @@ def new_field(
     plain, ragged = _own_columns(kind, catalog, found)
     of_rows: dict[str, Any] = {"start": rows.start, "length": rows.length}
     if known is not None and base:
-        at: NDArray[np.integer] = place.astype(np.int32 if base + len(fresh) < 1 << 31 else np.int64)
+        at = place.astype(np.int32)
         at[fresh] = np.arange(base, base + len(fresh))
         old = _located(catalog, new, known, of_rows=False)
         number = np.where(old >= 0, old, np.arange(known.entries, known.entries + len(old)))[entry]
-        every: NDArray[np.int64] = np.asarray(Mended(known.entry, number, at))
+        every: NDArray[np.int32] = np.asarray(Mended(known.entry, number.astype(np.int32), at))
         entry, first = _in_order(every)
         source = every[first]
         shards = np.array([_position(catalog.shards, name) for name in known.shards], dtype=np.int32)
@@ -186,6 +186,7 @@ def _in_order(number: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[n
     first_row = np.empty(int(number.max(initial=-1)) + 1, dtype=np.int32)
     first_row[number[::-1]] = np.arange(len(number) - 1, -1, -1, dtype=np.int32)  # of two writes the last one stays
     first = first_row[number]
+    del first_row  # there is one for each of ten million samples
     is_first = first == np.arange(len(number), dtype=np.int32)
     rank = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
     return rank[first], np.flatnonzero(is_first)

@@ -127,12 +127,12 @@ class FieldRows(FieldColumns):
 
     def holds(self, plan: FieldPlan, samples: SampleTable) -> bool:
         """True if these rows are exactly the items of a plan of these samples by the same recipe."""
-        every = np.arange(len(self.samples))
+        every = np.arange(len(self.samples), dtype=np.int32)
         if len(plan.sample) != len(self) or len(samples) != len(every):
             return False
-        return bool(np.array_equal(self.rows_of(plan, samples, every), np.arange(len(self))))
+        return bool(np.array_equal(self.rows_of(plan, samples, every), np.arange(len(self), dtype=np.int32)))
 
-    def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.integer]) -> NDArray[np.int32]:
         """(P,) the row of each item of a plan by the same recipe, found at its sample; -1: it is not there.
 
         Args:
@@ -140,7 +140,7 @@ class FieldRows(FieldColumns):
             samples: Of now.
             sample_rows: (S,) the row of each in the sample table of this snapshot; -1: it has none.
         """
-        found, kind = np.full(len(plan.sample), -1, dtype=np.int64), self.kind
+        found, kind = np.full(len(plan.sample), -1, dtype=np.int32), self.kind
         if kind is None or not len(self):
             return found
         content, mine = kind.content(samples), np.asarray(self.sample)

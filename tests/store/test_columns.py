@@ -74,7 +74,7 @@ def test_an_equal_column_is_stored_once(tmp_path):
     write_columns(one, {"a": values})
     write_columns(two, {"a": values, "b": values.copy()})
     file = ColumnFile(two)
-    assert two.stat().st_size < one.stat().st_size + 500
+    assert two.stat().st_size < one.stat().st_size + 200
     np.testing.assert_array_equal(np.asarray(file["b"]), values)
 
 

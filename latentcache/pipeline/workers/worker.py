@@ -131,6 +131,8 @@ class WorkerLoop:
             self._loop()
         finally:
             self._end(threads, producer)
+            if self.lookup is not None:
+                self.lookup.forget()
         is_reusable = self.stop_requested and not self.task.bounded and not any(one.is_alive() for one in threads)
         return {
             "waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s},
