@@ -474,6 +474,8 @@ class FieldKind:
     ragged_columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """The same for columns with several values per row (loss spans), stored as (ends, values)."""
     work: WorkSize = WorkSize()
+    facts: tuple[str, ...] | None = None
+    """Columns of the samples that its producer needs in ``Job.facts``; None: all."""
     makes_jobs: bool = False
     """True if :meth:`Producer.make` takes many small jobs at once, which saves most of the work on each."""
     reasons: Mapping[str, str] = {}

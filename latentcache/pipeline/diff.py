@@ -161,7 +161,8 @@ class FieldWork:
         sample = self.plan.sample[self.todo]
         starts = np.flatnonzero(np.diff(sample, prepend=-1))
         rows, ends = sample[starts], np.append(starts[1:], len(sample))
-        content = self.kind.content(samples)
+        content, wanted = self.kind.content(samples), self.kind.facts
+        told = {name: column for name, column in samples.columns.items() if wanted is None or name in wanted}
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
@@ -170,7 +171,7 @@ class FieldWork:
             read: NDArray[np.bool_] = np.asarray(contents.any(axis=1))
             packed = contents.tobytes()
             hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
-            columns = [np.asarray(column[chosen]).tolist() for column in samples.columns.values()]
+            columns = [np.asarray(column[chosen]).tolist() for column in told.values()]
             facts: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(chosen))
             sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
             outputs = self._outputs(self.todo[own])
@@ -189,7 +190,7 @@ class FieldWork:
                     name=name,
                     inputs=next(inputs)[1],
                     content=known_hash if known else b"",
-                    facts=dict(zip(samples.columns, values, strict=True)),
+                    facts=dict(zip(told, values, strict=True)),
                     outputs=tuple(islice(outputs, count)),
                     cost=cost,
                 )

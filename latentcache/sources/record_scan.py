@@ -1,14 +1,14 @@
 """The records of DATA in columns: files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
-30 bytes of memory per record; files are read again when their records are encoded.
+30 bytes of memory per record; files are read again when their records are encoded, unless all of them are small.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -30,6 +30,8 @@ from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import in_order
 
 _OFTEN = 4096
+#: Characters of records that a scan keeps, so that a first build of a small data set parses each file once.
+_KEPT = 1 << 24
 #: A row, as numpy and as ``struct`` have it.
 _ROW = np.dtype(
     [("file", "=i4"), ("line", "=u4"), ("characters", "=u4"), ("form", "u1"), ("content", f"V{HASH_BYTES}")]
@@ -94,6 +96,10 @@ def files_of(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part |
 class RecordScan(Scan):
     """A scan of records; see ``scan.scan``."""
 
+    kept: list[Record] = field(default_factory=list)
+    """The record of each row, if all were read and they are small; else empty."""
+    _room: int = _KEPT
+
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files.
 
@@ -107,6 +113,7 @@ class RecordScan(Scan):
         if lacking:  # a record that every field rejected has no row in the snapshot
             held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
         trusted = np.flatnonzero(held.place >= 0)
+        self._room = 0 if len(trusted) else _KEPT
         own = set(files.names.take(trusted)) if self.rejected else set()
         rejected = [item for item in self.rejected if item.line and item.name in own]
         table, rows = self.known if held.all_trusted else None, bytearray()
@@ -132,6 +139,8 @@ class RecordScan(Scan):
                 if self.part is None or self.part.holds(record.content):
                     size = min(record_size(record), 0xFFFF_FFFF)
                     rows += _PACKED.pack(file, record.line, size, record.form, record.content)
+                    if self._room > 0:
+                        self._keep(record, size)
                 if not number % _OFTEN and self.stopping():
                     return
         except UnusableSampleError as error:
@@ -141,6 +150,12 @@ class RecordScan(Scan):
             return
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
+
+    def _keep(self, record: Record, size: int) -> None:
+        self.kept.append(record)
+        self._room -= size
+        if self._room <= 0:
+            self.kept.clear()
 
     def _known(self, held: Known, trusted: NDArray[np.intp]) -> NDArray[Any]:
         """Rows of trusted files, in their order."""

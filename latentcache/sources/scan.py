@@ -30,6 +30,7 @@ from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
+from latentcache.sources.records import Record
 from latentcache.value import Value
 
 IMAGES, RECORDS = "images", "records"
@@ -133,6 +134,8 @@ class Listing(Scanned):
     layout: Layout | None = None
     """How the images are laid out: its word, why it was chosen, its sets. None: DATA are records."""
     _files: RecordFiles | None = field(default=None, repr=False)
+    _records: Sequence[Record] = field(default=(), repr=False)
+    """Of each row, if the scan kept them."""
 
     @property
     def no_caption(self) -> int:
@@ -160,7 +163,10 @@ class Listing(Scanned):
             SourceError: A file is not what it was when it was scanned.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if self._files is not None:
+        if self._records:
+            for row in rows.tolist():
+                yield row, {"record": self._records[row]}
+        elif self._files is not None:
             for row, record in read_records(self._files, self.samples, rows):
                 if record is None and strict:
                     raise SourceError(
@@ -169,12 +175,12 @@ class Listing(Scanned):
                         fix="run the same command again when no program writes to it: committed work is kept",
                     )
                 yield row, {"record": record}
-            return
-        for start in range(0, len(rows), _BLOCK):
-            some = rows[start : start + _BLOCK]
-            values = [self._values(name, some) for name in names]
-            for number, row in enumerate(some.tolist()):
-                yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
+        else:
+            for start in range(0, len(rows), _BLOCK):
+                some = rows[start : start + _BLOCK]
+                values = [self._values(name, some) for name in names]
+                for number, row in enumerate(some.tolist()):
+                    yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
 
     def _values(self, name: str, rows: NDArray[np.integer]) -> Sequence[Mapping[str, Any] | None]:
         held = self.samples.inputs[name]
@@ -231,8 +237,10 @@ def scan(
     }
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
-        found = RecordScan(**shared)(files)
-        return Listing(**vars(found), root=files.root.absolute(), data_kind=RECORDS, options=options, _files=files)
+        records = RecordScan(**shared)
+        found, root = records(files), files.root.absolute()
+        own = {**vars(found), "_files": files, "_records": records.kept}
+        return Listing(**own, root=root, data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout = find_layout(data, options.layout, options.split)
