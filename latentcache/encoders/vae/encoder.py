@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from latentcache.encoders.faults import Guard, first_line
 from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.builtin import EncodedBatch, Encoder
-from latentcache.encoders.vae.describe import ModelDescription, no_posterior
+from latentcache.encoders.vae.describe import ModelDescription, no_posterior, no_tiling
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
-from latentcache.encoders.vae.modules import enable_tiling, is_video, load_module
+from latentcache.encoders.vae.modules import load_module
 from latentcache.errors import DeviceError, EncoderError
 
 _OUTPUTS = ("latent_dist", "latent", "latents")
@@ -183,11 +183,13 @@ class VaeEncoder(Encoder):
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
             if self._family.video is None:
-                self._clips = is_video(module)  # before it is folded
+                self._clips = any(one.ndim == 5 for one in module.parameters())  # before it is folded
             if self._clips and self._fold:
                 fold_single_frames(module)
             if self.spec.tiling:
-                enable_tiling(module, self._description)
+                if not hasattr(module, "use_tiling"):
+                    raise no_tiling(self.spec.family)
+                module.enable_tiling()  # type: ignore[operator]
             if self._device.type == "cuda" and all(one.ndim != 5 for one in module.parameters()):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._modules[dtype] = module.to(self._device)

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from latentcache.encoders.vae.describe import ModelDescription, no_tiling
+from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.names import encoder_tensors, is_encoder
 from latentcache.encoders.weights import Tensors, read_headers, read_json
@@ -43,18 +43,6 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
                 fix="download the weights again, or use the config.json that belongs to them",
             ) from error
     return module.to(dtype).eval().requires_grad_(False)
-
-
-def enable_tiling(module: nn.Module, description: ModelDescription) -> None:
-    """Have a module encode large images in tiles, as its own class does."""
-    if not hasattr(module, "use_tiling"):
-        raise no_tiling(description.spec.family)
-    module.enable_tiling()  # type: ignore[operator]
-
-
-def is_video(module: nn.Module) -> bool:
-    """True if an encoder takes clips: it has a three-dimensional convolution."""
-    return any(parameter.ndim == 5 for parameter in module.parameters())
 
 
 def drop_decoder(module: nn.Module) -> nn.Module:
