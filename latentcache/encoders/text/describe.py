@@ -42,8 +42,8 @@ _WANTED = Wanted(
     # Both files decide the recipe; other tools fetch parts.
     is_complete=lambda folder: all((folder / name).is_file() for name in (JSON_NAME, "tokenizer_config.json")),
 )  # fmt: skip
-#: ``Record.form`` of a conversation, and of a text that begins with a prompt.
-CHAT, PROMPT = 1, 2
+#: ``Record.form`` of a text, of a conversation, and of a text that begins with a prompt.
+TEXT, CHAT, PROMPT = 0, 1, 2
 
 
 def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContext) -> Described:
@@ -63,6 +63,9 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
         settings = replace(settings, loss="assistant")
     revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
     found = describe_tokenizer(settings, chat=CHAT in forms, revision=revision)
+    assert isinstance(found.recipe, InputIdsRecipe)
+    if forms & {TEXT, PROMPT}:
+        _check_ends(found.recipe, word)
     template = settings.chat_template
     provenance = {
         **found.provenance,
@@ -191,7 +194,7 @@ def _forms(before: InputIdsRecipe | None, context: DescribeContext) -> set[int]:
     if context.samples is None:
         return {CHAT} if before is not None and before.chat_template else set()
     found = context.samples.columns.get("form")
-    return {form for form in (CHAT, PROMPT) if found is not None and bool((found == form).any())}
+    return {form for form in (TEXT, CHAT, PROMPT) if found is not None and bool((found == form).any())}
 
 
 def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:
