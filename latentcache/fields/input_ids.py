@@ -24,14 +24,13 @@ from latentcache.fields.protocol import (
     FieldRecipe,
     FieldSpec,
     Group,
+    Settings,
     WorkSize,
-    check_choices,
     setting,
 )
 from latentcache.fields.table import SampleTable
 from latentcache.fields.tokenizer_match import tokenizer_differences
 from latentcache.identity.tokenizer import differing_parts
-from latentcache.value import Value
 
 #: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 2
@@ -100,8 +99,8 @@ def parse_option(word: str) -> tuple[str, str]:
         return name, json.dumps(text)
 
 
-class InputIdsSettings(Value):
-    """Options of the recipe of token ids; None means "not given"."""
+class InputIdsSettings(Settings):
+    """Options of the recipe of token ids."""
 
     tokenizer: str | None = setting(
         "Tokenizer: a tokenizer.json, a folder with one, a hub id, or stub (bytes).", metavar="PATH"
@@ -117,9 +116,6 @@ class InputIdsSettings(Value):
     add_bos: bool | None = setting("Begin each text with bos [default: as the tokenizer does]")
     add_eos: bool | None = setting("End each text with eos [default: yes]")
     control_tokens: bool | None = setting("Turn special-token text in content into special tokens [default: no]")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
 
 class InputIds(FieldKind):

@@ -31,8 +31,8 @@ from latentcache.fields.protocol import (
     FieldSpec,
     Group,
     ReadSpec,
+    Settings,
     WorkSize,
-    check_choices,
     setting,
 )
 from latentcache.fields.table import Rejected, SampleTable
@@ -233,8 +233,8 @@ def parse_size(text: str) -> Size:
     return Size(int(match[1]), int(match[2]))
 
 
-class LatentsSettings(Value):
-    """Options of the recipe of latents; None means "not given"."""
+class LatentsSettings(Settings):
+    """Options of the recipe of latents."""
 
     model: str | None = setting(
         "Encoder: demo, a diffusers VAE or pipeline folder, a .safetensors file, a hub id, or stub[:delay_ms=N] "
@@ -274,7 +274,7 @@ class LatentsSettings(Value):
     alpha: str | None = setting("Color under transparent images [default: #ffffff]", metavar="COLOR")
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
             raise UsageError(f"--alpha {self.alpha!r}: not a color", why="expected #rrggbb", fix="--alpha '#ffffff'")
         if self.buckets and self.resolutions:

@@ -29,14 +29,13 @@ from latentcache.fields.protocol import (
     FieldSpec,
     Group,
     ReadSpec,
+    Settings,
     WorkSize,
-    check_choices,
     setting,
 )
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import canonical_json, content_hash
-from latentcache.value import Value
 
 _FLOATS = ("float16", "bfloat16", "float32")
 STORAGE_DTYPES = (*_FLOATS, float8.NAME)
@@ -139,8 +138,8 @@ class PromptRecipe(FieldRecipe):
         return said | ({"captions": rule} if rule else {})
 
 
-class PromptSettings(Value):
-    """Options of the recipe of embeddings; None means "not given"."""
+class PromptSettings(Settings):
+    """Options of the recipe of embeddings."""
 
     text_encoder: str | None = setting(
         "Pipeline whose text encoders encode the captions: a diffusers folder, a hub id, stub, or none "
@@ -167,9 +166,6 @@ class PromptSettings(Value):
     tag_separator: str | None = setting("Text between two tags [default: ,]", metavar="TEXT")
     empty_prompt: bool | None = setting("Store the empty prompt, which read(caption_dropout=) serves.")
     negative_prompt: str | None = setting("Store this prompt as well, for cache.prompt().", metavar="TEXT")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
 
 class PromptEmbeds(FieldKind):

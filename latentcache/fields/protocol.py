@@ -410,13 +410,15 @@ def setting(
     return field(default=None, metadata=metadata)
 
 
-def check_choices(settings: Any) -> None:
-    """Check the values of a settings dataclass against its choices; raises UsageError."""
-    for one in fields(settings):
-        value, choices = getattr(settings, one.name), one.metadata.get("choices")
-        if choices and value is not None and value not in choices:
-            flag = one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
-            raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+class Settings(Value):
+    """Options of a recipe, made with :func:`setting`; None: not given. Raises UsageError for a wrong choice."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, choices = getattr(self, one.name), one.metadata.get("choices")
+            if choices and value is not None and value not in choices:
+                flag = one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
+                raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
 
 
 def followed(settings: S, **cached: Any) -> S:
