@@ -7,7 +7,7 @@ vectorised, about 1 us per entry; a damaged block is a finding for each of its s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -119,6 +119,9 @@ class Store:
     views: dict[str, View]
     damage: Damage = field(default_factory=Damage)
     headers: int = 0
+    payloads: int = 0
+    """Read, and their bytes."""
+    payload_bytes: int = 0
     unneeded: int = 0
     """Entries of its shards that the snapshot does not need."""
     readable: list[int] = field(default_factory=list)
@@ -179,7 +182,10 @@ def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
         try:
             size = store.paths.data(name).stat().st_size
         except OSError as error:
-            _unavailable(store, name, wanted, error)
+            gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+            category, reason = ("missing", "entry-lost") if gone else ("unverifiable", unreadable(error))
+            for view, entries in wanted:
+                store.note(view, category, reason, entries, found="its shard is gone" if gone else words(error))
             continue
         index = _index(store, name)
         if index is not None:
@@ -201,14 +207,6 @@ def words(error: OSError | LatentcacheError) -> str:
     if isinstance(error, LatentcacheError):
         return f"{error.what}: {error.why}" if error.why else error.what
     return error.strerror or str(error)
-
-
-def _unavailable(store: Store, name: str, wanted: list[tuple[View, NDArray[np.intp]]], error: OSError) -> None:
-    """A data file that is not there, or may not be looked at."""
-    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    category, reason = ("missing", "entry-lost") if gone else ("unverifiable", unreadable(error))
-    for view, entries in wanted:
-        store.note(view, category, reason, entries, found="its shard is gone" if gone else words(error))
 
 
 def unreadable(error: OSError) -> str:
@@ -267,12 +265,3 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
     if wrong.any():
         bad = np.unique(view.entry[wrong])
         store.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")
-
-
-def shard_parts(
-    store: Store, chosen: Mapping[str, NDArray[np.bool_]]
-) -> Iterator[tuple[int, list[tuple[View, NDArray[np.intp]]]]]:
-    """Each readable shard with the chosen entries of each field in it, by their offset."""
-    for number in store.readable:
-        parts = [(view, view.in_shard(number)) for view in store.views.values()]
-        yield number, [(view, entries[chosen[view.name][entries]]) for view, entries in parts]

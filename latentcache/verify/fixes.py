@@ -13,7 +13,6 @@ from latentcache.verify.findings import PROBLEMS, Finding
 class Commands(Value):
     """The words of the command line that a check was given; a printed command carries on with them."""
 
-    program: str = "latentcache"
     common: str = ""
     """Flags that every later command needs too: ``--field package.module:Kind``."""
     recipe: str = ""
@@ -49,34 +48,29 @@ class Fixes(Value):
         words, root = self.commands, "DATA" if self.root is None else shlex.quote(str(self.root))
         allowed = self.allow_failed if words.allow_failed is None else words.allow_failed
         tolerated = f"--allow-failed {shlex.quote(allowed)}" if allowed != "0" else ""
-        return _joined(
-            words.program, "build", root, "--out", self._cache, tolerated, words.common, words.recipe, words.run
-        )
+        flags = tolerated, words.common, words.recipe, words.run
+        return _joined("latentcache build", root, "--out", shlex.quote(str(self.cache)), *flags)
+
+    def _verify(self, *flags: str) -> str:
+        data = f"--data {shlex.quote(str(self.root))}" if self.named_data and self.root is not None else ""
+        return _joined("latentcache verify", shlex.quote(str(self.cache)), data, *flags)
 
     def _command(self, finding: Finding) -> str:
         words = self.commands
-        data = f"--data {shlex.quote(str(self.root))}" if self.named_data and self.root is not None else ""
-        repair = _joined(words.program, "verify", self._cache, data, words.common, "--repair --yes")
-        if finding.category == "unverifiable" and finding.reason == "not-encoded":
-            return _joined(
-                words.program, "verify", self._cache, data, self.reencode, words.common, words.recipe, "--device cpu"
-            )
-        if finding.category == "unverifiable" and finding.reason != "permission":
-            return _joined(words.program, "verify", self._cache, data, words.common)
-        if finding.category == "unverifiable":
-            return (
-                f"chmod -R u+rX {self._cache if finding.file or self.root is None else shlex.quote(str(self.root))}"
-            )
-        if finding.category == "drift":
-            again = _joined(
-                words.program, "verify", self._cache, data, self.reencode, words.common, words.recipe, words.run
-            )
-            return f"{again} --repair --yes; {self.build()}"
-        return f"{repair}; {self.build()}" if finding.category == "corrupt" else self.build()
-
-    @property
-    def _cache(self) -> str:
-        return shlex.quote(str(self.cache))
+        again = self.reencode, words.common, words.recipe
+        match finding.category, finding.reason:
+            case "unverifiable", "permission":
+                place = self.cache if finding.file or self.root is None else self.root
+                return f"chmod -R u+rX {shlex.quote(str(place))}"
+            case "unverifiable", "not-encoded":
+                return self._verify(*again, "--device cpu")
+            case "unverifiable", _:
+                return self._verify(words.common)
+            case "drift", _:
+                return f"{self._verify(*again, words.run)} --repair --yes; {self.build()}"
+            case "corrupt", _:
+                return f"{self._verify(words.common, '--repair --yes')}; {self.build()}"
+        return self.build()
 
 
 def _joined(*parts: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -26,7 +25,7 @@ from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
 from latentcache.store.gather import LIBRARY, scan
 from latentcache.store.index import gather_bytes
-from latentcache.verify.entries import Store, View, shard_parts, unreadable, words
+from latentcache.verify.entries import Store, View, unreadable, words
 
 #: Most entries of a batch, and their bytes: one is larger if its last entry is.
 _BATCH_ENTRIES, _BATCH_BYTES = 4096, 64 << 20
@@ -36,19 +35,12 @@ _READ_BYTES, _READ_ENTRIES, _GAP_BYTES = 4 << 20, 340, 1 << 16
 _THREADS = 2
 
 
-@dataclass(slots=True, kw_only=True)
-class Scanned:
-    """Result of reading payloads."""
-
-    payloads: int = 0
-    payload_bytes: int = 0
-
-
-def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> Scanned:
+def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
     """Read the chosen entries, and note what is wrong with them."""
-    scanned = Scanned()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for number, parts in shard_parts(store, chosen):
+        for number in store.readable:
+            parts = [(view, view.in_shard(number)) for view in store.views.values()]
+            parts = [(view, entries[chosen[view.name][entries]]) for view, entries in parts]
             failpoint("scan-shard")
             try:
                 descriptor = open_file(store.paths.data(store.snapshot.shards[number]))
@@ -61,13 +53,12 @@ def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> Scan
                 for view, entries in parts:
                     batches = [_Batch(view, some, descriptor) for some in _batches(view, entries, size)]
                     for batch, fine in zip(batches, pool.map(_Batch.is_fine, batches), strict=True):
-                        scanned.payloads += len(batch.entries)
-                        scanned.payload_bytes += int(batch.size.sum())
+                        store.payloads += len(batch.entries)
+                        store.payload_bytes += int(batch.size.sum())
                         for entry in () if fine else batch.entries.tolist():
                             _examine(store, view, entry, descriptor)
             finally:
                 os.close(descriptor)
-    return scanned
 
 
 def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:

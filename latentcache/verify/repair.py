@@ -31,7 +31,7 @@ from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import VerifyReport
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
-from latentcache.verify.verify import Check, RequestedBy
+from latentcache.verify.verify import RequestedBy, check_cache
 
 
 class Removal(Value):
@@ -122,12 +122,12 @@ def repair_cache(
     paths = CachePaths(cache)
     paths.current_snapshot()  # no lock is left in a folder that is no cache
     with builder_lock(paths.lock):
-        check = Check(cache=cache, depth=depth or Depth(full=True), commands=commands or Commands())
-        report = check.run(data=data, requested=requested, reencode=reencode)
-        plan = _plan(check.store, report)
+        words, full = commands or Commands(), depth or Depth(full=True)
+        report, store = check_cache(cache, full, words, data=data, requested=requested, reencode=reencode)
+        plan = _plan(store, report)
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan, complete=report.complete)
-        return _carry_out(check.store, plan)
+        return _carry_out(store, plan)
 
 
 def _plan(store: Store, report: VerifyReport) -> RepairPlan:

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ from latentcache.verify.sources import (
 
 if TYPE_CHECKING:
     from latentcache.verify.drift import Reencode
-    from latentcache.verify.payloads import Scanned
 
 
 class Requested(Value):
@@ -91,109 +90,102 @@ def verify_cache(
     depth, commands = depth or Depth(), commands or Commands()
     if depth.untrusted:
         check_outside(cache)
-    check = Check(cache=cache, depth=depth, commands=commands)
-    return check.run(data=data, requested=requested, reencode=reencode)
+    return check_cache(cache, depth, commands, data=data, requested=requested, reencode=reencode)[0]
 
 
-@dataclass(slots=True, kw_only=True)
-class Check:
-    """One check; :func:`verify_cache` and a repair run it."""
+def check_cache(
+    cache: Path,
+    depth: Depth,
+    commands: Commands,
+    *,
+    data: Path | None,
+    requested: RequestedBy | None = None,
+    reencode: Reencode | None = None,
+) -> tuple[VerifyReport, Store]:
+    """The report, and the damage that was found. Arguments and errors as :func:`verify_cache`."""
+    started = time.monotonic()
+    snapshot = open_checked(cache)
+    asked = Requested() if requested is None else requested(snapshot)
+    unnamed = depth.untrusted and data is None
+    root = None if unnamed else find_data(cache, snapshot, data)
+    store = Store.of(snapshot)
+    chosen = choose(snapshot, depth.selection)
+    sources = _look(store, depth, root, chosen)
+    sources.apply()
+    looked = chosen.samples & sources.looked
+    changes = check_recipes(store, asked.recipes, asked.provenances)
+    again = None
+    if reencode is not None and root is not None:
+        from latentcache.verify.drift import reencode_samples
 
-    cache: Path
-    depth: Depth
-    commands: Commands
-    store: Store = field(init=False)
-    """What was checked, and the damage that was found; set by :meth:`run`."""
+        fine, draw = looked & ~store.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
+        again = reencode_samples(store, reencode, root, fine, *draw)
+    fixes = Fixes(
+        commands=commands,
+        cache=cache,
+        root=root,
+        named_data=data is not None,
+        allow_failed=snapshot.allow_failed,
+        reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
+    )
+    counts = store.findings.counts(looked)
+    categorized = looked | store.findings.of(*PROBLEMS)
+    clean = not any(counts[name] for name in PROBLEMS)
+    report = VerifyReport(
+        mode=depth.mode,
+        snapshot=snapshot.number,
+        counts=counts | {"unreferenced": unreferenced(store)},
+        findings=tuple(map(fixes, store.findings.result(looked))),
+        samples=len(snapshot.samples) + len(store.rejected_whole),
+        checked={
+            "samples": int(categorized.sum()),
+            "headers": store.headers,
+            "payloads": store.payloads,
+            "payload_bytes": store.payload_bytes,
+            "sources_stat": sources.checked,
+            "sources_hashed": sources.hashed,
+            "reencoded": 0 if again is None else again.samples,
+        },
+        not_looked_at=int((~categorized).sum()),
+        not_compared=_not_compared(store, None if again is not None else asked),
+        recipe_diff=changes,
+        confidence=_stated(store, depth, chosen, looked) if clean else "",
+        reencoded=again,
+        recipe_ids={name: view.rows.recipe_id.hex() for name, view in store.views.items()},
+        allow_failed=snapshot.allow_failed,
+        part=snapshot.part,
+        building=store.paths.building.exists(),
+        complete=snapshot.complete,
+        elapsed_s=time.monotonic() - started,
+    )
+    return report, store
 
-    def run(
-        self,
-        *,
-        data: Path | None,
-        requested: RequestedBy | None = None,
-        reencode: Reencode | None = None,
-    ) -> VerifyReport:
-        """Check, and report. Arguments and errors as :func:`verify_cache`."""
-        started = time.monotonic()
-        snapshot = open_checked(self.cache)
-        asked = Requested() if requested is None else requested(snapshot)
-        unnamed = self.depth.untrusted and data is None
-        root = None if unnamed else find_data(self.cache, snapshot, data)
-        self.store = store = Store.of(snapshot)
-        chosen = choose(snapshot, self.depth.selection)
-        scanned, sources = self.look(root, chosen)
-        sources.apply()
-        looked = chosen.samples & sources.looked
-        changes = check_recipes(store, asked.recipes, asked.provenances)
-        again = None
-        if reencode is not None and root is not None:
-            from latentcache.verify.drift import reencode_samples
 
-            fine, draw = looked & ~store.findings.of(*PROBLEMS), (self.depth.reencode, self.depth.seed)
-            again = reencode_samples(store, reencode, root, fine, *draw)
-        fixes = Fixes(
-            commands=self.commands,
-            cache=self.cache,
-            root=root,
-            named_data=data is not None,
-            allow_failed=snapshot.allow_failed,
-            reencode=f"--reencode {self.depth.reencode} --seed {self.depth.seed}",
-        )
-        counts = store.findings.counts(looked)
-        categorized = looked | store.findings.of(*PROBLEMS)
-        clean = not any(counts[name] for name in PROBLEMS)
-        return VerifyReport(
-            mode=self.depth.mode,
-            snapshot=snapshot.number,
-            counts=counts | {"unreferenced": unreferenced(store)},
-            findings=tuple(map(fixes, store.findings.result(looked))),
-            samples=len(snapshot.samples) + len(store.rejected_whole),
-            checked={
-                "samples": int(categorized.sum()),
-                "headers": store.headers,
-                "payloads": 0 if scanned is None else scanned.payloads,
-                "payload_bytes": 0 if scanned is None else scanned.payload_bytes,
-                "sources_stat": sources.checked,
-                "sources_hashed": sources.hashed,
-                "reencoded": 0 if again is None else again.samples,
-            },
-            not_looked_at=int((~categorized).sum()),
-            not_compared=_not_compared(store, None if again is not None else asked),
-            recipe_diff=changes,
-            confidence=_stated(store, self.depth, chosen, looked) if clean and scanned is not None else "",
-            reencoded=again,
-            recipe_ids={name: view.rows.recipe_id.hex() for name, view in store.views.items()},
-            allow_failed=snapshot.allow_failed,
-            part=snapshot.part,
-            building=store.paths.building.exists(),
-            complete=snapshot.complete,
-            elapsed_s=time.monotonic() - started,
-        )
+def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> SourcesChecked:
+    """Look at entries and sources; payloads are read only if ``depth`` says so."""
 
-    def look(self, root: Path | None, chosen: Chosen) -> tuple[Scanned | None, SourcesChecked]:
-        """Look at entries and sources; payloads are read only if ``depth`` says so."""
-        store = self.store
+    def look() -> SourcesChecked:
+        if root is None:
+            return SourcesChecked(looked=np.ones(len(store.findings.table), np.bool_))
+        some = None if chosen.everything else chosen.samples
+        return check_sources(store, root, full=depth.reads, chosen=some)
 
-        def look() -> SourcesChecked:
-            if root is None:
-                return SourcesChecked(looked=np.ones(len(store.findings.table), np.bool_))
-            some = None if chosen.everything else chosen.samples
-            return check_sources(store, root, full=self.depth.reads, chosen=some)
+    def check() -> None:
+        check_entries(store, chosen.entries)
+        check_plans(store, chosen.samples)
 
-        def check() -> None:
-            check_entries(store, chosen.entries)
-            check_plans(store, chosen.samples)
+    if not depth.reads:
+        check()
+        return look()
+    from concurrent.futures import ThreadPoolExecutor
 
-        if not self.depth.reads:
-            check()
-            return None, look()
-        from concurrent.futures import ThreadPoolExecutor
+    from latentcache.verify.payloads import scan_payloads
 
-        from latentcache.verify.payloads import scan_payloads
-
-        with ThreadPoolExecutor(1) as pool:  # reading files and reading shards wait for different things
-            sources = pool.submit(look)
-            check()
-            return scan_payloads(store, chosen.entries), sources.result()
+    with ThreadPoolExecutor(1) as pool:  # reading files and reading shards wait for different things
+        sources = pool.submit(look)
+        check()
+        scan_payloads(store, chosen.entries)
+        return sources.result()
 
 
 def open_checked(cache: Path) -> Snapshot:
