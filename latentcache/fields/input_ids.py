@@ -167,6 +167,17 @@ class InputIds(FieldKind):
             return ""
         return f"token id {int(payload.max())} is outside the vocabulary of {recipe.num_ids}"
 
+    def wrong_rows(self, length: Array, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Loss spans that are empty, touch each other, or end behind the tokens."""
+        wrong = super().wrong_rows(length, columns)
+        ends, spans = (np.asarray(one, dtype=np.int64) for one in columns["spans"])
+        row = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        begin, end = spans[:, 0], spans.sum(axis=1)
+        bad = (spans[:, 1] < 1) | (end > length[row])
+        bad[1:] |= (row[1:] == row[:-1]) & (begin[1:] <= end[:-1])
+        wrong[row[bad]] = True
+        return wrong
+
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Exact; says where two documents begin to differ."""
         if np.array_equal(stored, made):

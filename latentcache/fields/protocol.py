@@ -582,6 +582,10 @@ class FieldKind:
         """
         return "" if finite_limit(recipe.spec.dtype).holds(payload) else "not finite"
 
+    def wrong_rows(self, length: Array, columns: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """(R,) rows whose own columns do not fit their ``length`` (R,); a ragged column is (ends (R,), values)."""
+        return np.zeros(len(length), dtype=np.bool_)
+
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.
 

@@ -37,6 +37,8 @@ _THREADS = 2
 
 def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
     """Read the chosen entries, and note what is wrong with them."""
+    for view in store.views.values():
+        _check_columns(store, view, chosen[view.name])
     with ThreadPoolExecutor(_THREADS) as pool:
         for number in store.readable:
             parts = [(view, view.in_shard(number)) for view in store.views.values()]
@@ -59,6 +61,16 @@ def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
                             _examine(store, view, entry, descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _check_columns(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
+    """Note entries with a row whose own columns its kind does not accept, such as loss spans behind its tokens."""
+    if view.rows.kind is not None:
+        columns = {**view.rows.columns, **view.rows.ragged_columns}
+        wrong = view.rows.kind.wrong_rows(np.asarray(view.rows.length), columns)
+        for entry in np.unique(view.entry[wrong & chosen[view.entry]]) if wrong.any() else ():
+            text = "its columns do not fit its length"
+            store.note(view, "corrupt", "values", np.array([entry]), found=text, intact=True)
 
 
 def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:

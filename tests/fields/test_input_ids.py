@@ -94,6 +94,17 @@ def test_ids_outside_the_vocabulary_fail_the_check():
         assert KIND.limit(a_recipe()).holds(values) == (not words)
 
 
+@pytest.mark.parametrize(
+    ("spans", "wrong"),
+    [([[0, 3]], False), ([[0, 1], [2, 1]], False), ([[0, 1], [1, 1]], True), ([[2, 2]], True), ([[2, 0]], True)],
+)
+def test_loss_spans_lie_in_their_document_and_apart(spans, wrong):
+    before, behind = [[0, 2], [3, 1]], [[0, 1]]  # of other documents
+    ends, values = np.cumsum([2, len(spans), 0, 1]), np.array([*before, *spans, *behind], np.uint32)
+    found = KIND.wrong_rows(np.array([4, 3, 1, 1]), {"spans": (ends, values)})
+    assert found.tolist() == [False, wrong, False, False]
+
+
 def test_other_ids_are_different():
     ids = np.arange(5, dtype=np.uint16)
     assert not KIND.compare(ids, ids.copy(), {}, a_recipe()).differs
