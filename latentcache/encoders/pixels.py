@@ -24,8 +24,7 @@ from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.images.clips import EncodedClip
-from latentcache.images.cut import cut, encoded_file
-from latentcache.images.decode import EncodedImage
+from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.headers import image_size, since_listed
 from latentcache.images.resize import pixel_hash, thread_setup
 from latentcache.sources.archives.members import close_tables, open_image, read_image

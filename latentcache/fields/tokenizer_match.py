@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
-from latentcache.identity.template import template_hash
-from latentcache.identity.tokenizer import differing_parts, tokenizer_fingerprint, tokenizer_parts
+from latentcache.identity.tokenizer import differing_parts, template_hash, tokenizer_fingerprint, tokenizer_parts
 from latentcache.identity.tokenizer_files import LoadedTokenizer, from_loaded, read_tokenizer
 
 if TYPE_CHECKING:

@@ -12,16 +12,21 @@ converted by the plain formula. Animations and multi-page files give their first
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 from io import BytesIO
 
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageColor, ImageFile
 
 from latentcache.errors import UsageError
-from latentcache.fields.latents import MAX_PIXELS, PixelProfile
+from latentcache.fields.latents import MAX_PIXELS, LatentsRecipe, PixelProfile
+from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
+from latentcache.images.clips import EncodedClip, is_clip
 from latentcache.images.headers import (
     SIDEWAYS,
     check_png,
@@ -29,7 +34,7 @@ from latentcache.images.headers import (
     stored_orientation,
     translated_errors,
 )
-from latentcache.images.jpeg import turbo_pixels
+from latentcache.images.resize import resize_crop
 from latentcache.sources.causes import rejection
 
 #: Embedded profiles above this size are ignored; the largest printer profiles have 2 to 3 MiB.
@@ -43,6 +48,9 @@ _PROBE_STEPS = {"L": 256, "RGB": 17, "CMYK": 6}
 _STRIP = 256
 _BITS_PER_SAMPLE = 258  # TIFF 6.0
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
+
+# Warnings of libjpeg after which pixels are wrong; its others (stray bytes, odd versions) are harmless.
+_LOSSY = re.compile(r"premature|bad Huffman|bad arithmetic|instead of RST", re.IGNORECASE)
 
 
 class EncodedImage:
@@ -123,7 +131,7 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ...]) -> NDArray[np.uint8]:
     """RGB pixels as stored, before orientation."""
     embedded = _embedded_profile(image) if icc else b""
-    turbo = turbo_pixels(image, data)
+    turbo = _turbo_pixels(image, data)
     if turbo is None:
         color, alpha = _split(image, data)
     elif not (embedded and _moves_colors(embedded, image.mode)):
@@ -250,3 +258,70 @@ def _check_pillow_is_strict() -> None:
             fix="set PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False, or build in a process of its own",
             slug="load-truncated",
         )
+
+
+def _turbo_pixels(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
+    """RGB pixels (H, W, 3) as stored of a gray or YCbCr JPEG, by libjpeg-turbo; None for other images.
+
+    Pixels lost to damage are an error, which Pillow does not report.
+
+    Args:
+        image: Opened by Pillow.
+        data: All bytes of the file.
+
+    Raises:
+        ValueError: The data are damaged.
+    """
+    if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
+        return None
+    try:
+        *_, space, _ = simplejpeg.decode_jpeg_header(data)
+        if space not in ("Gray", "YCbCr"):
+            return None
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
+    except ValueError as error:
+        if _LOSSY.search(str(error)):
+            raise
+        return None
+    return pixels if pixels.shape[1::-1] == image.size else None
+
+
+def encoded_file(data: bytes, *, max_pixels: int = MAX_PIXELS) -> EncodedImage | EncodedClip:
+    """An image or a video, as its first bytes say; raises ``UnusableSampleError``."""
+    return (EncodedClip if is_clip(BytesIO(data)) else EncodedImage)(data, max_pixels=max_pixels)
+
+
+def cut(
+    source: EncodedImage | EncodedClip,
+    places: Iterable[Placement],
+    frames: int,
+    recipe: LatentsRecipe,
+    pixels: NDArray[np.uint8] | None = None,
+) -> dict[Placement, NDArray[np.uint8]]:
+    """The pixels of some placements; the file is decoded once.
+
+    Args:
+        source: To be used once.
+        places: Of the crops.
+        frames: Of the clip; 1 for an image.
+        recipe: Says how pixels are made, and which frames of a video are used.
+        pixels: (H, W, 3) of an image that is decoded already.
+
+    Returns:
+        (H, W, 3) for each placement; (frames, H, W, 3) if the recipe has clips.
+
+    Raises:
+        UnusableSampleError: The file is damaged, or a video if the recipe has no clips.
+    """
+    resample, clips = recipe.pixels.resample, recipe.geometry.clips
+    if isinstance(source, EncodedClip):
+        if clips is None:
+            raise rejection("no-frame-count", "it is a video, and an image is wanted here")
+        made = {one: np.empty((frames, one.bucket.height, one.bucket.width, 3), dtype=np.uint8) for one in places}
+        for number, frame in enumerate(source.pixels(frames, clips)):
+            for place, held in made.items():
+                held[number] = resize_crop(frame, place, resample)
+        return made
+    pixels = source.pixels(recipe.pixels) if pixels is None else pixels
+    crops = {place: resize_crop(pixels, place, resample) for place in places}
+    return crops if clips is None else {place: crop[None] for place, crop in crops.items()}

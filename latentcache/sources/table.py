@@ -179,7 +179,7 @@ def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, 
     """The rows of a CSV; each has exactly as many fields as the first line."""
     text, header = _decode(path, data), list[str]()
     csv.field_size_limit(max(len(data), csv.field_size_limit()))  # 131,072 characters by default
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -200,16 +200,6 @@ def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, 
             raise _error(path, line, "a row of another length", why, _QUOTE)
         if cells:
             yield line, dict(zip(header, cells, strict=True))
-
-
-def _delimiter(text: str) -> str:
-    """Comma, unless the header is one only with a semicolon or a tab."""
-    header = text.lstrip("\r\n").partition("\n")[0]
-    for mark in ",;\t":
-        split = [cell.strip('" \r') for cell in header.split(mark)]
-        if _matching(split, FILE_COLUMNS) and _matching(split, CAPTION_COLUMNS):
-            return mark
-    return ","
 
 
 def _json_records(path: Path, data: bytes) -> _Records:

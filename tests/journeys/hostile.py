@@ -296,8 +296,7 @@ def read_all(folder):
     from latentcache.errors import UnusableSampleError
     from latentcache.fields.latents import GeometrySettings, PixelProfile
     from latentcache.geometry.placement import unusable
-    from latentcache.images.cut import encoded_file
-    from latentcache.images.decode import decode
+    from latentcache.images.decode import decode, encoded_file
     from latentcache.sources.reading import read_source
 
     (table,), profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")

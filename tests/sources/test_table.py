@@ -54,12 +54,6 @@ def test_each_column_name(tmp_path, file, caption):
     assert rows_of(tmp_path, f'{{"{caption}": "a cat", "w": 5, "{file}": "a.jpg"}}\n', JSONL) == rows
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_the_header_says_the_delimiter(tmp_path, mark):
-    data = f'"file_name"{mark}text\na.jpg{mark}"one, two; three\tfour"\n'
-    assert rows_of(tmp_path, data) == [("a.jpg", "one, two; three\tfour")]
-
-
 def test_a_table_without_header_begins_with_an_image_that_is_there(tmp_path):
     assert rows_of(tmp_path, "a.jpg,a cat\nb.jpg,a dog\n") == [("a.jpg", "a cat"), ("b.jpg", "a dog")]
     assert rows_of(tmp_path, ".\\a.jpg,a cat\n") == [(".\\a.jpg", "a cat")]

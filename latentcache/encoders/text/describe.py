@@ -23,8 +23,7 @@ from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.identity.content import content_hash
-from latentcache.identity.template import CLOCK, pin_clock
-from latentcache.identity.tokenizer import tokenizer_fingerprint, tokenizer_parts
+from latentcache.identity.tokenizer import CLOCK, pin_clock, tokenizer_fingerprint, tokenizer_parts
 from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, read_template, read_tokenizer, token_ids
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, U
 from latentcache.encoders.text.chat import ChatRenderer
 from latentcache.encoders.text.special import SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
-from latentcache.identity.template import pin_clock
+from latentcache.identity.tokenizer import pin_clock
 from latentcache.sources.records import Message, chat_record
 
 NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
