@@ -210,7 +210,7 @@ class _Files:
         caption = np.where(caption >= 0, place[caption], -1)
         names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
         memos = np.zeros((len(names), STAT_WIDTH), dtype=np.uint64)
-        memos[:, :5] = level.stats[kept]
+        memos[:, :5] = level.stats if len(names) == len(kept) else level.stats[kept]
         self._stats += memos.tobytes()
         self._count += len(names)
         owner = self.owners.setdefault(owners, len(self.owners))

@@ -12,13 +12,14 @@ import errno
 import os
 import shlex
 import stat
+import struct
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, compress
+from itertools import compress, starmap
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ _NOTES_EACH = 100
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 _IDENTITY = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
 _STATE = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev", "st_mode")
+_PACKED = struct.Struct("QqqQQQ")
 _NO_STATS = np.empty((0, 5), dtype=np.uint64)
 
 
@@ -177,7 +179,7 @@ class Walk:
         """One folder, with the folders in it at the place of their names."""
         level, folders = self._listed(folder)
         names, done, cut = level.names, 0, len(folder.prefix)
-        in_bytes = not all(map(str.isascii, (*names, *(below.prefix for below in folders))))
+        in_bytes = bool(folders) and not "".join((*names, *(below.prefix for below in folders))).isascii()
         order = os.fsencode if in_bytes else str
         for below in sorted(folders, key=lambda item: order(item.prefix)):
             end = bisect_left(names, order(below.prefix[cut:]), lo=done, key=order)
@@ -340,8 +342,8 @@ def _plain_files(
 ) -> tuple[list[str], NDArray[np.uint64], set[str]]:
     """The regular files of a folder with one of these endings, in byte order, their stats, and all other names.
 
-    All in C: one listing, and one stat per name without a path. If one of the files is gone or older than 1970, all
-    are other names, which are looked at one by one.
+    All in C: one listing, and one stat per name without a path. If one of the files is gone, all are other names,
+    which are looked at one by one.
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -349,14 +351,15 @@ def _plain_files(
         names = list(every)
         if not common_endings(every, endings):
             names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]
-        names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
+        names.sort(key=None if "".join(names).isascii() else os.fsencode)
         states = map(partial(os.stat, dir_fd=handle, follow_symlinks=False), names)
         try:
-            numbers = np.fromiter(chain.from_iterable(map(_STATE, states)), np.uint64, 6 * len(names)).reshape(-1, 6)
-        except (OSError, OverflowError):
+            packed = b"".join(starmap(_PACKED.pack, map(_STATE, states)))  # half the time of an array from numbers
+        except OSError:
             return [], _NO_STATS, set(every)
     finally:
         os.close(handle)
+    numbers = np.frombuffer(packed, dtype=np.uint64).reshape(-1, 6)
     regular = numbers[:, 5] & 0o170000 == stat.S_IFREG
     if not regular.all():
         names, numbers = list(compress(names, regular)), numbers[regular]
