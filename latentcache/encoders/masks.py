@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from latentcache.encoders.pixels import PixelProducer, Pixels
-from latentcache.fields.latents import LatentsRecipe
-from latentcache.fields.protocol import Finished, Job, Made, Prepared, ProducerContext
+from latentcache.fields.protocol import Finished, Job, Made, Prepared
 from latentcache.images.decode import EncodedImage
 
 
 class MaskProducer(PixelProducer):
     """Masks of a bucket."""
-
-    def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
-        super().__init__(recipe, context)
 
     def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the mask: its colors, or the transparency of an image that is its own mask."""

@@ -9,8 +9,9 @@ threads: simplejpeg, Pillow and torch's resize release the interpreter lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +88,7 @@ class _Inputs:
 class PixelProducer(Producer):
     """Base of producers that encode the pixels of buckets."""
 
-    def __init__(self, recipe: LatentsRecipe, context: ProducerContext) -> None:
+    def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         self._recipe, self._context, self._groups = recipe, context, context.groups
         self._max_pixels = int(context.options.get("max_pixels", MAX_PIXELS))
         self._local, self._encodes = threading.local(), threading.get_ident()

@@ -35,7 +35,7 @@ class VaeProducer(PixelProducer):
     """Latents of images."""
 
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
-        super().__init__(recipe, context)
+        super().__init__(producer, recipe, context)
         self._description = ModelDescription.from_json(producer["model"], recipe.encoder)
         if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
             raise UsageError(
