@@ -19,7 +19,6 @@ from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, O
 from latentcache.geometry.placement import flipped, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
-from latentcache.images import cut as cut_module
 from latentcache.images import decode as decode_module
 from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
@@ -135,7 +134,7 @@ def test_an_image_that_memory_does_not_hold_is_a_failure(tmp_path, monkeypatch):
     def no_memory(*args, **options):
         raise MemoryError
 
-    monkeypatch.setattr(cut_module, "resize_crop", no_memory)
+    monkeypatch.setattr(decode_module, "resize_crop", no_memory)
     failure = opened(tmp_path).prepare(job("a.png"))
     assert failure.reason == "out-of-memory"
     assert failure.content
