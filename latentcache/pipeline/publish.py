@@ -29,7 +29,7 @@ from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
+from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot, shard_numbers
 from latentcache.store.snapshot import FieldColumns, Snapshot
 
 #: Manifest keys of a field's provenance that decide whether an input can be used.
@@ -202,10 +202,9 @@ def _field(
     noise = join_noise(before.noise if before is not None else {}, outcome.noise)
     if before is not None and work.unchanged:
         same_shards = before.shards == catalog.shards[: len(before.shards)]
-        shard = np.array([catalog.shards.index(name) for name in before.shards], dtype=np.int32)
         return replace(
             before,
-            shard=before.shard if same_shards else shard[np.asarray(before.shard)],
+            shard=before.shard if same_shards else shard_numbers(catalog, before)[np.asarray(before.shard)],
             sample=before.sample if numbers is None else numbers[plan.sample],
             provenance=provenance(work.described),
             noise=noise,

@@ -141,7 +141,7 @@ def new_field(
         every: NDArray[np.int32] = np.asarray(Mended(known.entry, number.astype(np.int32), at))
         entry, first = _in_order(every)
         source = every[first]
-        shards = np.array([_position(catalog.shards, name) for name in known.shards], dtype=np.int32)
+        shards = shard_numbers(catalog, known)
         frames = np.array([catalog.frame_numbers.get(bytes(one), 0) for one in np.asarray(known.key.frames)])
         key = Keys(
             Mended(known.key.content, key.content, source),
@@ -240,7 +240,7 @@ def known_rows(catalog: Catalog, place: NDArray[np.integer], known: FieldRows) -
 
 def _located(catalog: Catalog, rows: CatalogRows, known: FieldRows, *, of_rows: bool) -> NDArray[np.int64]:
     """(n,) the row of a field at the place of each item, or else its entry; -1: none."""
-    numbers = np.array([_position(catalog.shards, name) for name in known.shards], dtype=np.int32)
+    numbers = shard_numbers(catalog, known)
 
     def theirs(at: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         entry: NDArray[Any] = np.asarray(known.entry[at]) if of_rows else at
@@ -265,9 +265,10 @@ def _located(catalog: Catalog, rows: CatalogRows, known: FieldRows, *, of_rows: 
     return position
 
 
-def _position(names: Sequence[str], name: str) -> int:
-    """Where a name is; -1 if it is not there."""
-    return names.index(name) if name in names else -1
+def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
+    """Where each shard of a snapshot is in the catalog; -1: it is damaged or gone."""
+    names = catalog.shards
+    return np.array([names.index(one) if one in names else -1 for one in known.shards], dtype=np.int32)
 
 
 def publish_snapshot(

@@ -9,6 +9,7 @@ from small_builds import CASES, Recorder, built, settings
 from latentcache.errors import UsageError
 from latentcache.fields.registry import field_kind, field_kinds
 from latentcache.pipeline.build import plan_build
+from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
 LATENTS, EDGES = CASES["latents"], CASES["edge_map"]
@@ -56,3 +57,13 @@ def test_contents_that_one_field_read_spare_the_next_one(data):
     assert [one.encoded for one in report.fields.values()] == [3, 3]
     content = np.asarray(open_snapshot(report.cache).samples.inputs["image"].content)
     assert content.any(axis=1).all()
+
+
+def test_a_shard_that_is_gone_takes_the_items_of_its_field_only(data):
+    both = LATENTS.said() | EDGES.said()
+    cache = built(LATENTS, data, fields=both).cache
+    rows = open_snapshot(cache).fields["edge_map"]
+    shutil.rmtree(CachePaths(cache).shard(rows.shards[int(rows.shard[0])]))
+    report = built(LATENTS, data, fields=both)
+    assert {name: one.encoded for name, one in report.fields.items()} == {"latents": 0, "edge_map": 3}
+    assert {len(rows) for rows in open_snapshot(cache).fields.values()} == {3}
