@@ -26,7 +26,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
-from latentcache.images.headers import image_size, since_listed
+from latentcache.images.headers import image_size
 from latentcache.images.resize import pixel_hash, thread_setup
 from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
@@ -105,8 +105,7 @@ class PixelProducer(Producer):
             items = self._items(files, outputs) if outputs else []
         except UnusableSampleError as error:
             detail = "; ".join(part for part in (error.what, error.why) if part)
-            reason, hint = since_listed(error)
-            return files.failure(reason, files.failing + detail, hint)
+            return files.failure(error.slug, files.failing + detail, error.fix)
         except MemoryError:
             return files.failure(
                 "out-of-memory", "there is not enough memory to decode it", hint_for("out-of-memory")

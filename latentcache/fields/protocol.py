@@ -487,7 +487,7 @@ class FieldKind:
     check_again: frozenset[str] = frozenset(
         {
             *("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost"),
-            *("permission", "io-error", "changing", "vanished", "needs-pyav"),
+            *("permission", "io-error", "changing", "not-found", "needs-pyav"),
         }
     )
     """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""

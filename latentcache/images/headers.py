@@ -38,7 +38,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip, is_clip
 from latentcache.sources.archives.members import Place, close_tables, open_image, places, read_image
-from latentcache.sources.causes import cause_of, hint_for, rejection, sniff_cause
+from latentcache.sources.causes import as_rejected, cause_of, rejection, sniff_cause
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
@@ -212,11 +212,6 @@ def translated_errors(stream: BinaryIO) -> Iterator[None]:
         raise rejection(_reason(error, stream), _detail(error, stream)) from error
 
 
-def since_listed(error: UnusableSampleError) -> tuple[str, str]:
-    """Reason and hint for a file that was listed a moment ago: one that is gone since then has ``vanished``."""
-    return ("vanished", hint_for("vanished")) if error.slug == "not-found" else (error.slug, error.fix)
-
-
 def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[int, Place]]) -> int:
     """Read all headers in this thread, or only the first few if they wait for the disk; returns how many."""
     began, worked = time.perf_counter(), time.thread_time()
@@ -232,10 +227,8 @@ def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[i
 
 def _rejected(root: Path, samples: SampleTable, row: int, place: Place, error: UnusableSampleError) -> Rejected:
     """A rejection with the content and stat that it was made for, so that it stands until the bytes change."""
-    detail = "; ".join(part for part in (error.what, error.why) if part)
-    reason, hint = since_listed(error)
     name, line = samples.where(row)
-    found = Rejected(name=name, line=line, reason=reason, detail=detail, hint=hint)
+    found = replace(as_rejected(name, error), line=line)
     try:
         data, memo = read_image(root, place)
     except UnusableSampleError:

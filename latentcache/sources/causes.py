@@ -43,7 +43,6 @@ HINTS: Mapping[str, str] = {
     "permission": "give read permission, e.g. `chmod -R u+rX DATA`",
     "io-error": "the file system cannot read it: check the path and the disk, then run again",
     "changing": "another program is writing the file: run again when it has finished",
-    "vanished": "the file was removed during the run: run again",
     # archives
     "tar-truncated": "members from there on are lost: download or write the tar again",
     "tar-damaged": "members from there on are not read: download or write the tar again",

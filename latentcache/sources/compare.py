@@ -32,7 +32,7 @@ from latentcache.value import Value
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 _UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
-_GONE = frozenset({"not-found", "vanished", "unlisted", "hidden"})
+_GONE = frozenset({"not-found", "unlisted", "hidden"})
 
 
 class State(IntEnum):

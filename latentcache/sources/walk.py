@@ -213,7 +213,8 @@ class Walk:
             try:
                 self._sort_out(entry, prefix + entry.name, found)
             except OSError as error:
-                self.rejected.append(_stateless(prefix + entry.name, error))
+                detail = f"its state cannot be read: {error.strerror}"
+                self.rejected.append(rejected(prefix + entry.name, cause_of(error), detail))
         if found.odd:
             names = [*names, *found.odd]
             memos = np.array(list(map(pack_identity, found.odd.values())), dtype=np.uint64)
@@ -380,10 +381,3 @@ def _entries(path: str, names: AbstractSet[str]) -> list[os.DirEntry[str]]:
     """These names of a folder, in order."""
     with os.scandir(path) as listing:
         return sorted((entry for entry in listing if entry.name in names), key=attrgetter("name"))
-
-
-def _stateless(name: str, error: OSError) -> Rejected:
-    """A name of which the system does not say what it is."""
-    if isinstance(error, FileNotFoundError):
-        return rejected(name, "vanished", "it was removed while the folder was listed")
-    return rejected(name, cause_of(error), f"its state cannot be read: {error.strerror}")

@@ -146,7 +146,7 @@ def test_a_file_that_is_gone_is_rejected_without_content(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2)})
     (tmp_path / "a.png").unlink()
     columns, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
-    assert (row, one.reason, one.content, columns["original_size"].tolist()) == (0, "vanished", b"", [[0, 0]])
+    assert (row, one.reason, one.content, columns["original_size"].tolist()) == (0, "not-found", b"", [[0, 0]])
 
 
 def test_a_stop_leaves_headers_unread(tmp_path):

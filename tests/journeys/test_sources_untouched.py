@@ -45,6 +45,6 @@ def test_a_file_deleted_during_the_build_is_named_and_the_others_are_there(tmp_p
         (data / f"{number:04}.png").unlink()
     done = finished(process)
     assert done.status == 1
-    assert {item["reason"] for item in done.json["items"] if item["category"] == "quarantined"} == {"vanished"}
+    assert {item["reason"] for item in done.json["items"] if item["category"] == "quarantined"} == {"not-found"}
     assert done.json["counts"]["samples"] == 30
     assert done.json["counts"]["quarantined"] + done.json["counts"]["encoded"] == 30

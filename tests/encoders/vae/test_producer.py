@@ -124,7 +124,7 @@ def test_a_file_of_another_size_than_planned_is_changing(tmp_path):
 
 def test_a_file_that_is_gone_and_one_with_too_many_pixels(tmp_path):
     draw(tmp_path / "a.png")
-    assert opened(tmp_path).prepare(job("b.png")).reason == "vanished"
+    assert opened(tmp_path).prepare(job("b.png")).reason == "not-found"
     assert opened(tmp_path, options={"max_pixels": 100}).prepare(job("a.png")).reason == "too-many-pixels"
 
 
