@@ -131,7 +131,7 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ...]) -> NDArray[np.uint8]:
     """RGB pixels as stored, before orientation."""
     embedded = _embedded_profile(image) if icc else b""
-    turbo = _turbo_pixels(image, data)
+    turbo = turbo_pixels(image, data)
     if turbo is None:
         color, alpha = _split(image, data)
     elif not (embedded and _moves_colors(embedded, image.mode)):
@@ -260,7 +260,7 @@ def _check_pillow_is_strict() -> None:
         )
 
 
-def _turbo_pixels(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
+def turbo_pixels(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
     """RGB pixels (H, W, 3) as stored of a gray or YCbCr JPEG, by libjpeg-turbo; None for other images.
 
     Pixels lost to damage are an error, which Pillow does not report.
