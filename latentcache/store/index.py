@@ -436,8 +436,13 @@ def write_index(folder: Path) -> int:
     """Index a closed shard; return the number of entries."""
     meta = read_meta(folder / "data.mdb")
     columns = collect_index(folder / "data.mdb", meta)
-    write_columns(folder / INDEX, columns, meta.as_metadata())
+    write_columns(folder / INDEX, columns, _made_from(folder, meta))
     return len(columns["offset"])
+
+
+def _made_from(folder: Path, meta: Meta) -> dict[str, str]:
+    """What an index says of the shard that it was made from."""
+    return {**meta.as_metadata(), "shard": folder.stem}
 
 
 def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
@@ -452,7 +457,7 @@ def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
     """
     file = ColumnFile(folder / INDEX)
     index = ShardIndex(folder, file, file.metadata)
-    expected = read_meta(folder / "data.mdb").as_metadata() if check_data else {}
+    expected = _made_from(folder, read_meta(folder / "data.mdb")) if check_data else {}
     for name, value in expected.items():
         if file.metadata.get(name) != value:
             why = f"{name}: expected {file.metadata.get(name)}, found {value}"
