@@ -296,9 +296,13 @@ class _Build:
                 base = self.base(plan, self.rejected(works))
                 self.streaming = stream.begin(base, self.paths, works, seed=seed, batch=batch)
             outcomes = self.encode(works, catalog)
-            catalog = load_catalog(self.paths)
-            for outcome in outcomes:
-                find_items(outcome.work, self.samples, catalog)
+            # What the run made is in new shards; only if that is not all, older ones are looked through too.
+            for old in dict.fromkeys((catalog.shards, ())):
+                catalog = load_catalog(self.paths, without=old)
+                for outcome in outcomes:
+                    find_items(outcome.work, self.samples, catalog)
+                if all((outcome.work.place >= 0).all() for outcome in outcomes):
+                    break
         report = publish(
             self.paths,
             self.base(plan, self.listing.rejected),

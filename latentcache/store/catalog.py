@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Catalog:
             if they are to be made of the indexes when they are first needed.
         damaged: Shards that could not be opened.
         indexes: Indexes that are open already.
+        without: Shards whose items are not found.
     """
 
     def __init__(
@@ -76,9 +77,10 @@ class Catalog:
         columns: dict[str, NDArray[Any]] | None,
         damaged: Sequence[str] = (),
         indexes: Sequence[ShardIndex] = (),
+        without: Collection[str] = (),
     ) -> None:
         self._folders, self._indexes = tuple(folders), dict(enumerate(indexes))
-        self.shards = tuple(folder.name for folder in folders)
+        self.shards, self._without = tuple(folder.name for folder in folders), without
         self.damaged = tuple(damaged)
         """Shards that could not be opened; their items count as missing."""
         self._lengths: dict[int, tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]] = {}
@@ -87,7 +89,7 @@ class Catalog:
 
     @cached_property
     def _columns(self) -> dict[str, NDArray[Any]]:
-        return _sorted_columns(list(self._indexes.values()))
+        return _sorted_columns(list(self._indexes.values()), self._without)
 
     @cached_property
     def frames(self) -> NDArray[np.uint8]:
@@ -361,12 +363,13 @@ _ROW_TYPES = {
 }  # fmt: skip
 
 
-def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
+def load_catalog(paths: CachePaths, *, open_shards: bool = False, without: Collection[str] = ()) -> Catalog:
     """The items of every sealed shard; damaged shards are named and not fatal.
 
     Args:
         paths: The cache.
         open_shards: Take also what a killed build left in open shards, without sealing them.
+        without: Shards whose items are not found.
     """
     found: list[ShardIndex] = []
     damaged: list[str] = []
@@ -379,12 +382,12 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
     for folder in paths.open_shards() if open_shards else ():
         with contextlib.suppress(CacheDamagedError, CorruptEntryError, OSError):
             found.append(open_shard_index(folder))
-    return catalog_of(found, damaged)
+    return catalog_of(found, damaged, without)
 
 
-def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Catalog:
+def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = (), without: Collection[str] = ()) -> Catalog:
     """The items of these shards; of two items with one key the first counts."""
-    return Catalog([index.folder for index in indexes], None, damaged, indexes)
+    return Catalog([index.folder for index in indexes], None, damaged, indexes, without)
 
 
 def _frames(indexes: Sequence[ShardIndex]) -> NDArray[np.uint8]:
@@ -393,19 +396,20 @@ def _frames(indexes: Sequence[ShardIndex]) -> NDArray[np.uint8]:
     return np.unique(np.concatenate(known), axis=0, return_index=True)[0]
 
 
-def _sorted_columns(indexes: Sequence[ShardIndex]) -> dict[str, NDArray[Any]]:
+def _sorted_columns(indexes: Sequence[ShardIndex], without: Collection[str]) -> dict[str, NDArray[Any]]:
     known, frames = [np.asarray(index.columns["frames"]) for index in indexes], _frames(indexes)
     numbers = {frame.tobytes(): number for number, frame in enumerate(frames)}
-    bases = np.cumsum([0, *(index.items for index in indexes)])
+    counts = [0 if index.folder.name in without else index.items for index in indexes]
+    bases = np.cumsum([0, *counts])
     mixtures = _mixtures(frames)
     narrow = np.dtype(np.uint16 if len(frames) < 1 << 16 else np.uint32)
     mixed, tail = np.empty(bases[-1], dtype=np.uint64), np.empty(bases[-1], dtype=np.uint64)
     frame = np.empty(bases[-1], dtype=narrow)
-    for index, theirs, base in zip(indexes, known, bases.tolist(), strict=False):
+    for index, theirs, base, count in zip(indexes, known, bases.tolist(), counts, strict=False):
         numbers_of = np.array([numbers[one.tobytes()] for one in theirs], dtype=narrow)
         columns = index.item_columns("content", "frame") if index.has_blocks else index.columns
-        for start in range(0, index.items, _TOGETHER):
-            part = slice(start, min(start + _TOGETHER, index.items))
+        for start in range(0, count, _TOGETHER):
+            part = slice(start, min(start + _TOGETHER, count))
             into = slice(base + part.start, base + part.stop)
             frame[into] = numbers_of[columns["frame"][part]]
             halves = np.ascontiguousarray(columns["content"][part]).view(">u8")
