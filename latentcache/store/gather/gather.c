@@ -322,7 +322,7 @@ void stop(void)
 
 /* Largest of these numbers after a mask. */
 #define LARGEST(type) \
-    FAST static uint64_t largest_##type(const type *values, int64_t bytes, type mask) \
+    FAST __attribute__((optimize("unroll-loops"))) static uint64_t largest_##type(const type *values, int64_t bytes, type mask) \
     { \
         type most = 0; \
         for (int64_t at = 0; at < bytes / (int64_t)sizeof(type); at++) { \
