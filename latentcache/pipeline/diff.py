@@ -84,7 +84,7 @@ class FieldWork:
 
     @property
     def unchanged(self) -> bool:
-        """True if the items are those of the snapshot."""
+        """True if the items are those of the snapshot; their samples may have moved."""
         return self.kept is not None and np.array_equal(self.place, np.arange(len(self.kept), dtype=np.int32))
 
     @property

@@ -200,12 +200,13 @@ def _field(
     every = slice(None) if len(items) == len(work.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.kept
     noise = join_noise(before.noise if before is not None else {}, outcome.noise)
+    sample = plan.sample[every] if numbers is None else numbers[plan.sample[every]]
     if before is not None and work.unchanged:
         same_shards = before.shards == catalog.shards[: len(before.shards)]
         return replace(
             before,
             shard=before.shard if same_shards else shard_numbers(catalog, before)[np.asarray(before.shard)],
-            sample=before.sample if numbers is None else numbers[plan.sample],
+            sample=before.sample if np.array_equal(before.sample, sample) else sample,
             provenance=provenance(work.described),
             noise=noise,
         )
@@ -215,7 +216,7 @@ def _field(
         kind=work.kind,
         recipe=recipe,
         groups=groups,
-        sample=plan.sample[every] if numbers is None else numbers[plan.sample[every]],
+        sample=sample,
         group=group,
         variant=plan.variant[every],
         place=work.place[every],

@@ -67,3 +67,15 @@ def test_a_shard_that_is_gone_takes_the_items_of_its_field_only(data):
     report = built(LATENTS, data, fields=both)
     assert {name: one.encoded for name, one in report.fields.items()} == {"latents": 0, "edge_map": 3}
     assert {len(rows) for rows in open_snapshot(cache).fields.values()} == {3}
+
+
+def test_a_new_sample_that_a_field_lacks_moves_no_item_of_it_to_another_sample(data):
+    for number in range(3):
+        LATENTS.path(data, number).with_suffix(".txt").write_text(f"caption {number}")
+    both = LATENTS.said() | {"prompt_embeds": field_kind("prompt_embeds").settings(text_encoder="stub")}
+    built(LATENTS, data, fields=both)
+    shutil.copy(LATENTS.path(data, 1), data / "0.png")
+    snapshot = open_snapshot(built(LATENTS, data, fields=both).cache)
+    owners = {name: [snapshot.samples.names[row] for row in rows.sample] for name, rows in snapshot.fields.items()}
+    old = [f"{number:03}.png" for number in range(3)]
+    assert owners == {"latents": ["0.png", *old], "prompt_embeds": old}
