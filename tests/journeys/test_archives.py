@@ -151,6 +151,10 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     checked = look("verify", cache, "--full", "--json")
     assert checked.json["counts"]["quarantined"] == 6
     assert checked.json["counts"]["stale"] == checked.json["counts"]["missing"] == 0
+    for path in data.glob("*.tar"):
+        path.unlink()
+    (alone,) = build_here(data, tmp_path / "other").json["items"]
+    assert (alone["category"], alone["path"], alone["reason"]) == ("quarantined", "shard-003.tar.gz", "compressed")
 
 
 def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:

@@ -35,12 +35,14 @@ _LOOKED_AT = 3
 
 
 def recognize_tars(tree: Tree) -> Layout | None:
-    """Tars that hold images; those beside them that are compressed are rejected."""
+    """Tars that hold images, or nothing but tars that are compressed."""
     names = _named(tree, lambda name: kind_of_archive(name) == TAR)
-    if not names or not _hold_images(tree.root, names, TAR):
+    packed = _named(tree, is_packed)
+    if not (names and _hold_images(tree.root, names, TAR)) and not (packed and not names and _is_alone(tree, packed)):
         return None
-    files = frozenset((*names, *_named(tree, is_packed)))
-    return _layout(tree, TARS_WORD, [ImageSet(folder="", archives=TAR, files=files)], names)
+    return _layout(
+        tree, TARS_WORD, [ImageSet(folder="", archives=TAR, files=frozenset((*names, *packed)))], names or packed
+    )
 
 
 def recognize_rows(tree: Tree) -> Layout | None:
@@ -110,6 +112,11 @@ def _named(tree: Tree, wanted: Callable[[str], bool]) -> list[str]:
         for name in folder.others
         if wanted(name) and name not in TABLE_NAMES
     )
+
+
+def _is_alone(tree: Tree, names: Sequence[str]) -> bool:
+    """True if there is nothing else than these files."""
+    return sum(folder.images + len(folder.others) for folder in tree.below()) == len(names)
 
 
 def _hold_images(root: Path, names: Sequence[str], kind: str) -> bool:
