@@ -1,0 +1,133 @@
+"""A cache that grew in many builds holds what one build of the same data makes: every field, every sample."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from small_builds import CASES, built, draw
+
+from latentcache.fields.registry import field_kind
+from latentcache.store.paths import CachePaths
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
+
+STEPS = 6
+LATENTS, EDGES, TOKENS = CASES["latents"], CASES["edge_map"], CASES["input_ids"]
+TEXTS = ["", "a cat", "a dog, on a mat", "a cat\na kitten"]
+SIZES = [(64, 64), (64, 96), (96, 64)]
+
+
+def of_images():
+    latents = LATENTS.said(resolutions=(64, 32), flip=True, crop="random", crop_variants=2)
+    texts = {"text_encoder": "stub", "caption_variants": 2, "shuffle_tags": True, "empty_prompt": True}
+    others = {"prompt_embeds": texts, "mask": {}}
+    return latents | EDGES.said() | {name: field_kind(name).settings(**said) for name, said in others.items()}
+
+
+def change_images(chance, data):
+    """One change that people make, or that happens to a file."""
+    path = data / f"{chance.randrange(8)}.png"
+    height, width = chance.choice(SIZES)
+    deed = chance.choice(["write", "write", "write", "delete", "rename", "caption", "caption", "mask", "spoil"])
+    if deed == "write" or not path.exists():
+        draw(path, chance.randrange(6), height=height, width=width)
+    elif deed == "delete" and len(list(data.glob("?.png"))) > 1:
+        path.unlink()
+    elif deed == "rename":
+        path.rename(data / f"{chance.randrange(8)}.png")
+    elif deed == "caption":
+        path.with_suffix(".txt").write_text(chance.choice(TEXTS))
+    elif deed == "mask":
+        mask = path.with_name(f"{path.stem}-masklabel.png")
+        mask.unlink() if mask.exists() else draw(mask, chance.randrange(3), height=height, width=width)
+    elif deed == "spoil":
+        path.write_bytes(path.read_bytes()[:-20])
+
+
+def change_records(chance, data):
+    path = data / f"{chance.randrange(3)}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    some = [json.dumps({"text": "word " * chance.randrange(1, 6)}) for _ in range(chance.randrange(1, 4))]
+    deed = chance.choice(["append", "shuffle", "insert", "cut", "spoil"])
+    if deed == "append" or not lines:
+        lines += some
+    elif deed == "shuffle":
+        chance.shuffle(lines)
+    elif deed == "insert":
+        lines[:0] = some
+    elif deed == "cut":
+        del lines[chance.randrange(len(lines)) :]
+    else:
+        lines.insert(chance.randrange(len(lines)), "{")
+    path.write_text("\n".join([*lines, some[0]]) + "\n")
+
+
+WORLDS = {"images": (of_images, change_images), "records": (TOKENS.said, change_records)}
+
+
+def held(cache):
+    """Field -> name of each sample -> all that is known of its items, and their bytes; and the samples themselves."""
+    snapshot = open_snapshot(cache)
+    reader, names = EntryReader(CachePaths(cache), snapshot), list(snapshot.samples.names)
+    found = {}
+    for field, rows in snapshot.fields.items():
+        keys, of_samples = rows.row_keys(), found.setdefault(field, {})
+        ragged = {one: tuple(map(np.asarray, pair)) for one, pair in rows.ragged_columns.items()}
+        for row, sample in enumerate(np.asarray(rows.sample).tolist()):
+            own = {one: np.asarray(values)[row].tolist() for one, values in rows.columns.items()}
+            for one, (ends, values) in ragged.items():
+                own[one] = values[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist()
+            group = rows.groups[int(np.asarray(rows.group)[row])].label
+            item = (
+                group,
+                int(np.asarray(rows.variant)[row]),
+                keys[row].tobytes(),
+                own,
+                reader.read(field, row).tobytes(),
+            )
+            of_samples.setdefault(names[sample], []).append(item)
+    reader.close()
+    texts = {one: list(given.text) for one, given in snapshot.samples.inputs.items() if given.text is not None}
+    columns = {one: np.asarray(values).tolist() for one, values in snapshot.samples.columns.items()}
+    return found | {"": (names, texts, columns)}
+
+
+def history(world, seed, folder):
+    """Changes and builds in turn; after each the cache is that of a build from nothing."""
+    fields, change = WORLDS[world]
+    chance, data, cache = random.Random(seed), folder / "data", folder / "cache"
+    data.mkdir(parents=True)
+    if world == "images":  # one has everything, so that there is an input for every field
+        draw(data / "9.png", 9)
+        draw(data / "9-masklabel.png", 8)
+        (data / "9.txt").write_text("a house")
+    for step in range(STEPS):
+        for _ in range(chance.randrange(1, 5)):
+            change(chance, data)
+        shards = sorted((cache / "shards").glob("*")) if step else []
+        if shards and chance.random() < 0.2:
+            shutil.rmtree(chance.choice(shards))
+        said = {"fields": fields(), "allow_failed": "100%"}
+        built(LATENTS, data, out=cache, **said)
+        built(LATENTS, data, out=folder / f"whole-{step}", **said)
+        grown, whole = held(cache), held(folder / f"whole-{step}")
+        assert grown.keys() == whole.keys()
+        for name, expected in whole.items():
+            assert grown[name] == expected, (world, seed, step, name)
+        shutil.rmtree(folder / f"whole-{step}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("world", WORLDS)
+def test_many_builds_make_what_one_build_makes(world, seed, tmp_path):
+    history(world, seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_many_builds_make_what_one_build_makes_often(world, tmp_path):
+    for seed in range(100, 250):
+        history(world, seed, tmp_path / str(seed))
+        shutil.rmtree(tmp_path / str(seed))
