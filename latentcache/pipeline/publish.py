@@ -108,9 +108,9 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure)
 def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int, root: Path) -> Rejected:
     """A rejection with the content and stat that it was made for: it holds until the bytes change."""
     own = work.kind.inputs[0]
-    if len(work.kind.inputs) > 1:
-        return replace(one, stat=())  # a memo of one file says nothing of the others
     column = samples.inputs[own]
+    if len(work.kind.inputs) > 1 or column.file[row] < 0:
+        return replace(one, stat=())  # a memo of one file says nothing of the others
     seen = tuple(np.asarray(samples.files.stat[int(column.file[row])]).tolist())
     content = one.content or np.asarray(column.content[row]).tobytes()
     if any(content) or not is_read_by_workers(samples, own):

@@ -322,8 +322,13 @@ class _Comparison:
         """What the snapshot rejected and the listing takes: only other bytes or captions matter."""
         if item.reason.startswith("caption"):
             return _recorded(item, ("stale", "caption-changed"), f"rejected as {item.reason}; it can be read now")
-        now, kind = self._found.now, field_kind(item.target) if not item.stat else None
-        names = kind.inputs if kind is not None and kind.inputs[0] == "image" else ("image",)
+        now, kind = self._found.now, field_kind(item.target) if item.target else None
+        if kind is not None and kind.inputs[0] == "caption":
+            content = np.asarray(now.samples.inputs["caption"].content[row]).tobytes()
+            if content == (item.content or bytes(HASH_BYTES)):
+                return _quarantined(item)
+            return _recorded(item, ("stale", "caption-changed"), _caption(now.samples, row))
+        names = kind.inputs if kind is not None and not item.stat else ("image",)
         there = [name for name in names if name in now.samples.inputs and now.samples.inputs[name].file[row] >= 0]
         files = [places(now.samples, [row], name)[0] for name in there]
         reads = [read for _, read in hashed_images(now.root, np.arange(len(files)), lambda some: files)]

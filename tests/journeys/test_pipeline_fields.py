@@ -368,6 +368,22 @@ def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):
     assert (done.status, made) == (0, {"pooled_prompt_embeds": 6})
 
 
+def test_an_image_without_caption_is_quarantined_until_it_has_one(data, tmp_path):
+    (data / "3.txt").unlink()
+    cache, words = tmp_path / "cache", ("--fields", "prompt_embeds", "--text-encoder", "stub", "--allow-failed", "1")
+    assert build(data, cache, *words)[0].status == 0
+
+    def said():
+        done = look("verify", cache, "--allow-failed", "1", "--json")
+        return done.status, [(one["category"], one["path"], one["reason"]) for one in done.json["items"]]
+
+    assert said() == (0, [("quarantined", "3.png", "no-caption")])
+    (data / "3.txt").write_text("a late caption")
+    assert said() == (1, [("stale", "3.png", "caption-changed")])
+    assert build(data, cache)[1] == {"prompt_embeds": 1}
+    assert said() == (0, [])
+
+
 def test_pooled_embeddings_that_are_added_have_the_texts_of_the_sequences(data, tmp_path):
     words = ("--text-encoder", "stub", "--empty-prompt", "--shuffle-tags", "--caption-variants", "3")
     build(data, tmp_path / "cache", "--fields", "latents,prompt_embeds", "--model", "stub", *SMALL, *words)
