@@ -432,17 +432,17 @@ def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = 
     return header
 
 
-def write_index(folder: Path) -> int:
-    """Index a closed shard; return the number of entries."""
+def write_index(folder: Path, name: str) -> int:
+    """Index a closed shard of this final name; return the number of entries."""
     meta = read_meta(folder / "data.mdb")
     columns = collect_index(folder / "data.mdb", meta)
-    write_columns(folder / INDEX, columns, _made_from(folder, meta))
+    write_columns(folder / INDEX, columns, _made_from(name, meta))
     return len(columns["offset"])
 
 
-def _made_from(folder: Path, meta: Meta) -> dict[str, str]:
+def _made_from(name: str, meta: Meta) -> dict[str, str]:
     """What an index says of the shard that it was made from."""
-    return {**meta.as_metadata(), "shard": folder.stem}
+    return {**meta.as_metadata(), "shard": name}
 
 
 def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
@@ -457,7 +457,7 @@ def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
     """
     file = ColumnFile(folder / INDEX)
     index = ShardIndex(folder, file, file.metadata)
-    expected = _made_from(folder, read_meta(folder / "data.mdb")) if check_data else {}
+    expected = _made_from(folder.name, read_meta(folder / "data.mdb")) if check_data else {}
     for name, value in expected.items():
         if file.metadata.get(name) != value:
             why = f"{name}: expected {file.metadata.get(name)}, found {value}"

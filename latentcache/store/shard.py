@@ -163,7 +163,7 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")
     with reading(folder):
-        num_entries = write_index(folder)
+        num_entries = write_index(folder, sealed.name)
     for leftover in (_LOCK, _PROBE):
         (folder / leftover).unlink(missing_ok=True)
     if num_entries == 0:

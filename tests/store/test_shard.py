@@ -301,7 +301,7 @@ def test_what_a_dead_builder_wrote_is_on_the_disk_before_it_is_indexed(tmp_path,
     write_index = shard_module.write_index
     monkeypatch.setattr(shard_module, "sync_file", lambda path: done.append(("sync", path)))
     monkeypatch.setattr(
-        shard_module, "write_index", lambda folder: done.append(("index", folder)) or write_index(folder)
+        shard_module, "write_index", lambda folder, name: done.append(("index", folder)) or write_index(folder, name)
     )
     recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
     assert done == [("sync", data), ("index", data.parent)]
