@@ -465,8 +465,8 @@ def _mixtures(frames: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[int]:
-    try:
-        descriptor = open_file(path)
+    try:  # a worker whose build was killed seals its shard, perhaps since it was listed
+        descriptor = open_file(path if path.exists() else path.parent.with_suffix("") / path.name)
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
     try:

@@ -43,6 +43,16 @@ def payload_place(paths, name, row):
     return paths.data(rows.shards[int(rows.shard[entry])]), int(rows.offset[entry])
 
 
+def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_path):
+    """Workers whose build was killed seal their shards when they end."""
+    paths = CachePaths(tmp_path)
+    make_folder(paths.shards)
+    open_shard(paths.shards / "one.open", entries_of("plane", range(2)))
+    catalog = stored_catalog(tmp_path)
+    (paths.shards / "one.open").rename(paths.shards / "one")
+    assert all(catalog.stored(place) for place in range(2))
+
+
 def test_a_damaged_entry_is_left_behind_and_the_others_move(paths):
     data, place = payload_place(paths, "plane", 4)
     flip(data, place)
