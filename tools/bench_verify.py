@@ -95,7 +95,7 @@ def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def make_full(mib: int, side: int, folder: Path) -> None:
-    """A cache of about so many MiB."""
+    """A cache of about ``mib`` MiB."""
     if side:
         shape = (CHANNELS, side // 8, side // 8)
         some, count = noise(64, shape), max(mib * _MIB // (2 * CHANNELS * (side // 8) ** 2), 1)

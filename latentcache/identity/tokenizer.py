@@ -91,14 +91,14 @@ def pin_clock(template: str, day: date) -> str:
     """A template that asks for the day gets one that is fixed, as else every day would give other ids.
 
     Raises:
-        UsageError: It asks in a way that cannot be answered beforehand.
+        UsageError: Its call has no format between quotes.
     """
     if CLOCK not in template:
         return template
     formats = dict.fromkeys(found for _, found in _FORMATS.findall(template))
     if not formats:
         raise UsageError(
-            "the chat template reads the clock in a way that cannot be pinned",
+            "the chat template asks for the time, and the format is not written in it",
             why=f"expected {CLOCK} with a format between quotes",
             fix="write the date into the template and give it with --chat-template FILE",
         )
@@ -117,7 +117,7 @@ def template_hash(template: str, options: Mapping[str, str]) -> str:
         options: Name -> JSON of what a recipe's template is given; the day is among them where it is asked for.
 
     Raises:
-        UsageError: The template reads the clock in a way that cannot be answered beforehand.
+        UsageError: The template asks for the time, and its call has no format between quotes.
         ValueError: The day is none.
     """
     if CLOCK in template and CLOCK in options:

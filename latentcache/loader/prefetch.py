@@ -115,7 +115,7 @@ class _Queue(Generic[Made]):
         return made  # type: ignore[return-value]  # without an error it was made
 
     def make_ahead(self, pause: float) -> None:
-        """Have the thread make what there is room for, after a pause of so many seconds."""
+        """Have the thread make what there is room for, after a pause in seconds."""
         if self._thread is None:
             self._thread = _started(self)
         self._asked.put(pause)

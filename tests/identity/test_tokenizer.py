@@ -117,8 +117,8 @@ def test_the_fingerprint_is_pinned():
 DAY = date(2024, 7, 26)
 
 
-def test_a_clock_that_cannot_be_answered_beforehand_is_refused():
-    with pytest.raises(UsageError, match="clock"):
+def test_a_time_whose_format_is_not_written_out_is_refused():
+    with pytest.raises(UsageError, match="asks for the time, and the format"):
         pin_clock("{{ strftime_now(form) }}", DAY)
 
 
