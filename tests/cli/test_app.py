@@ -91,26 +91,6 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
     assert len(done.err.splitlines()) == 3
 
 
-@pytest.mark.parametrize(
-    ("error", "slug", "status"),
-    [
-        (PermissionError(13, "Permission denied", "/somewhere"), "system", 3),
-        (OSError(28, "No space left on device"), "disk-full", 3),
-        (MemoryError("8 GB"), "memory", 3),
-    ],
-)
-def test_what_the_machine_refuses_is_no_bug(run, monkeypatch, shared, error, slug, status):
-    cache = shared[1]
-
-    def refusing(*_, **__):
-        raise error
-
-    monkeypatch.setattr("latentcache.verify.verify.verify_cache", refusing)
-    done = run("verify", cache, "--json")
-    assert (done.status, done.json["error"]["slug"]) == (status, slug)
-    assert done.error
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_outside_a_build_is_said(run, monkeypatch, shared, number):
     cache = shared[1]

@@ -92,24 +92,6 @@ def test_a_cache_folder_that_holds_something_else(rejected, one, tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thesis.tex"]
 
 
-def test_a_cache_that_is_a_file(rejected, one, tmp_path):
-    (tmp_path / "cache").write_text("x")
-    found = rejected()
-    assert (found["slug"], found["what"]) == ("usage", "--out={tmp}/cache: a file is there")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
-@pytest.mark.parametrize("words", [["build"], ["plan", "--batch-size", "1"]])
-def test_a_data_folder_that_cannot_be_listed(open_folder, words):
-    draw(open_folder / "data" / "a.png")
-    (open_folder / "closed").mkdir(mode=0)
-    open_folder.chmod(0o777)
-    common = [*words, *SMALL, "--json"]
-    done = as_nobody([*common, open_folder / "data"], [*common, open_folder / "closed"])
-    assert (done.status, done.error["slug"], done.error["where"]) == (2, "source", str(open_folder / "closed"))
-    assert done.error["what"].startswith("the data folder cannot be listed")
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
 def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
     draw(open_folder / "data" / "a.png")

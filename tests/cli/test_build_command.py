@@ -1,7 +1,4 @@
-import base64
-import os
-
-from small_cache import SMALL, counts, draw
+from small_cache import SMALL, counts
 
 
 def build(run, data, *more):
@@ -55,28 +52,6 @@ def test_the_text_says_why_the_status_is_1(run, data):
     assert "1 quarantined (more than --allow-failed 0: exit status 1)" in done.out
 
 
-def test_every_picture_file_is_an_entry_or_an_item(run, data):
-    (data / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    draw(data / ".hidden.png")
-    draw(data / "sub" / "deep.PNG", seed=9)
-    draw(data / "zwilling ü.png", seed=0)
-    raw = os.fsencode(data) + b"/\xff\xfe.png"
-    with open(raw, "wb") as file:  # noqa: PTH123 - a name that is no text
-        file.write((data / "p0.png").read_bytes())
-    items = build(run, data, "--json").json["items"]
-    entries = run("info", data.with_name("cache"), "--entries", "--json").json["entries"]
-    named = {base64.b64decode(name) for entry in entries for name in entry["paths_b64"]}
-    named |= {base64.b64decode(i["path_b64"]) if "path_b64" in i else i["path"].encode() for i in items}
-    images = {
-        os.path.relpath(os.path.join(folder, name), os.fsencode(data))  # noqa: PTH118
-        for folder, _, names in os.walk(os.fsencode(data))
-        for name in names
-        if name.lower().endswith(b".png")
-    }
-    assert named == images
-    assert len(images) == 9
-
-
 def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.png").write_bytes(b"")
@@ -85,19 +60,6 @@ def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
     assert done.json["counts"] == counts(1, 0, 0, 1)
     planned = run("plan", tmp_path / "cache", "--batch-size", "1", "--json")
     assert (planned.status, planned.error["slug"]) == (1, "plan-empty")
-
-
-def test_moments_from_build_to_verify(run, data, tmp_path):
-    cache = tmp_path / "cache"
-    made = run("build", data, "--out", cache, *SMALL, "--latents", "moments", "--json").json
-    assert made["fields"]["latents"]["recipe"]["encoder"]["posterior"] == "moments"
-    assert run("verify", cache, "--full").status == 0
-    assert run("verify", cache, "--latents", "moments").status == 0
-    stale = run("verify", cache, "--latents", "mode", "--json").json
-    assert {item["reason"] for item in stale["items"] if item["category"] == "stale"} == {"recipe:encoder.posterior"}
-    info = run("info", cache, "--entries", "--json").json
-    assert {entry["shape"][0] for entry in info["entries"]} == {8}
-    assert "4 channels, f8, float16, moments" in run("info", cache).out
 
 
 def test_flips_from_build_to_plan(run, data, tmp_path):

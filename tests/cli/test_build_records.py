@@ -22,17 +22,6 @@ def test_the_contract_of_counts(run, data):
     assert (again.status, again.json["counts"]["encoded"], again.json["counts"]["cached"]) == (0, 0, 2)
 
 
-def test_what_people_see(run, data):
-    found = run("build", data, "--tokenizer", "stub", "--workers", "0")
-    assert "2 encoded, 0 reused, 1 quarantined (more than --allow-failed 0: exit status 1)" in found.out
-    assert "quarantined a.jsonl:3 [" in found.out
-    assert found.out.count("a.jsonl:3") == 1
-    assert "input_ids: tokens 8, loss tokens 8" in found.out
-    assert found.err.startswith(f"3 samples in {data}, cache ")
-    assert "  input_ids stub, recipe " in found.err
-    assert "dry run: 0 entries would be made, 2 reused" in run("build", data, "--dry-run").out
-
-
 @pytest.mark.parametrize("flag", ["--json", "--quiet", "--workers=0"])
 def test_a_build_without_the_fast_engine_says_so_and_json_stays_json(run, data, flag, monkeypatch):
     monkeypatch.setattr("latentcache.encoders.text.producer.FAST_CHARACTERS", 1)
@@ -42,23 +31,6 @@ def test_a_build_without_the_fast_engine_says_so_and_json_stays_json(run, data, 
     assert "warning: no fast tokenization: " in found.err
     assert "no fast tokenization" not in found.out
     assert (found.json if flag == "--json" else {"exit_code": 0})["exit_code"] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "slug"),
-    [
-        (["--resolution", "64"], "usage"),
-        (["--tokenizer", "stub", "--fields", "latents"], "usage"),
-        ([], "usage"),
-        (["--tokenizer", "nothing/at/all"], "model-not-found"),
-        (["--tokenizer", "stub", "--loss", "some"], "usage"),
-    ],
-)
-def test_rejected_settings(run, data, words, slug):
-    found = run("build", data, *words, "--json")
-    assert found.status == 2
-    assert found.error["slug"] == slug
-    assert not (data.parent / "a.jsonl.latentcache").exists()
 
 
 def test_a_record_that_memory_is_not_enough_for_is_quarantined_and_tried_again(run, tmp_path):

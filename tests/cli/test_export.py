@@ -65,16 +65,6 @@ def test_a_part_says_that_it_is_one(run, tokens, tmp_path):
     assert "this is part" not in whole.out
 
 
-def test_the_keys_of_shards(run, tokens, tmp_path):
-    value = run("export", tokens, tmp_path / "out", "--to", "mds", "--chunk", 50, "--json").json
-    assert set(value) == KEYS - {"for", "packing_efficiency"} | {"dtype"}
-    assert (value["layout"], value["tokens"]["train"]) == ("chunk", 50 * value["rows"]["train"])
-    assert 0 < value["tokens_dropped"]["train"]["last_chunk"] < 50
-    words = ("--to", "mds", "--pad", 50, "--overflow", "truncate_right")
-    value = run("export", tokens, tmp_path / "padded", *words, "--json").json
-    assert (value["rows"]["train"], value["layout"]) == (40, "pad")
-
-
 @pytest.mark.parametrize(
     ("words", "said", "following"),
     [
@@ -89,23 +79,6 @@ def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, said, f
     assert done.status == 0
     assert said in done.out
     assert following.format(out=tmp_path / "out") in done.out.splitlines()[-1]
-
-
-CHAT = [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]
-
-
-@pytest.mark.parametrize("words", [("--to", "megatron"), ("--to", "datatrove"), ("--to", "mds", "--chunk", 64)])
-def test_labels_that_would_be_lost_are_rejected(run, tmp_path, words):
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
-    assert run("build", tmp_path / "chats.jsonl", "--tokenizer", "stub", "--out", tmp_path / "cache").status == 0
-    done = run("export", tmp_path / "cache", tmp_path / "out", *words, "--json")
-    assert (done.status, done.error["where"]) == (2, "chats.jsonl:1")
-    assert "has no labels, and 1 of 1 documents have tokens without loss" in done.error["what"]
-    assert not (tmp_path / "out").exists()
-    words_all = ("--tokenizer", "stub", "--loss", "all", "--out", tmp_path / "all")
-    assert run("build", tmp_path / "chats.jsonl", *words_all).status == 0
-    length = ("--chunk", 8) if "mds" in words else ()
-    assert run("export", tmp_path / "all", tmp_path / "out", *words[:2], *length).status == 0
 
 
 @pytest.mark.parametrize(
@@ -161,14 +134,3 @@ def test_pyarrow_is_asked_for_before_anything_starts(run, tokens, tmp_path, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data.jsonl"]
     assert run("export", tokens, tmp_path / "out", "--to", "megatron").status == 0
     assert "needs pyarrow" in " ".join(run("export", "--help").out.split())
-
-
-def test_a_folder_of_the_user_is_never_deleted(run, tokens, tmp_path):
-    """OUT.partial of the user, and an OUT that exists."""
-    for name in ("out.partial", "full"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine").write_text("kept")
-    assert run("export", tokens, tmp_path / "out", "--to", "megatron").status == 0
-    done = run("export", tokens, tmp_path / "full", "--to", "megatron", "--json")
-    assert (done.status, done.error["what"]) == (2, f"{tmp_path / 'full'} exists")
-    assert [(tmp_path / name / "mine").read_text() for name in ("out.partial", "full")] == ["kept", "kept"]

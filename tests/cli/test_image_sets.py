@@ -73,18 +73,6 @@ def test_a_build_without_repeats(run, config, tmp_path):
     assert counted["repeats"] == [{"times": 1, "samples": 3}]
 
 
-def test_parts_of_a_configuration(run, config, tmp_path):
-    parts = [tmp_path / f"part{number}" for number in range(2)]
-    for number, part in enumerate(parts):
-        run("build", config, "--out", part, "--part", f"{number}/2", *SMALL)
-    assert run("merge", *parts, "--out", tmp_path / "whole").status == 0
-    run("build", config, "--out", tmp_path / "c", *SMALL)
-    assert repeats(tmp_path / "whole") == repeats(tmp_path / "c")
-    source = open_snapshot(tmp_path / "whole").source
-    assert [one["folder"] for one in source["sets"]] == ["cats", "dogs"]
-    assert run("verify", tmp_path / "whole", "--full").status == 0
-
-
 def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
     data, cache = tmp_path / "data", tmp_path / "c"
     (data / "cats/a.tags").write_text("tagged")

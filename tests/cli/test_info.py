@@ -4,7 +4,6 @@ from damaged import damage_payload
 from small_cache import SMALL, as_nobody, draw, draw_four
 
 from latentcache.cli.app import main
-from latentcache.store.atomic_io import write_json
 
 
 def test_the_object(run, cache):
@@ -87,25 +86,6 @@ def test_samples_without_a_caption_are_counted(run, cache, data, tmp_path):
     draw(tmp_path / "bare" / "a.png")
     run("build", tmp_path / "bare", *SMALL, "--out", tmp_path / "c")
     assert "captions: none\n" in run("info", tmp_path / "c").out
-
-
-def test_notes_of_fields_are_shown(run, data, cache):
-    draw(data / "small.png", (20, 24), seed=3)
-    run("build", data, "--out", cache)
-    (note,) = run("info", cache, "--json").json["notes"]
-    assert (note["reason"], note["path"]) == ("upscaled", "small.png")
-    assert "note: upscaled: 1 image is enlarged" in run("info", cache).out
-
-
-def test_a_first_build_that_goes_on_says_what_it_makes(run, data, tmp_path):
-    folder = tmp_path / "c"
-    recipe = run("build", data, *SMALL, "--out", folder, "--json").json["fields"]["latents"]["recipe"]
-    (folder / "CURRENT").unlink()
-    fields = {"latents": {"recipe": recipe, "provenance": {"model": "stub"}}}
-    write_json(folder / "BUILDING", {"format": 1, "fields": fields, "samples": 4})
-    value = run("info", folder, "--json").json
-    assert (value["complete"], value["fields"]["latents"]["recipe"]) == (False, recipe)
-    assert "  encoder   stub " in run("info", folder).out
 
 
 def test_shards_that_cannot_be_listed_are_no_empty_cache(open_folder):

@@ -41,15 +41,6 @@ def test_what_was_recognized_and_why(run, kohya):
     assert not kohya.with_name("kohya.latentcache").exists()
 
 
-def test_the_plan_is_that_of_build(run, kohya):
-    inspected = run("inspect", kohya, *SMALL, "--json").json
-    planned = run("build", kohya, *SMALL, "--dry-run", "--json").json
-    for plan in (inspected["plan"], planned["plan"]):
-        del plan["free_bytes"]
-    assert inspected["plan"] == planned["plan"]
-    assert inspected["items"] == planned["items"]
-
-
 def test_one_screen_of_text(run, kohya):
     done = run("inspect", kohya, *SMALL)
     assert done.status == 0
@@ -58,13 +49,6 @@ def test_one_screen_of_text(run, kohya):
     assert 'set        10_sks dog: 3 samples, 10 repeats, class words "sks dog"' in lines
     assert "captions   class words 4, sidecar .txt 1" in done.out or "sidecar .txt 1, class words 4" in done.out
     assert lines[-1].startswith("build      4 entries to make, 0 reused, 1 duplicate sharing an entry, ")
-
-
-def test_images_with_several_captions_are_counted(run, kohya):
-    (kohya / "10_sks dog" / "a1.txt").write_text("a dog\nanother dog")
-    done = run("inspect", kohya, *SMALL, "--caption-lines", "all")
-    assert ", 1 sample with several" in done.out
-    assert run("inspect", kohya, *SMALL, "--json").json["several_captions"] == 0, "kohya takes the first line"
 
 
 def test_findings_and_strictness(run, data):

@@ -63,15 +63,6 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
 
 
-def test_the_text(run, shared):
-    cache = shared[1]
-    out = run("plan", cache, "--batch-size", "2", "--world-size", "2", "--grad-accum", "2").out
-    assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped", "efficiency"]
-    assert out.splitlines()[-1] == (
-        "2 steps per epoch at batch size 2 on 2 ranks, gradient accumulation 2: 4 samples used, 8 repeated, 0 dropped"
-    )
-
-
 def test_one_image_that_fills_a_batch_is_said(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", 8)

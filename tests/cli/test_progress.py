@@ -58,16 +58,6 @@ def test_reused_work_promises_nothing(clock, capsys):
     assert 20 <= hours <= 40, "99 at 1 in 20 s"
 
 
-def test_each_field_has_its_own_rate(clock, capsys):
-    display = BuildProgress(quiet=False)
-    clock.s += 1000
-    display.advanced(state(field="other", total=1, done=1))
-    display.advanced(state())
-    clock.s += 10
-    display.advanced(state(done=100, cost_total=200, cost_done=100, encoded=100))
-    assert capsys.readouterr().err.splitlines()[-1].endswith("0:10 left")
-
-
 def test_quiet_shows_warnings_only(clock, capsys):
     display = BuildProgress(quiet=True)
     clock.s += 60
@@ -75,11 +65,6 @@ def test_quiet_shows_warnings_only(clock, capsys):
     display.warned("out of memory at batch 8")
     display.close()
     assert capsys.readouterr().err == "warning: out of memory at batch 8\n"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3661, "1:01:01")])
-def test_time_left(seconds, text):
-    assert progress.clock(seconds) == text
 
 
 def on_a_terminal(command):

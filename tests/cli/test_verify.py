@@ -97,13 +97,6 @@ def test_the_command_that_is_shown_mends_what_the_flags_make_stale(run, cache, w
     assert run("verify", cache, *words).status == 0
 
 
-def test_allowed_failures_are_fine(run, with_bad):
-    cache = with_bad
-    assert run("verify", cache).status == 1
-    assert run("verify", cache, "--allow-failed", "1").status == 0
-    assert run("verify", cache, "--allow-failed", "20%").status == 0
-
-
 def test_no_finished_build_is_status_3(run, tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "BUILDING").write_text("{}")

@@ -70,24 +70,6 @@ def test_the_fix_for_another_tokenizer_names_it_and_works(run, data, cache, tmp_
     assert found_by(run, cache, "--tokenizer", model)[:2] == (0, {"ok": 200})
 
 
-def test_parts_and_time_and_strangers(run, cache, data):
-    found = run("verify", cache, "--sample", "20", "--seed", "1", "--json").json
-    assert (found["mode"], found["counts"]["ok"], found["not_looked_at"]) == ("sample", 20, 180)
-    assert found["confidence"] == "20 samples clean: 95 % sure that less than 14 % of the samples are wrong"
-    assert "20 samples clean: 95 % sure" in run("verify", cache, "--sample", "10%").out
-    assert run("verify", cache, "--sample", "3/2", "--json").status == 2
-    data.unlink()
-    found = run("verify", cache, "--untrusted", "--full", "--json").json
-    assert (found["counts"]["ok"], found["exit_code"], found["checked"]["sources_hashed"]) == (200, 0, 0)
-    assert run("verify", cache, "--untrusted", "--reencode", "1", "--json").status == 2
-    assert run("verify", cache, "--untrusted", "--repair", "--yes", "--json").status == 2
-
-
-def test_flags_of_a_field_that_the_cache_lacks_are_rejected(run, shared):
-    done = run("verify", shared[1], "--tokenizer", "stub", "--json")
-    assert (done.status, done.error["what"]) == (2, "the cache has no field input_ids")
-
-
 @pytest.fixture
 def part(run, data):
     """One of three parts of the same data."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tarfile
@@ -179,19 +178,6 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     again = build_here(data, cache)
     assert (again.status, again.json["counts"]["encoded"]) == (1, 0)
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": 2, "quarantined": 4}
-
-
-def test_a_truncated_tar_is_said_by_verify(tmp_path: Path) -> None:
-    data, cache = tmp_path / "data", tmp_path / "cache"
-    as_tars(data, some_images(COUNT), each=COUNT)
-    build_here(data, cache)
-    tar = data / "shard-000.tar"
-    tar.write_bytes(tar.read_bytes()[:2100])
-    found = look("verify", cache, "--json")
-    assert found.status == 1
-    items = [item for item in found.json["items"] if item["category"] == "stale"]
-    assert {item["reason"] for item in items} == {"source-removed"}
-    assert "tar-truncated" in json.dumps(found.json["items"])
 
 
 def test_columns_that_are_ambiguous_name_their_flag(tmp_path: Path) -> None:

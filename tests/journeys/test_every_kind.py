@@ -139,15 +139,6 @@ def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, mon
     assert "003" in item["path"]
 
 
-def test_the_waits_of_each_stage_are_in_the_report(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("DELAY_MS", "5")
-    data, cache = kind.data(tmp_path / "data", 6), tmp_path / "cache"
-    words = kind.build_words(data, cache, "--json", delay_ms=5)
-    field = look(*words).json["fields"][kind.field]
-    assert {"prepare", "encode", "write"} <= set(field["waits"])
-    assert 0 < field["elapsed_s"] < 30
-
-
 def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     data, whole, merged = kind.data(tmp_path / "data", 9), tmp_path / "whole", tmp_path / "merged"
     parts = [tmp_path / f"part{number}" for number in range(3)]
@@ -219,14 +210,6 @@ def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_was_said(kind, tm
     finished(process)
 
 
-def test_a_build_that_ends_while_it_is_waited_for_is_opened(kind, tmp_path):
-    data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
-    building = threading.Thread(target=lambda: kind.build(data, cache))
-    building.start()
-    assert len(kind.opened(cache, follow=True, timeout_s=60)) == 4
-    building.join()
-
-
 def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
     first = kind.start(data, cache, delay_ms=60_000)
@@ -264,16 +247,6 @@ def test_seven_checks_of_a_seventh_read_everything_once(kind, tmp_path):
     damage_payload(cache, field=kind.field)
     codes = [kind.verify(cache, "--sample", f"{number}/7").status for number in range(1, 8)]
     assert sorted(codes) == [0] * 6 + [1]
-
-
-def test_a_part_in_percent_or_bytes_says_what_it_proves(kind, tmp_path):
-    data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
-    assert kind.build(data, cache).status == 0
-    for words in ("1%", "0.001K"):
-        part = kind.verify(cache, "--sample", words, "--seed", 3).json
-        assert 0 < part["checked"]["payloads"] < num_entries(cache, kind.field)
-        assert part["not_looked_at"] > 0
-        assert "95 % sure" in part["confidence"]
 
 
 def test_encoding_again_finds_no_drift_and_finds_drift(kind, few, monkeypatch):

@@ -1,13 +1,12 @@
 """A training process that begins while its cache is still being built."""
 
-import os
 import signal
 
 import pytest
 from commands import acknowledged, look, start_followed
-from small_cache import SMALL, build, draw
+from small_cache import SMALL, draw
 
-from latentcache.errors import MissingEntryError, NotYetEncodedError
+from latentcache.errors import MissingEntryError
 from latentcache.loader.cache import open_cache
 
 COUNT = 24
@@ -45,17 +44,6 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
         found = served(pending, on_error="substitute")
     assert len(found) == COUNT - 1
     assert process.wait(60) == 1
-
-
-def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
-    process = start(data, tmp_path / "cache")
-    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=1.0)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(60)
-    with pytest.raises(NotYetEncodedError, match="not encoded yet"):
-        served(pending)
-    build(data, tmp_path / "cache", model="stub")
-    assert len(served(pending)) == COUNT
 
 
 def test_contents_are_known_before_the_end(data, tmp_path):

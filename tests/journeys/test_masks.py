@@ -244,18 +244,6 @@ def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch)
     assert {one["reason"] for one in look(*verify).json["items"]} == {"no-control"}
 
 
-def test_data_that_lost_all_masks(data):
-    build(data, *STUB)
-    for path in data.glob("*-masklabel.png"):
-        path.unlink()
-    found = look("verify", data.parent / "cache", "--full", "--json").json
-    assert [one["reason"] for one in found["items"]] == ["mask-changed"] * 6
-    done = look("build", data, "--out", data.parent / "cache", "--masks", "none", "--json")
-    assert (done.status, done.json["error"]["slug"]) == (3, "cache-kind")
-    assert encoded(build(data)) == {"latents": 0, "mask": 1, "control": 0}
-    assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
-
-
 def test_flips_do_not_depend_on_the_order_of_fields(data):
     for path in data.glob("[1-5]-masklabel.png"):
         path.unlink()
@@ -263,14 +251,6 @@ def test_flips_do_not_depend_on_the_order_of_fields(data):
     orders = ["latents", "mask", "keys"], ["mask", "latents", "keys"]
     one, other = (batch_of(data, fields=fields, seed=1)["keys"]["latents"] for fields in orders)
     assert torch.equal(one, other)
-
-
-def test_more_folders_than_fields_are_refused(data):
-    (data / "latentcache.toml").write_text('[[sets]]\npath = "img"\ncontrols = ["a", "b", "c", "d"]\n')
-    for name in ("img", "a", "b", "c", "d"):
-        save(data / name / "0.png", picture(1))
-    done = look("build", data / "latentcache.toml", "--out", data.parent / "cache", *STUB, "--json")
-    assert (done.status, "4 folders" in done.json["error"]["what"]) == (2, True), done.err
 
 
 def test_transparent_parts_of_a_mask_do_not_count(tmp_path):

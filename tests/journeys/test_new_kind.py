@@ -3,9 +3,7 @@
 The toy kind ``edge_map`` is one ragged uint8 tensor per image. The package does not know it.
 """
 
-import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from damaged import damage_payload
 from kinds import KINDS, TOY, forget_kinds, stored
 
 from latentcache import open_cache
-from latentcache.errors import UsageError
 from latentcache.fields import registry
 from latentcache.store.snapshot import open_snapshot
 from tests.fields.edge_map import EdgeProducer, EdgeRecipe
@@ -161,23 +158,6 @@ def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cach
     assert EDGES.verify(cache, "--repair", "--yes").json["repair"]
     assert EDGES.build(data, cache).status == 0
     assert stored(cache, "edge_map") == wanted
-
-
-def test_a_loader_without_the_kind_serves_the_other_fields(data, cache):
-    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).status == 0
-    read = f"next(iter(latentcache.open_cache({str(cache)!r}).loader(batch_size=2, fields=['latents'])))"
-    code = f"import latentcache; print(sorted({read}))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), registry.VARIABLE: ""}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "['latents', 'names']\n", done.stderr
-
-
-def test_a_name_that_cannot_be_imported_is_told(data, tmp_path):
-    done = command("build", data, "--out", tmp_path / "cache", "--field", "no_such_module:Kind")
-    assert (done.status, done.json["error"]["slug"]) == (2, "usage")
-    assert not (tmp_path / "cache").exists()
-    with pytest.raises(UsageError):
-        registry.register(["tests.fields.edge_map:Nothing"])
 
 
 @pytest.mark.slow

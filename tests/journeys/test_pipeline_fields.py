@@ -9,10 +9,9 @@ import PIL.Image
 import pytest
 import torch
 from commands import look, noise
-from in_threads import in_threads
 from made_pipelines import flux_transformer, make_pipeline, tiny_vae
 
-from latentcache import BuildSettings, build_cache, open_cache
+from latentcache import open_cache
 
 FIELDS = ["latents", "prompt_embeds", "pooled_prompt_embeds"]
 SMALL = ("--resolution", "64", "--bucket-step", "32")
@@ -62,18 +61,6 @@ def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
     assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0)
     done = look("verify", tmp_path / "cache", "--reencode", "2", "--full", "--json")
     assert done.status == 0, done.err
-
-
-def test_captions_that_are_empty_by_choice_are_prompts_and_none_are_not(pipeline, data, tmp_path):
-    for path in data.glob("*.txt"):
-        path.unlink()
-    words = ("--model", pipeline[1], *SMALL, "--dry-run")
-    with in_threads():
-        assert set(build(data, tmp_path / "none", *words)[1]) == {"latents"}
-        done, _ = build(data, tmp_path / "chosen", *words, "--default-caption", "")
-    assert {name: one["inputs"] for name, one in done.json["plan"]["fields"].items()} == {
-        "latents": 6, "prompt_embeds": 1, "pooled_prompt_embeds": 1,
-    }  # fmt: skip
 
 
 def tiny_unet():
@@ -152,30 +139,6 @@ def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(name, tmp_path)
         )
 
 
-def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
-    words = ("--model", pipeline[1], *SMALL, "--resample", "lanczos-pil", "--dry-run")
-    assert build(data, tmp_path / "cache", *words)[1] == dict.fromkeys(FIELDS, 0)
-    assert build(data, tmp_path / "cache", *words, "--text-encoder", "none")[1] == {"latents": 0}
-
-
-@pytest.mark.slow
-def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
-    """Two folders with one VAE: caches of each are merged, and nothing is encoded again."""
-    vae, caches = tiny_vae(), []
-    for number, name in enumerate(("StableDiffusionXLPipeline", "PixArtSigmaPipeline")):
-        make_pipeline(name, tmp_path / name, vae=vae)
-        part = tmp_path / f"images{number}"
-        part.mkdir()
-        for image in sorted(data.glob("*.png"))[3 * number : 3 * number + 3]:
-            shutil.copy(image, part)
-        caches.append(tmp_path / f"cache{number}")
-        words = ("--model", tmp_path / name, *SMALL, "--text-encoder", "none")
-        assert build(part, caches[-1], *words)[1] == {"latents": 3}
-    done = look("merge", *caches, "--out", tmp_path / "both", "--json")
-    assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.err
-    assert "scaled as SDXL, PixArt-Sigma" in look("info", tmp_path / "both").out
-
-
 def test_a_caption_of_100_kilobytes_is_cut_and_counted(data, tmp_path):
     (data / "0.txt").write_text("long " * 20_000)
     (data / "1.txt").write_bytes(b"caf\xe9")
@@ -210,11 +173,6 @@ def test_an_image_without_a_caption_has_no_embedding(stub, data):
     with pytest.warns(UserWarning, match="1 samples of cache lack a field"):
         assert open_cache(stub).loader(batch_size=5).excluded == 1
     assert open_cache(stub).loader(batch_size=3, fields=["latents"]).excluded == 0
-
-
-def test_a_caller_in_python_gets_the_fields_it_names(data, tmp_path):
-    settings = BuildSettings(data=data, out=tmp_path / "one", fields={"prompt_embeds": {"text_encoder": "stub"}})
-    assert list(build_cache(settings).fields) == ["prompt_embeds"]
 
 
 def test_a_pipeline_without_a_text_encoder_is_refused_before_anything_is_written(pipeline, data, tmp_path):
@@ -299,20 +257,6 @@ def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
     assert (batches[0]["prompt_embeds"] == batches[1]["prompt_embeds"]).all()
 
 
-def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
-    shared = look("info", stub, "--json").json["fields"]
-    assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
-    assert shared["pooled_prompt_embeds"]["shared"] == {"items": 1, "bytes": 8 * 2}
-    assert shared["latents"]["shared"] == {"items": 0, "bytes": 0}
-    captions = ("a red fox", *(f"caption number {number}" for number in range(2, 6)))
-    stored = sum(1 + len(text.split()) for text in captions)
-    assert shared["prompt_embeds"]["trimmed_bytes"] == (77 * len(captions) - stored) * 8 * 2, "tokens of 8 float16"
-    assert shared["pooled_prompt_embeds"]["trimmed_bytes"] == 0
-    assert "padding is not stored, 5.8 kB saved" in look("info", stub).out
-    build(data, stub, "--shuffle-tags", "--empty-prompt")
-    assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
-
-
 def test_float8_is_near_and_its_error_is_told(data, tmp_path):
     words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
     build(data, tmp_path / "exact", *words)
@@ -359,13 +303,6 @@ def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
     done, _ = build(data, tmp_path / "cache", "--negative-prompt", "z")
     assert (done.status, [one["reason"] for one in done.json["items"]]) == (0, ["prompt-not-stored"])
     assert len(open_cache(tmp_path / "cache")) == 6
-
-
-def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):
-    done, made = build(
-        data, tmp_path / "cache", "--fields", "pooled_prompt_embeds", "--text-encoder", "stub", "--empty-prompt"
-    )
-    assert (done.status, made) == (0, {"pooled_prompt_embeds": 6})
 
 
 def test_an_image_without_caption_is_quarantined_until_it_has_one(data, tmp_path):

@@ -15,38 +15,11 @@ from commands import (
     draw_folder,
     entries,
     finished,
-    noise,
     start_build,
     wait_for,
 )
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-
-
-def stopped(process, number, timeout=10, code=0):
-    """Send a signal and check how the process takes it."""
-    started = time.monotonic()
-    process.send_signal(number)
-    done = finished(process, timeout)
-    assert time.monotonic() - started < 10
-    assert done.status == (code or 128 + number)
-    assert done.json["error"]["slug"] == "interrupted"
-    assert done.json["error"]["fix"]
-    assert "error[interrupted]" in done.err
-    return done
-
-
-@pytest.mark.slow
-def test_a_batch_that_would_take_too_long_is_given_up(tmp_path):
-    data, cache, events = draw_folder(tmp_path / "data", 20), tmp_path / "cache", tmp_path / "events"
-    assert build(data, cache, events=events, delay_ms=0).status == 0
-    for number in range(10):  # a half of them new, a batch of which takes 24 seconds
-        (data / f"{number:04}.png").write_bytes(noise(1000 + number))
-    process = start_build(data, cache, delay_ms=3000, events=events)
-    wait_for((cache / "BUILDING").exists, process)
-    time.sleep(0.3)
-    stopped(process, signal.SIGTERM)
-    assert build(data, cache).json["counts"]["encoded"] == 10
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--device", "cpu*2"))])
@@ -66,29 +39,6 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number, wor
     assert "error[interrupted]" in done.err
     assert set(acknowledged(events)) <= set(entries(cache)) if (cache / "shards").exists() else True
     assert build(data, cache).status == 0
-
-
-@pytest.fixture(scope="module")
-def big_folder(tmp_path_factory):
-    """So many images that planning takes a while."""
-    folder, image = tmp_path_factory.mktemp("big") / "data", noise(1)
-    folder.mkdir()
-    for number in range(6_000):
-        with os.fdopen(os.open(folder / f"{number}.png", os.O_WRONLY | os.O_CREAT), "wb") as file:
-            file.write(image)
-    return folder
-
-
-@both
-@pytest.mark.parametrize("later", [0.2])
-def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, later):
-    process = start_build(big_folder, tmp_path / "cache", delay_ms=4000)
-    wait_for((tmp_path / "cache" / "builder.lock").exists, process)
-    time.sleep(later)
-    started = time.monotonic()
-    stopped(process, number)
-    assert time.monotonic() - started < 10
-    assert not (tmp_path / "cache" / "CURRENT").exists()
 
 
 @both

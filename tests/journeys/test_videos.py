@@ -11,7 +11,6 @@ from made_pipelines import make_pipeline
 from made_videos import KINDS, plain_frames, write_sound, write_video
 
 from latentcache import open_cache
-from latentcache.images import clips as clips_module
 
 SMALL = ("--model", "stub", "--resolution", "64", "--bucket-step", "32")
 
@@ -79,15 +78,6 @@ def test_flips_and_the_middle_of_a_video(tmp_path):
     expected = [block_means(frames), block_means(frames[:, :, ::-1])]
     for one in expected:
         assert min(np.abs(one - latents).max() for latents in found) < 2e-3
-
-
-def test_a_second_build_opens_no_video(data, monkeypatch):
-    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
-    build(data, *SMALL, "--frames", "5")
-    monkeypatch.setattr(clips_module, "_av", None)
-    report = build(data)
-    assert (report["counts"]["encoded"], reasons(report)) == (0, {})
-    assert look("inspect", data, *SMALL, "--frames", "5", "--json").status == 70, "without the cache"
 
 
 def test_what_is_bad_is_rejected_and_the_rest_is_built(data):

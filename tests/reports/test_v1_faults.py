@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from pathlib import Path
 
 import pytest
 import small_tokens
@@ -76,12 +75,6 @@ def test_a_plan_of_records_says_what_works(run, documents, more):
         assert run(*shlex.split(command)[1:]).status == 0
 
 
-def test_rows_of_a_cache_without_documents_are_refused_in_words_of_the_shell(run, cache):
-    error = run("plan", cache, "--batch-size", "2", "--pack", "512", "--json").error
-    assert error["what"].startswith("--pack=512: ")
-    assert error["fix"] == "leave out --pack"
-
-
 def test_info_counts_the_samples_that_the_build_counted(run, data):
     """The sum of usable and rejected samples, whoever rejects them."""
     (data / "empty.png").write_bytes(b"")
@@ -93,27 +86,3 @@ def test_info_counts_the_samples_that_the_build_counted(run, data):
     assert (built["samples"], built["quarantined"]) == (7, 3)
     assert (shown["samples"], shown["quarantined"]) == (7, 3)
     assert checked["samples"] == sum(checked["counts"].values()) == 7
-
-
-def test_a_file_is_not_called_a_missing_folder(run, documents):
-    error = run("info", documents.with_name("t.jsonl"), "--json").error
-    assert (error["slug"], error["why"]) == ("cache-not-found", "the path is a file; a cache is a folder")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_info_of_a_first_build_that_failed_counts_its_samples(run, data, tmp_path):
-    cache = tmp_path / "begun"
-    failed = run("build", data, *SMALL, "--out", cache, "--events", "/dev/full", "--commit-every", "1")
-    assert failed.status == 3
-    shown = run("info", cache, "--json").json
-    assert (shown["complete"], shown["counts"]["samples"], shown["part"]) == (False, 4, "")
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [("build", ["JSONL", "parquet", "folder of images"]), ("export", ["CACHE", "OUT", "pyarrow"])],
-)
-def test_help_names_what_a_command_takes(run, command, said):
-    """``build --help`` spoke of images alone, and ``export`` was shown without OUT."""
-    shown = run(command, "--help").out
-    assert [word for word in said if word not in shown] == []

@@ -79,12 +79,6 @@ def test_one_item_for_many_samples_has_only_what_is_true_of_all():
     assert (one.file, one.key, one.expected, one.found, one.hint) == ("shards/x", "", "so", "", "hint")
 
 
-def test_the_samples_of_several_files_have_no_common_path():
-    found = Findings(table(EACH + 1))
-    found.add("stale", "recipe:scale", np.arange(EACH + 1))
-    assert found.result(every(EACH + 1))[0].path == ""
-
-
 def test_a_million_touched_samples_cost_columns_and_no_objects():
     count = 1_000_000
     files = table(1, records=True).files

@@ -213,15 +213,6 @@ def test_records_are_compared_by_file_and_place_not_as_a_set_of_contents(tmp_pat
     assert report.exit_code() == 1
 
 
-def test_data_without_samples_makes_every_sample_stale(tmp_path):
-    case = make(tmp_path, "flat")
-    for path in case.data.iterdir():
-        path.unlink()
-    report = check(case)
-    assert counts(report) == {"stale": 8}
-    assert {one.reason for one in report.findings} == {"source-removed"}
-
-
 def test_data_that_moved_with_its_cache_is_found_and_data_that_is_gone_is_named(case, tmp_path):
     place = tmp_path / "elsewhere"
     place.mkdir()

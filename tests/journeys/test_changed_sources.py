@@ -1,22 +1,6 @@
-"""Sources are only read, whatever happens to a build; what changes under it is told apart by its bytes."""
+"""What changes under a build is told apart by its bytes."""
 
-from commands import acknowledged, build, draw_folder, entries, finished, look, noise, start_build, state_of, wait_for
-
-
-def test_sources_are_as_they_were_after_everything(tmp_path):
-    data, cache, events = draw_folder(tmp_path / "data", 30), tmp_path / "cache", tmp_path / "events"
-    (data / "bad.png").write_bytes(noise(1)[:-100])
-    (data / "link.png").symlink_to("0001.png")
-    before = state_of(data)
-    process = start_build(data, cache, delay_ms=30, events=events)
-    wait_for(lambda: acknowledged(events), process)
-    process.terminate()
-    finished(process)
-    assert build(data, cache, "--allow-failed", "1").status == 0
-    assert build(data, cache, "--retry-failed", "--resolution", "96", "--allow-failed", "0").status == 1
-    for words in (["info", cache, "--entries"], ["verify", cache, "--full"], ["plan", cache, "--batch-size", "4"]):
-        look(*words, "--json")
-    assert state_of(data) == before
+from commands import acknowledged, build, draw_folder, entries, finished, look, noise, start_build, wait_for
 
 
 def test_a_file_edited_during_the_build_is_what_was_read_of_it(tmp_path):
