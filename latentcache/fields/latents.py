@@ -121,8 +121,6 @@ class EncoderSpec(Value):
     from which a loader draws."""
     tiling: bool = False
     normalization: Normalization = field(default_factory=Normalization)
-    generic: bool = False
-    """True if the class has no row in the table of families and its configuration says everything."""
 
     @property
     def stored_channels(self) -> int:
@@ -131,8 +129,7 @@ class EncoderSpec(Value):
 
     def identity(self) -> dict[str, Any]:
         """The fields that move the stored bytes."""
-        read_time = {"normalization", "generic", "multiple"}
-        return {name: value for name, value in asdict(self).items() if name not in read_time}
+        return {name: value for name, value in asdict(self).items() if name not in ("normalization", "multiple")}
 
 
 class GeometrySettings(Value):

@@ -61,7 +61,6 @@ IDENTITY = {
 READ_TIME = {
     "encoder": {
         "normalization": Normalization(kind="scale-shift", scale=0.18215),
-        "generic": True,
         "multiple": 16,
     },
     "geometry": {

@@ -16,12 +16,11 @@ from typing import Any
 
 from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
-from latentcache.encoders.vae.config_fields import config_hash, normalization_of, shape_of
-from latentcache.encoders.vae.families import Family, family_of
+from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
 from latentcache.encoders.vae.locate import Located, locate
 from latentcache.encoders.vae.names import encoder_tensors
 from latentcache.encoders.versions import installed, on_cuda
-from latentcache.encoders.weights import Tensors, fingerprint_memo, read_headers
+from latentcache.encoders.weights import fingerprint_memo, read_headers
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.latents import (
     EncoderSpec,
@@ -95,7 +94,7 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     notes = []
     if not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
         notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
-    if description.spec.generic and description.spec.normalization.kind == "none":
+    if description.needs_torch and description.spec.normalization.kind == "none":
         name = description.spec.family
         notes += [f"the configuration of {name} has no scaling factor: batches have latents as {name} gives them"]
     return Described(
@@ -165,23 +164,19 @@ def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeCo
     return Described(recipe=mask_recipe(found), label="mask", provenance={"decoders": installed(_DECODERS)})
 
 
-def no_posterior(family: str, posterior: str, why: str) -> UnsupportedModelError:
+def no_posterior(family: str, why: str) -> UnsupportedModelError:
     """The error for an encoder without a posterior."""
+    fix = "--latents mode, or --model with an autoencoder that has one (AutoencoderKL and its like)"
     return UnsupportedModelError(
-        f"--latents {posterior}: {family} has no posterior",
-        why=why,
-        fix="--latents mode, or --model with an autoencoder that has one (AutoencoderKL and its like)",
-        slug="no-posterior",
+        f"--latents moments: {family} has no posterior", why=why, fix=fix, slug="no-posterior"
     )
 
 
 def no_tiling(family: str) -> UnsupportedModelError:
     """The error for an encoder that cannot encode in tiles."""
+    fix = "leave --tiling out; a batch that does not fit is halved, down to one image"
     return UnsupportedModelError(
-        f"--tiling: {family} cannot encode in tiles",
-        why="its class has no tiled encode",
-        fix="leave --tiling out; a batch that does not fit is halved, down to one image",
-        slug="no-tiling",
+        f"--tiling: {family} cannot encode in tiles", why="its class has no tiled encode", fix=fix, slug="no-tiling"
     )
 
 
@@ -256,38 +251,11 @@ def _spec(
     located: Located, *, posterior: str, tiling: bool, known: Mapping[str, Any] | None
 ) -> tuple[EncoderSpec, int, dict[str, Any]]:
     """Spec of the files, the frames of a latent frame, and the memo of the fingerprint."""
-    where, class_name = str(located.config_path), located.config["_class_name"]
-    family = family_of(class_name, where)
-    if posterior != "mode" and family.output in ("latent", "latents"):
-        raise no_posterior(class_name, posterior, "it gives one latent for an image and no distribution")
-    shape = shape_of(family, located.config, where)
-    tensors = _encoder_half(family, located)
-    normalization = normalization_of(family, located.config, tensors)
-    for name, values in (("mean", normalization.mean), ("std", normalization.std)):
-        if values and len(values) != shape.channels * normalization.patch**2:  # each would be of other channels
-            raise UnsupportedModelError(
-                f"the latents have {shape.channels} channels, their {name} has {len(values)} values",
-                where=where,
-                fix="use the config.json that was published with the model",
-            )
-    memo = fingerprint_memo(tensors, known)
-    spec = EncoderSpec(
-        family=class_name,
-        fingerprint=memo["fingerprint"],
-        config=config_hash(family, located.config, tiling=tiling),
-        channels=shape.channels,
-        factor=shape.factor,
-        multiple=shape.multiple,
-        posterior=posterior,
-        tiling=tiling,
-        normalization=normalization,
-        generic=family.generic,
-    )
-    return spec, shape.frame_step, memo
-
-
-def _encoder_half(family: Family, located: Located) -> Tensors:
-    """Tensors of the encoder."""
+    where, config = str(located.config_path), located.config
+    family = family_of(config["_class_name"], where)
+    if posterior != "mode" and not family.posterior:
+        raise no_posterior(family.name, "it gives one latent for an image and no distribution")
+    shape = shape_of(family, config, where)
     everything = read_headers(located.weights)
     tensors = encoder_tensors(everything, ldm=family.ldm)
     if not any(name.startswith("encoder.") for name in tensors):
@@ -297,4 +265,17 @@ def _encoder_half(family: Family, located: Located) -> Tensors:
             why=f"none of its tensors is called encoder.*; the first is {next(iter(everything), 'none')}",
             fix="give the weights of the whole VAE, not of its decoder, a transformer or a LoRA",
         )
-    return tensors
+    normalization = normalization_of(family, config, tensors, where)
+    memo = fingerprint_memo(tensors, known)
+    spec = EncoderSpec(
+        family=config["_class_name"],
+        fingerprint=memo["fingerprint"],
+        config=config_hash(config, tiling=tiling),
+        channels=shape.channels,
+        factor=shape.factor,
+        multiple=shape.multiple,
+        posterior=posterior,
+        tiling=tiling,
+        normalization=normalization,
+    )
+    return spec, shape.frame_step, memo

@@ -21,7 +21,7 @@ from latentcache.encoders.faults import Guard, first_line
 from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.builtin import EncodedBatch, Encoder
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior, no_tiling
-from latentcache.encoders.vae.families import FAMILIES, GENERIC
+from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.fold import fold_single_frames
 from latentcache.encoders.vae.modules import load_module
 from latentcache.errors import DeviceError, EncoderError
@@ -97,11 +97,9 @@ class VaeEncoder(Encoder):
     def __init__(self, description: ModelDescription, device: torch.device, *, fold: bool = True) -> None:
         self.spec, self.device = description.spec, device_name(device)
         self._description, self._device, self._fold = description, device, fold
-        self._family = FAMILIES.get(description.spec.family, GENERIC)
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
         self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
         self._modules: dict[torch.dtype, nn.Module] = {}
-        self._clips = bool(self._family.video)
         advice = f"use sides that are multiples of {description.spec.multiple}, or another model"
         self._guard = Guard(device=device, name=description.spec.family, label=description.label, fix=advice)
         self._guard.run(lambda: self._module(self._dtype), "the weights")
@@ -140,8 +138,7 @@ class VaeEncoder(Encoder):
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
         output: Any = module.encode(values)  # type: ignore[operator]
-        names = (self._family.output,) if self._family.output else _OUTPUTS
-        found = next((getattr(output, name) for name in names if hasattr(output, name)), output)
+        found = next((getattr(output, name) for name in _OUTPUTS if hasattr(output, name)), output)
         if self.spec.posterior != "mode":
             return self._moments(found)
         found = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
@@ -159,7 +156,7 @@ class VaeEncoder(Encoder):
         moments = [part for part in found if isinstance(part, Tensor)]
         if len(moments) < 2:
             why = f"its encode gives {type(posterior).__name__}, without mean and logvar"
-            raise no_posterior(self.spec.family, self.spec.posterior, why)
+            raise no_posterior(self.spec.family, why)
         return torch.cat(moments, dim=1)
 
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
@@ -182,8 +179,7 @@ class VaeEncoder(Encoder):
         """
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
-            if self._family.video is None:
-                self._clips = any(one.ndim == 5 for one in module.parameters())  # before it is folded
+            self._clips = any(one.ndim == 5 for one in module.parameters())  # before it is folded
             if self._clips and self._fold:
                 fold_single_frames(module)
             if self.spec.tiling:

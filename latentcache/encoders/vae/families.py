@@ -1,250 +1,124 @@
-"""Known autoencoder classes and their differences: one frozen table, one row per class.
+"""What a diffusers autoencoder is: channels, factor, size multiple, normalization and identity of its latents.
 
-The class name alone tells if a model is an image encoder; nothing is guessed from a model's name. Guarantee: a class
-that is not an image encoder is rejected by name before any weight is read. ``encode`` and
-``read`` of a row hold the class's own default for every field, so a configuration that leaves a field out and
-one that spells the default out are one encoder (a test holds them against the installed diffusers).
-Costs nothing: strings and integers, no torch. Sources: the classes of diffusers 0.42 (``models/autoencoders``)
-and, for the use of a latent in transformers, the pipelines and trainers named in each row.
+Everything is read from ``config.json``, and for some classes from a few small tensors of the weights; a table has
+what the configuration of a class leaves open. Guarantee: a class that is not an image encoder is rejected by name
+before any weight is read. Fields that move the bytes of ``encode`` are hashed into the identity; fields that only say
+how latents are read are not, so a corrected scaling factor encodes nothing again. No torch.
+Sources: the classes of diffusers 0.42 (``models/autoencoders``), and the pipelines and trainers named in each row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from latentcache.encoders.weights import Tensors, read_tensor
 from latentcache.errors import UnsupportedModelError
+from latentcache.fields.latents import Normalization
+from latentcache.identity.content import json_hash
 from latentcache.value import Value
+
+Config = Mapping[str, Any]
 
 
 class Family(Value):
-    """Properties of one autoencoder class. Strings name fields of its configuration."""
+    """What the configuration of one class leaves open; as it is, of a class without a row."""
 
-    name: str
-    """Class name in diffusers."""
-    source: str
-    """References of this row."""
-    encode: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that change what ``encode`` computes, with the class's defaults."""
-    read: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that only say how raw latents are normalized, with the class's defaults."""
-    channels: str = "latent_channels"
-    """Field with the channels of a latent."""
-    factor: str = "block_out_channels"
-    """Field that gives the spatial factor: a number, one entry per level, or one flag per halving."""
-    patch: str = ""
-    """Field with the patch size the encoder folds into channels before its first layer."""
-    colors: str = "in_channels"
-    """Field with the color channels."""
+    name: str = ""
+    """Class name in diffusers; empty for a class without a row."""
+    scale: float | None = None
+    """``scaling_factor`` of a configuration that has none."""
     packs_from: int | None = 0
     """Channels from which on transformers pack 2x2 latents, doubling the size multiple; None for never."""
-    normalization: str = "scale-shift"
-    """``scale-shift``, ``mean-std``, ``batch-norm`` (2x2 patches), ``buffers`` (mean, std in the weights)."""
-    output: str = "latent_dist"
-    """Attribute of the result of ``encode``; empty if it has to be searched."""
-    video: bool | None = False
-    """True if images go in as clips of one frame, (B, 3, 1, H, W); None if only the weights tell."""
-    frame_step: str = ""
-    """Field that gives the frames of a latent frame, as ``factor`` is given; empty: images only."""
-    tile_fields: tuple[str, ...] = ()
-    """Fields that decide the size of a tile; other classes have constants."""
+    statistics: str = ""
+    """``needed``: the pipelines normalize by mean and std per channel; ``patched``: by batch norm of 2x2 patches."""
+    factor: str = (
+        "spatial_compression_ratio scale_factor_spatial encoder_block_out_channels block_out_channels"
+        " ch_mult dim_mult"
+    )
+    """Fields that give the spatial factor: a number, one entry per level, or one flag per halving."""
+    frame_step: str = "temporal_compression_ratio scale_factor_temporal"
+    """Fields that give the frames of a latent frame, likewise."""
+    patch: str = ""
+    """Field with the patch size that the encoder folds into channels before its first layer."""
+    posterior: bool = True
+    """False if ``encode`` gives one latent and no distribution."""
     ldm: bool = False
     """True if checkpoints in the original latent-diffusion key layout exist for this class."""
-    generic: bool = False
 
 
-_KL_ENCODER = {
-    "in_channels": 3,
-    "down_block_types": ["DownEncoderBlock2D"],
-    "block_out_channels": [64],
-    "layers_per_block": 1,
-    "act_fn": "silu",
-    "latent_channels": 4,
-    "norm_num_groups": 32,
-    "use_quant_conv": True,
-    "mid_block_add_attention": True,
-}
-_WAN_ENCODER = {
-    "base_dim": 96,
-    "z_dim": 16,
-    "dim_mult": [1, 2, 4, 4],
-    "num_res_blocks": 2,
-    "attn_scales": [],
-    "temperal_downsample": [False, True, True],
-}
-# Wan 2.1 published these sixteen pairs; Qwen-Image trained its encoder from that one and kept them.
-_WAN_LATENTS = {
-    "latents_mean": [
-        *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
-        *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
-    ],
-    "latents_std": [
-        *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
-        *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
-    ],
-}
-
+_WAN: Mapping[str, Any] = {"statistics": "needed", "factor": "dim_mult", "frame_step": "temperal_downsample"}
 _ROWS = (
-    Family(
-        name="AutoencoderKL",
-        source="diffusers autoencoder_kl.py; 16 channels are packed 2x2 by SD3 and Flux.1 (their pipelines)",
-        encode=_KL_ENCODER,
-        read={"scaling_factor": 0.18215, "shift_factor": None, "latents_mean": None, "latents_std": None},
-        packs_from=16,
-        tile_fields=("sample_size",),
-        ldm=True,
-    ),
-    Family(
-        name="AutoencoderTiny",
-        source="diffusers autoencoder_tiny.py; madebyollin/taesd README: latents are those of the large model, "
-        "scaled already",
-        encode={
-            "in_channels": 3,
-            "encoder_block_out_channels": [64, 64, 64, 64],
-            "act_fn": "relu",
-            "latent_channels": 4,
-            "num_encoder_blocks": [1, 3, 3, 3],
-        },
-        read={"scaling_factor": 1.0, "shift_factor": 0.0},
-        factor="encoder_block_out_channels",
-        packs_from=16,
-        output="latents",
-    ),
-    Family(
-        name="AutoencoderDC",
-        source="diffusers autoencoder_dc.py; pipeline_sana.py: latents * scaling_factor, transformer patch 1",
-        encode={
-            "in_channels": 3,
-            "latent_channels": 32,
-            "attention_head_dim": 32,
-            "encoder_block_types": "ResBlock",
-            "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
-            "encoder_layers_per_block": [2, 2, 2, 3, 3, 3],
-            "encoder_qkv_multiscales": [[], [], [], [5], [5], [5]],
-            "downsample_block_type": "pixel_unshuffle",
-            "encoder_out_shortcut": True,
-        },
-        read={"scaling_factor": 1.0},
-        factor="encoder_block_out_channels",
-        packs_from=None,
-        output="latent",
-    ),
-    Family(
-        name="AutoencoderKLQwenImage",
-        source="diffusers autoencoder_kl_qwenimage.py; pipeline_qwenimage_edit.py: (z - mean) / std, packed 2x2",
-        encode={**_WAN_ENCODER, "input_channels": 3},
-        read=_WAN_LATENTS,
-        channels="z_dim",
-        factor="dim_mult",
-        colors="input_channels",
-        normalization="mean-std",
-        video=True,
-        frame_step="temperal_downsample",
-    ),
-    Family(
-        name="AutoencoderKLWan",
-        source="diffusers autoencoder_kl_wan.py; pipeline_wan_i2v.py: (z - mean) / std, transformer patch 2",
-        encode={**_WAN_ENCODER, "is_residual": False, "in_channels": 3, "patch_size": None},
-        read=_WAN_LATENTS,
-        channels="z_dim",
-        factor="dim_mult",
-        patch="patch_size",
-        normalization="mean-std",
-        video=True,
-        frame_step="temperal_downsample",
-    ),
-    Family(
-        name="AutoencoderKLFlux2",
-        source="diffusers autoencoder_kl_flux2.py; pipeline_flux2.py: _patchify_latents, then batch norm",
-        encode={
-            **_KL_ENCODER,
-            "down_block_types": ["DownEncoderBlock2D"] * 4,
-            "block_out_channels": [128, 256, 512, 512],
-            "layers_per_block": 2,
-            "latent_channels": 32,
-        },
-        read={"batch_norm_eps": 1e-4, "patch_size": [2, 2]},
-        normalization="batch-norm",
-        tile_fields=("sample_size",),
-        ldm=True,
-    ),
-    Family(
-        name="AutoencoderKLHunyuanVideo",
-        source="diffusers autoencoder_kl_hunyuan_video.py; transformer_hunyuan_video.py: patch 2",
-        encode={
-            "in_channels": 3,
-            "latent_channels": 16,
-            "down_block_types": ["HunyuanVideoDownBlock3D"] * 4,
-            "block_out_channels": [128, 256, 512, 512],
-            "layers_per_block": 2,
-            "act_fn": "silu",
-            "norm_num_groups": 32,
-            "spatial_compression_ratio": 8,
-            "temporal_compression_ratio": 4,
-            "mid_block_add_attention": True,
-        },
-        read={"scaling_factor": 0.476986},
-        factor="spatial_compression_ratio",
-        video=True,
-        frame_step="temporal_compression_ratio",
-    ),
+    # 16 channels are packed 2x2 by the pipelines of SD3 and Flux.1. Configurations of SD 1 have no scale.
+    Family(name="AutoencoderKL", scale=0.18215, packs_from=16, ldm=True),
+    # madebyollin/taesd README: latents are those of the large model, scaled already.
+    Family(name="AutoencoderTiny", scale=1.0, packs_from=16, posterior=False),
+    # pipeline_sana.py: latents * scaling_factor, transformer patch 1
+    Family(name="AutoencoderDC", scale=1.0, packs_from=None, posterior=False),
+    # pipeline_qwenimage_edit.py, pipeline_wan_i2v.py: (z - mean) / std, packed 2x2
+    Family(name="AutoencoderKLQwenImage", **_WAN),
+    Family(name="AutoencoderKLWan", patch="patch_size", **_WAN),
+    # pipeline_flux2.py: _patchify_latents, then batch norm
+    Family(name="AutoencoderKLFlux2", statistics="patched", ldm=True),
+    # transformer_hunyuan_video.py: patch 2
+    Family(name="AutoencoderKLHunyuanVideo", scale=0.476986),
+    # pipeline_ltx_image2video.py; mean and std are buffers of the class
     Family(
         name="AutoencoderKLLTXVideo",
-        source="diffusers autoencoder_kl_ltx.py: mean and std are buffers; pipeline_ltx_image2video.py",
-        encode={
-            "in_channels": 3,
-            "latent_channels": 128,
-            "block_out_channels": [128, 256, 512, 512],
-            "down_block_types": ["LTXVideoDownBlock3D"] * 4,
-            "layers_per_block": [4, 3, 3, 3, 4],
-            "spatio_temporal_scaling": [True, True, True, False],
-            "downsample_type": ["conv"] * 4,
-            "patch_size": 4,
-            "patch_size_t": 1,
-            "resnet_norm_eps": 1e-6,
-            "encoder_causal": True,
-        },
-        read={"scaling_factor": 1.0},
-        factor="spatio_temporal_scaling",
-        patch="patch_size",
         packs_from=None,
-        normalization="buffers",
-        video=True,
+        statistics="needed",
+        factor="spatio_temporal_scaling",
         frame_step="spatio_temporal_scaling",
+        patch="patch_size",
     ),
 )
-
 #: Known classes by name.
-FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in _ROWS})
+FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
+#: Stands in for any other ``Autoencoder*`` class: its configuration and its weights say everything.
+GENERIC = Family()
 
 _SOUND = "it encodes sound"
 #: Classes that are called autoencoders and cannot make image latents: name -> why.
-UNSUPPORTED: Mapping[str, str] = MappingProxyType(
-    {
-        "AutoencoderOobleck": _SOUND,
-        "AutoencoderSAME": _SOUND,
-        "AutoencoderVidTok": "its latents become numbers of a codebook and its clips have a fixed length",
-        "AutoencoderRAE": "it takes images of one size in [0, 1] and normalizes inside encode",
-        "AutoencoderKLAllegro": "it encodes in tiles only, which gives other latents than whole images",
-    }
-)
+UNSUPPORTED: Mapping[str, str] = {
+    "AutoencoderOobleck": _SOUND,
+    "AutoencoderSAME": _SOUND,
+    "AutoencoderVidTok": "its latents become numbers of a codebook and its clips have a fixed length",
+    "AutoencoderRAE": "it takes images of one size in [0, 1] and normalizes inside encode",
+    "AutoencoderKLAllegro": "it encodes in tiles only, which gives other latents than whole images",
+}
+#: Fields of a configuration that no encoder depends on; all others enter the identity.
+_READ_ONLY = {
+    *("scaling_factor", "shift_factor", "latents_mean", "latents_std", "invert_scale_latents", "batch_norm_eps"),
+    *("out_channels", "out_ch", "sample_size", "sample_height", "sample_width", "force_upcast", "dropout"),
+    *("use_post_quant_conv", "upsample_match_channel", "timestep_conditioning", "num_dec_blocks"),
+}
+_DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per_up_")
+#: Fields that diffusers added to classes later, with the value that an older configuration means.
+_ADDED: Config = {
+    "use_quant_conv": True,
+    "mid_block_add_attention": True,
+    "is_residual": False,
+    "patch_size": None,
+    "spatial_compression_ratio": None,
+    "temporal_compression_ratio": None,
+}
+_TILES = ("sample_size", "sample_height", "sample_width")
+#: Color channels of Mochi: three, and twelve Fourier features that its ``encode`` makes of them.
+_MOCHI_COLORS = 15
 
-#: Stands in for any other ``Autoencoder*`` class: facts come from its configuration and its weights.
-GENERIC = Family(
-    name="",
-    source="configuration of the model",
-    channels="latent_channels z_dim z_channels",
-    factor="spatial_compression_ratio scale_factor_spatial encoder_block_out_channels block_out_channels "
-    "ch_mult dim_mult",
-    colors="in_channels input_channels",
-    output="",
-    video=None,
-    frame_step="temporal_compression_ratio scale_factor_temporal",
-    tile_fields=("sample_size", "sample_height", "sample_width"),
-    generic=True,
-)
+
+class LatentShape(Value):
+    """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
+
+    A clip has ``k * frame_step + 1`` frames; 0: images only.
+    """
+
+    channels: int
+    factor: int
+    multiple: int
+    frame_step: int = 0
 
 
 def family_of(class_name: str, where: str) -> Family:
@@ -260,3 +134,107 @@ def family_of(class_name: str, where: str) -> Family:
             fix="give the VAE of the model you train: its folder (often called vae/), or --model demo to try",
         )
     return GENERIC
+
+
+def shape_of(family: Family, config: Config, where: str) -> LatentShape:
+    """Channels, factor and size multiple of a configuration."""
+    channels, patch = _ratio(config, "latent_channels z_dim z_channels"), _ratio(config, family.patch, 1)
+    factor, colors = _ratio(config, family.factor), _ratio(config, "in_channels input_channels", 3)
+    if factor < 1 or channels < 1 or patch < 1:
+        raise UnsupportedModelError(
+            f"the configuration of {config.get('_class_name')} does not say how large a latent is",
+            where=where,
+            why=f"looked for the fields: latent_channels z_dim z_channels; {family.factor}",
+            fix=_PUBLISHED,
+        )
+    if colors not in (3, 3 * patch * patch, _MOCHI_COLORS):
+        raise UnsupportedModelError(
+            f"{config.get('_class_name')} with {colors} input channels does not take RGB images",
+            where=where,
+            fix="give the VAE that encodes the images of your model",
+        )
+    packs = family.packs_from is not None and channels >= family.packs_from
+    return LatentShape(
+        channels=channels,
+        factor=factor * patch,
+        multiple=factor * patch * (2 if packs else 1),
+        frame_step=_ratio(config, family.frame_step),
+    )
+
+
+def config_hash(config: Config, *, tiling: bool = False) -> str:
+    """Hex hash of the class and of the fields that ``encode`` may use; of the size of a tile only with tiles."""
+    names = [name for name in config if name not in _READ_ONLY and not name.startswith(_DECODER_PREFIXES)]
+    fields = {name: config[name] for name in names if name not in _ADDED or config[name] != _ADDED[name]}
+    if tiling:
+        fields |= {f"tile.{name}": config.get(name) for name in _TILES}
+    return json_hash({"class": config.get("_class_name"), "fields": _plain(fields)}).hex()
+
+
+def normalization_of(family: Family, config: Config, tensors: Tensors, where: str) -> Normalization:
+    """Normalization of this model's latents at read.
+
+    Per-channel means win over a scale wherever a model has them, as in the diffusers pipelines:
+    ``(z - mean) * scaling_factor / std``. Of Flux.2 ``(z - running_mean) / sqrt(running_var + eps)`` over patches.
+    """
+    channels, patch = _ratio(config, "latent_channels z_dim z_channels"), 1
+    scale, shift = config.get("scaling_factor"), config.get("shift_factor")
+    scale = family.scale if scale is None else scale
+    mean, std = (_per_channel(config.get(name), channels) for name in ("latents_mean", "latents_std"))
+    if {"latents_mean", "latents_std"} <= tensors.keys():
+        mean, std = (read_tensor(tensors[name]).tolist() for name in ("latents_mean", "latents_std"))
+    if family.statistics == "patched" and {"bn.running_mean", "bn.running_var"} <= tensors.keys():
+        variance = read_tensor(tensors["bn.running_var"]).astype(np.float64) + config.get("batch_norm_eps", 1e-4)
+        mean, std = read_tensor(tensors["bn.running_mean"]).tolist(), np.sqrt(variance).tolist()
+        patch = _ratio(config, "patch_size", 2)
+    if family.statistics and not (mean and std):
+        raise UnsupportedModelError(
+            f"the model lacks mean and std of its latents, which {family.name} needs", where=where, fix=_PUBLISHED
+        )
+    for name, values in (("mean", mean), ("std", std)) if mean and std else ():
+        if len(values) != channels * patch * patch:  # each would be of other channels
+            raise UnsupportedModelError(
+                f"the latents have {channels} channels, their {name} has {len(values)} values",
+                where=where,
+                fix=_PUBLISHED,
+            )
+    if mean and std:
+        kind = "batch-norm" if family.statistics == "patched" else "mean-std"
+        numbers: Any = {"mean": tuple(map(float, mean)), "std": tuple(map(float, std))}
+        return Normalization(kind=kind, scale=float(scale or 1.0), patch=patch, **numbers)
+    if scale is None and shift is None:
+        return Normalization()
+    return Normalization(kind="scale-shift", scale=float(scale or 1.0), shift=float(shift or 0.0))
+
+
+_PUBLISHED = "use the weights and the config.json that were published with the model"
+
+
+def _per_channel(values: Any, channels: int) -> Any:
+    """One value per channel: Cosmos lists one per channel and frame (diffusers pipeline_cosmos_video2world.py)."""
+    frames = len(values) // channels if values and channels and len(values) % channels == 0 else 1
+    return values[::frames] if values else None
+
+
+def _ratio(config: Config, names: str, default: int = 0) -> int:
+    """The first field that has a value, as a number.
+
+    Of a list of flags each true one halves; other lists have one entry per level, those of patches equal sides.
+    """
+    name, value = next(((name, config[name]) for name in names.split() if config.get(name) is not None), ("", None))
+    if isinstance(value, list | tuple) and value:
+        if name == "patch_size":
+            return int(value[0])
+        return 1 << (sum(value) if all(isinstance(one, bool) for one in value) else len(value) - 1)
+    if value is None:
+        return default
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _plain(value: Any) -> Any:
+    """A value without floats and tuples, so that it has one spelling."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return repr(value) if isinstance(value, float) else value

@@ -26,13 +26,11 @@ def test_a_folder_is_described(tiny):
     assert described.config_path == tiny("AutoencoderKL") / "config.json"
     assert (spec.family, spec.channels, spec.factor, spec.multiple) == ("AutoencoderKL", 4, 2, 2)
     assert spec.normalization == Normalization(kind="scale-shift", scale=0.3611, shift=0.1159)
-    assert not spec.generic
     assert len(spec.fingerprint) == len(spec.config) == 32
 
 
 def test_a_class_without_a_row_is_generic(tiny):
     spec = described_model(tiny("AutoencoderKLCogVideoX")).spec
-    assert spec.generic
     assert (spec.channels, spec.factor, spec.multiple) == (4, 8, 16)
     assert spec.normalization == Normalization(kind="scale-shift", scale=1.15258426)
 
