@@ -37,7 +37,7 @@ from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.images.headers import fill_sizes
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.mixing import mixture
-from latentcache.plan.resume import Cursor, Leg, rest_of_epoch
+from latentcache.plan.resume import rest_of_epoch
 from latentcache.plan.samples import SampleIndex, plan_epoch
 from latentcache.sources.scan import scan
 from latentcache.store.catalog import load_catalog
@@ -78,14 +78,13 @@ def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
     part = rng.dirichlet(np.ones(_NUM_BUCKETS) * 0.5)
     bucket = rng.choice(_NUM_BUCKETS, p=part, size=rows).astype(np.int32)
     buckets = tuple(Bucket(label=str(n), dims={"height": 64 + 8 * n, "width": 64}) for n in range(_NUM_BUCKETS))
-    mix = mixture([rows - rows // 4, rows // 4], [1, 1]) if weighted else None
+    mix = mixture(["many", "few"], [rows - rows // 4, rows // 4], [1, 1]) if weighted else None
     index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "made", mixture=mix)
     started = time.perf_counter()
     steps = len(plan_epoch(index, BatchPlan(batch_size=16, world_size=4), seed=0, epoch=0))
     taken = time.perf_counter() - started
-    leg = Leg(batches=BatchPlan(batch_size=16, world_size=4), steps=steps // 2)
     started = time.perf_counter()
-    rest = rest_of_epoch(index, Cursor(seed=0, epoch=0, legs=(leg,)), BatchPlan(batch_size=16, world_size=3))
+    rest = rest_of_epoch(index, [(16, 4, steps // 2), (16, 3, 0)], "repeat", seed=0, epoch=0)
     return {"seconds": taken, "resume": time.perf_counter() - started, "checked": float(len(rest) > 0)}
 
 

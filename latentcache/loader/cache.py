@@ -389,10 +389,10 @@ class Cache:
             else:
                 plan: RowPlan = cast("Any", make)(one.corpus, length, **options)
                 reader = RowReader(one, plan)
-            parts.append(RowPart(reader, {"kind": kind, "length": length, **options}, self._title))
+            parts.append(RowPart(reader, {"kind": kind, "length": length, **options}, self.name))
         rows = Rows(parts, settings)
         if not len(rows):
-            raise no_rows(first, parts[0].reader.plan, self._title)
+            raise no_rows(first, parts[0].reader.plan, self.name)
         silent = [one for one in rows.dropped if one[0] == "no_loss"]
         if silent:
             warnings.warn(
@@ -493,7 +493,7 @@ class Cache:
             device=device,
             on_error=on_error,
             meta=fields is not None and "meta" in fields,
-            title=self._title,
+            title=self.name,
         )
         self._loaders.add(loader)
         return loader
@@ -540,8 +540,9 @@ class Cache:
         vars(self).update(state, _loaders=weakref.WeakSet())
 
     @property
-    def _title(self) -> str:
-        names = [one.paths.root.name for one in self.snapshots]
+    def name(self) -> str:
+        """Names of the folders, without ``.latentcache``, and the samples that were chosen of them."""
+        names = [one.paths.root.absolute().name.removesuffix(".latentcache") for one in self.snapshots]
         return " + ".join(names[:3]) + (" + ..." if len(names) > 3 else "") + self._note
 
     @property

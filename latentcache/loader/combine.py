@@ -7,52 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from latentcache.errors import UsageError
 from latentcache.loader.cache import Cache
-from latentcache.plan.mixing import (
-    Weight,
-    deduplicate_names,
-    mixture,
-    source_name,
-)
+from latentcache.plan.mixing import Weight, mixture
 from latentcache.plan.numbers import choice, several
 
 if TYPE_CHECKING:
     from latentcache.loader.rows import Rows
 
 Unit = Literal["rows", "tokens", "documents"]
+Served = TypeVar("Served", "Cache", "Rows")
 
 
-@overload
 def combine(
-    sources: Sequence[Cache],
+    sources: Sequence[Served],
     *,
     weights: Sequence[Weight] | None = None,
     samples: int | None = None,
-    names: Sequence[str] | None = None,
     by: Unit = "rows",
-) -> Cache: ...
-@overload
-def combine(
-    sources: Sequence[Rows],
-    *,
-    weights: Sequence[Weight] | None = None,
-    samples: int | None = None,
-    names: Sequence[str] | None = None,
-    by: Unit = "rows",
-) -> Rows: ...
-def combine(
-    sources: Any,
-    *,
-    weights: Sequence[Weight] | None = None,
-    samples: int | None = None,
-    names: Sequence[str] | None = None,
-    by: Unit = "rows",
-) -> Any:
+) -> Served:
     """Several caches, or several views of rows, as one: a batch may hold samples of any of them.
 
     Args:
@@ -61,16 +38,13 @@ def combine(
             once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
         samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
             once, and so every sample of the others at least once.
-        names: Name of each, in ``plan(...).sources`` and checkpoints; which of its samples
-            get an extra occurrence follows from it. By default the last part of the cache's path, without
-            ``.latentcache``.
         by: With rows: what weights count, ``rows``, ``tokens`` or ``documents``.
 
     Raises:
         UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,
             or a source that has weights itself.
     """
-    found = several("sources", sources, fix="combine([one, other])")
+    found: list[Any] = several("sources", sources, fix="combine([one, other])")
     choice("by", by, ("rows", "tokens", "documents"))
     rows = not any(isinstance(one, Cache) for one in found)
     if not found or not (_are_rows(found) if rows else all(isinstance(one, Cache) for one in found)):
@@ -79,36 +53,24 @@ def combine(
         )
     if any(one.mixture for one in found):
         raise UsageError("combine: a source has weights itself", fix="combine the caches that it is made of")
+    if weights is None and samples is not None:
+        raise UsageError(f"samples={samples!r}: only allowed with weights", fix="pass weights too, as [1, 1]")
     _check_rows(found) if rows else _check_caches(found)
     mix = None
-    if weights is None:
-        for name, value in (("samples", samples), ("names", names)):
-            if value is not None:
-                raise UsageError(f"{name}={value!r}: only allowed with weights", fix="pass weights too, as [1, 1]")
-    else:
-        called = names or deduplicate_names([_name(one) for one in found])
-        counts = [len(one) for one in found]
+    if weights is not None:
         given = _per_row(found, weights, by) if rows else weights
-        mix = mixture(counts, given, samples=samples, names=called)
+        mix = mixture([one.name for one in found], list(map(len, found)), given, samples=samples)
     parts = [part for one in found for part in one.parts]
     if rows:
-        return type(found[0])(parts, found[0].settings, mixture=mix)
+        return type(found[0])(parts, found[0].settings, mixture=mix)  # type: ignore[no-any-return]
     first = found[0]
-    return Cache(parts, settings=first.settings, checksum=first.checksum, mixture=mix)
+    return Cache(parts, settings=first.settings, checksum=first.checksum, mixture=mix)  # type: ignore[return-value]
 
 
 def _are_rows(found: Sequence[Any]) -> bool:
     from latentcache.loader.rows import Rows
 
     return all(isinstance(one, Rows) for one in found)
-
-
-def _name(source: Cache | Rows) -> str:
-    """The last part of the path of its cache, and the sources that were chosen of it."""
-    if not isinstance(source, Cache):
-        path, mark, chosen = source.name.partition(": ")
-        return source_name(path) + mark + chosen
-    return source_name(source.path)
 
 
 def _check_caches(caches: Sequence[Cache]) -> None:

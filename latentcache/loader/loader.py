@@ -296,14 +296,7 @@ class Loader:
 
     def indexer(self, position: Position, plan: EpochPlan) -> Callable[[int], BatchIndex]:
         """What gives the BatchIndex of each step of an iteration that began just now."""
-        blank, seed, epoch, before = plan.blank_batches(), position.seed, position.epoch, position.steps
-        if blank:
-            warnings.warn(
-                f"{blank} of {len(plan) * self.world_size} batches of all ranks hold padding only: a mean over their"
-                " labels is nan; divide the sum of losses by the labels of all ranks, as the Trainer of transformers"
-                " does, or take a batch_size of 2 or more, fewer ranks, or remainder='repeat' or 'drop'",
-                stacklevel=4,
-            )
+        seed, epoch, before = position.seed, position.epoch, position.steps
 
         def index_of(step: int) -> BatchIndex:
             part = plan.batch(step, self.rank)
@@ -451,6 +444,14 @@ class Loader:
             warnings.warn(
                 f"{self.excluded} samples of {self._title} lack a field that was asked for and are not served;"
                 " `latentcache verify` names them",
+                stacklevel=4,
+            )
+        blank = self.report.blank_batches
+        if blank:
+            warnings.warn(
+                f"{blank} batches of all ranks hold padding only: a mean over their labels is nan; divide the sum of"
+                " losses by the labels of all ranks, as the Trainer of transformers does, or take a batch_size of 2"
+                " or more, fewer ranks, or remainder='repeat' or 'drop'",
                 stacklevel=4,
             )
         found = self.report.overfilled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -97,11 +97,11 @@ class BucketPlan(Value):
     """What one epoch does with one bucket."""
 
     bucket: Bucket
+    number: int = 0
+    """Its position among all buckets."""
     samples: int
     """Its samples; with weights the occurrences in the first epoch (later epochs have one
     more or less per source; the number of steps stays)."""
-    least: int
-    """Samples in any epoch at least; the same number without weights."""
     steps: int
     """Steps of this bucket in an epoch; each rank gets one batch per step."""
     repeated: int = 0
@@ -114,15 +114,20 @@ class BucketPlan(Value):
     """Batches of one rank that hold padding rows only; a mean over their labels is nan."""
 
     @property
+    def served(self) -> int:
+        """Samples in its steps, repeats included."""
+        return self.samples - self.dropped + self.repeated
+
+    @property
     def copies(self) -> int:
         """How often an epoch serves one of its samples at most, if it repeats them to fill a batch; else 1."""
-        return -(-(self.samples + self.repeated) // self.samples) if self.samples and self.repeated else 1
+        return -(-self.served // self.samples) if self.samples and self.repeated else 1
 
     @property
     def efficiency(self) -> float:
         """Fraction of the served samples that are neither repeats nor padding; 0 without a step."""
         used = self.samples - self.dropped
-        return used / (used + self.repeated + self.padded) if used else 0.0
+        return used / (self.served + self.padded) if used else 0.0
 
 
 class PlanReport(Value):
@@ -197,11 +202,13 @@ def count_steps(
         PlanError: Under ``error``, a bucket does not divide into full batches.
     """
     if mixture is None:
-        counts = np.bincount(bucket, minlength=len(buckets)).tolist()
-        plans = [_bucket_plan(one, count, batches) for one, count in zip(buckets, counts, strict=True) if count]
+        first = least = most = np.bincount(bucket, minlength=len(buckets))
     else:
-        found = bucket_counts(bucket, mixture, len(buckets)).T.tolist()
-        plans = [_weighted(one, counts, batches) for one, counts in zip(buckets, found, strict=True) if counts[2]]
+        first, least, most = bucket_counts(bucket, mixture, len(buckets))
+    plans = [
+        _bucket_plan(buckets[number], number, int(first[number]), int(least[number]), int(most[number]), batches)
+        for number in np.flatnonzero(most).tolist()
+    ]
     return PlanReport(batches=batches, buckets=tuple(plans), mixture=mixture)
 
 
@@ -222,7 +229,7 @@ def require_steps(report: PlanReport) -> PlanReport:
 
 def _remedy(report: PlanReport) -> str:
     """Settings that would give the epoch a step; no others are named."""
-    most, world_size = max((one.least for one in report.buckets), default=0), report.batches.world_size
+    most, world_size = max((one.samples for one in report.buckets), default=0), report.batches.world_size
     if not report.buckets:
         return "add data, then run `latentcache build` again"
     if not most:
@@ -232,27 +239,30 @@ def _remedy(report: PlanReport) -> str:
     return f"remainder='repeat', or batch_size={most // world_size}, or more data"
 
 
-def _bucket_plan(bucket: Bucket, count: int, batches: BatchPlan) -> BucketPlan:
-    """Steps of one bucket of ``count`` samples."""
-    size, policy = batches.global_batch_size, batches.remainder
-    steps, rest = divmod(count, size)
-    plan = BucketPlan(bucket=bucket, samples=count, least=count, steps=steps, last=batches.batch_size)
-    if rest == 0:
-        return plan
-    if policy == "drop":
-        return replace(plan, dropped=rest)
-    if policy == "error":
+def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int, batches: BatchPlan) -> BucketPlan:
+    """Steps of one bucket with so many samples in the first epoch, and in any epoch at least and at most.
+
+    Steps are enough for the most, or for the least to drop, so their number is the same in every epoch.
+    """
+    size, policy, last, padded = batches.global_batch_size, batches.remainder, batches.batch_size, 0
+    steps, rest = divmod(least if policy == "drop" else most, size)
+    if (policy == "error" and rest) or (policy in ("error", "pad") and least != most):
+        counts = f"{least} to {most} samples, by epoch" if least != most else f"{most} samples"
         raise PlanError(
             f"bucket {bucket} does not divide into full batches",
-            where=f"bucket {bucket}: {count} samples",
+            where=f"bucket {bucket}: {counts}",
             why=f"steps of {size} samples leave {rest} over",
             fix="remainder='repeat', 'drop' or 'partial'",
         )
-    if policy == "pad":
-        blank = sum(max(batches.world_size - rows, 0) for rows in rows_of_last_steps(count, size))
-        return replace(plan, steps=steps + 1, padded=size - rest, blank=blank)
-    last = batches.batch_size if policy == "repeat" else -(-rest // batches.world_size)
-    return replace(plan, steps=steps + 1, last=last, repeated=last * batches.world_size - rest)
+    if rest and policy != "drop":
+        steps += 1
+        padded = size - rest if policy == "pad" else 0
+        last = -(-rest // batches.world_size) if policy == "partial" else last
+    served = (steps - 1) * size + last * batches.world_size - padded if steps else 0
+    blank = sum(max(batches.world_size - rows, 0) for rows in rows_of_last_steps(most, size)) if padded else 0
+    more, fewer = max(served - first, 0), max(first - served, 0)
+    return BucketPlan(bucket=bucket, number=number, samples=first, steps=steps, last=last, repeated=more,
+                      dropped=fewer, padded=padded, blank=blank)  # fmt: skip
 
 
 def rows_of_last_steps(count: int, size: int) -> tuple[int, ...]:
@@ -265,28 +275,6 @@ def rows_of_last_steps(count: int, size: int) -> tuple[int, ...]:
     if not rest:
         return ()
     return ((size + rest + 1) // 2, (size + rest) // 2) if steps else (rest,)
-
-
-def _weighted(bucket: Bucket, counts: Sequence[int], batches: BatchPlan) -> BucketPlan:
-    """Steps of a bucket whose occurrences differ from epoch to epoch: enough for the most, or for the least to drop.
-
-    So the number of steps is the same in every epoch; ``samples`` are those of the first one.
-    """
-    first, least, most = counts
-    dropping = batches.remainder == "drop"
-    if batches.remainder in ("error", "pad") and least != most:
-        raise PlanError(
-            f"bucket {bucket} does not divide into full batches",
-            where=f"bucket {bucket}: {least} samples in one epoch, {most} in another",
-            why="with these weights the samples of a source take turns",
-            fix="remainder='repeat', 'drop' or 'partial', or other weights",
-        )
-    plan = _bucket_plan(bucket, least if dropping else most, batches)
-    if plan.padded:
-        return plan
-    served = plan.samples - plan.dropped + plan.repeated
-    more, fewer = max(served - first, 0), max(first - served, 0)
-    return replace(plan, samples=first, least=least, repeated=more, dropped=fewer)
 
 
 def trainer_steps(

@@ -1,15 +1,14 @@
 """Positions in training: what was delivered, what is left, and how training goes on, also with other sizes.
 
 Guarantee: only delivered batches count. With the same rows per step the rest of an epoch is exactly the rest of its
-plan, however ranks divide a step; with other sizes the rest of the samples is served in the same global order, cut
-into steps of the new size, and nothing is repeated or dropped that the old sizes would have needed to fill their
-steps. A state is a few plain values, the same on every rank; a state of other samples is refused by name. Cost: that
-of planning the epoch.
+plan, however ranks divide a step; with other sizes what the epoch still has to serve is laid out as an epoch of its
+own, and nothing is repeated or dropped that the old sizes would have needed to fill their steps. A state is a few
+plain values, the same on every rank; a state of other samples is refused by name. Cost: that of planning the epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index as as_index
 from typing import Any
@@ -17,143 +16,49 @@ from typing import Any
 import numpy as np
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.plan.batching import BatchPlan, PlanReport, count_steps
-from latentcache.plan.length_buckets import merged_upward
-from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Steps, due, lay_out, step_sizes, with_buckets
-from latentcache.plan.shuffle import by_bucket
-from latentcache.value import Value
+from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
+from latentcache.plan.samples import EpochPlan, SampleIndex, plan_epoch
 
 STATE_VERSION = 1
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
+Leg = tuple[int, int, int]
+"""Batch size, number of ranks, and the steps of an epoch that were served with these."""
 
 
-class Leg(Value):
-    """Steps of an epoch that were served with one batch size and one number of ranks."""
+def rest_of_epoch(
+    index: SampleIndex, legs: Sequence[Leg], remainder: Remainder, *, seed: int, epoch: int
+) -> EpochPlan:
+    """The rest of an epoch, in steps of the sizes of the last leg; all legs have one policy.
 
-    batches: BatchPlan
-    steps: int
-
-
-class Cursor(Value):
-    """A position in training: the same for every rank."""
-
-    seed: int
-    epoch: int
-    legs: tuple[Leg, ...]
-    """What was served of this epoch; the last leg has the sizes in use. All have one policy."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of this epoch that were delivered."""
-        return sum(leg.steps for leg in self.legs)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
-        legs = [[leg.batches.batch_size, leg.batches.world_size, leg.steps] for leg in self.legs]
-        head = {"version": STATE_VERSION, "seed": self.seed, "epoch": self.epoch}
-        return {**head, "remainder": self.legs[0].batches.remainder, "legs": legs}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Cursor:
-        """Inverse of :meth:`as_json`."""
-        try:
-            if data["version"] != STATE_VERSION:
-                raise ValueError(f"version {data['version']!r}; this version of latentcache reads {STATE_VERSION}")
-            seed, epoch = as_index(data["seed"]), as_index(data["epoch"])
-            legs = tuple(_leg(leg, data["remainder"]) for leg in data["legs"])
-            if epoch < 0 or not legs or min(leg.steps for leg in legs) < 0:
-                raise ValueError(f"epoch {epoch} with the legs {data['legs']}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise _unreadable(f"{type(error).__name__}: {error}") from error
-        return cls(seed=seed, epoch=epoch, legs=legs)
-
-
-def _leg(saved: Iterable[Any], policy: Any) -> Leg:
-    batch_size, world_size, steps = map(as_index, saved)
-    return Leg(batches=BatchPlan(batch_size=batch_size, world_size=world_size, remainder=policy), steps=steps)
-
-
-def _unreadable(why: str) -> PlanError:
-    return PlanError("this checkpoint's position cannot be read", why=why, fix=_ANOTHER, slug="resume-version")
-
-
-def rest_of_epoch(index: SampleIndex, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
-    """The rest of an epoch, in steps of ``batches``."""
-    bucket = index.served_at(cursor.legs[0].batches.global_batch_size)
-    left = _walk(index, bucket, cursor, batches)
-    if cursor.legs[-1].batches.layout != batches.layout:
-        left = _recut(left.rows, index, bucket, batches)
-    return with_buckets(replace(left, world_size=batches.world_size), index, bucket)
-
-
-def _walk(index: SampleIndex, bucket: Ints, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
-    """What a cursor has before it.
-
-    In steps if the sizes of its last leg are those of ``batches``, else as one piece that holds all samples still
-    due.
+    Raises:
+        PlanError: A leg has more steps than there were to serve.
+        EmptyPlanError: Samples are left, and they do not fill a batch of this size.
     """
-    last = cursor.legs[0].batches
-    plan = lay_out(index, bucket, last, seed=cursor.seed, epoch=cursor.epoch)
-    expected = due(index, bucket, seed=cursor.seed, epoch=cursor.epoch)
-    served: Ints = plan.rows[:0]
-    for leg in cursor.legs:
-        if leg.batches.layout != last.layout:
-            last = leg.batches
-            plan = _recut(_still_due(plan, served, expected).rows, index, bucket, last)
-        _require_served(leg, len(plan))
-        served = np.concatenate([served, _part(plan, 0, leg.steps).real()])
-        plan = _part(plan, leg.steps, len(plan))
-    return plan if last.layout == batches.layout else _still_due(plan, served, expected)
-
-
-def _still_due(plan: EpochPlan, served: Ints, expected: Ints) -> EpochPlan:
-    """Samples that an epoch still has to serve, in the order of the steps that are left, as one piece."""
-    if not len(plan):
-        return plan
-    owed = np.maximum(expected - np.bincount(served, minlength=len(expected)), 0)
-    coming = plan.real()
-    order = np.argsort(coming, kind="stable")
-    ordered = coming[order]
-    times = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)  # how often it came before, in this rest
-    kept = coming[np.sort(order[times < owed[ordered]])]
-    missing = np.repeat(np.arange(len(expected), dtype=np.int32), owed - np.bincount(kept, minlength=len(expected)))
-    rows = np.concatenate([kept, missing]).astype(np.int32, copy=False)
-    return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=1)
-
-
-def _recut(rows: Ints, index: SampleIndex, bucket: Ints, batches: BatchPlan) -> EpochPlan:
-    """Samples in steps of other sizes, in the order they come in."""
-    own = bucket[rows]
-    if index.lengths is not None:
-        own = merged_upward(own, range(len(index.buckets)), batches.global_batch_size)
-    report = count_steps(own, index.buckets, batches)
-    by_own = by_bucket(own, len(index.buckets))
-    steps, begins, start = Steps(batches), [by_own[:0]], 0
-    for part in report.buckets:
-        positions = by_own[start : start + part.samples]
-        start += part.samples
-        sizes = step_sizes(part, batches)
-        steps.add(rows[positions], sizes)
-        begins.append(positions[np.cumsum(sizes) - sizes])
-    return steps.ordered(np.argsort(np.concatenate(begins), kind="stable"))  # by the first sample of each step
-
-
-def _require_served(leg: Leg, steps: int) -> None:
-    """Refuse a leg with more steps than there were to serve."""
-    if leg.steps > steps:
-        raise PlanError(
-            "this checkpoint's position counts more batches than its epoch has",
-            why=f"{leg.steps} steps of {leg.batches.batch_size} x {leg.batches.world_size} ranks, of {steps}",
-            fix=_ANOTHER,
-            slug="resume-mismatch",
-        )
-
-
-def _part(plan: EpochPlan, first: int, last: int) -> EpochPlan:
-    """Some steps of a plan."""
-    start, end = int(plan.starts[first]), int(plan.starts[last])
-    is_pad = None if plan.is_pad is None else plan.is_pad[start:end]
-    return replace(plan, rows=plan.rows[start:end], starts=plan.starts[first : last + 1] - start, is_pad=is_pad)
+    plan, begin, served = None, 0, np.empty(0, dtype=np.int32)
+    layout: tuple[int, ...] = ()
+    for batch_size, world_size, steps in legs:
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
+        if plan is None:
+            plan = plan_epoch(index, batches, seed=seed, epoch=epoch)
+        elif batches.layout != layout and begin < len(plan):
+            served = np.concatenate([served, plan.part(0, begin).real()])
+            plan, begin = plan_epoch(index, batches, seed=seed, epoch=epoch, served=served), 0
+            if not len(plan):
+                raise EmptyPlanError(
+                    f"the rest of epoch {epoch} fills no batch of size {batch_size}",
+                    why=f"remainder={remainder!r} leaves out what fills no step of {batches.global_batch_size}",
+                    fix=f"resume with a smaller batch_size, or go on with the next epoch: set_epoch({epoch + 1})",
+                )
+        plan, layout, begin = replace(plan, world_size=world_size), batches.layout, begin + steps
+        if begin > len(plan):
+            raise PlanError(
+                "this checkpoint's position counts more batches than its epoch has",
+                why=f"{steps} steps of {batch_size} x {world_size} ranks, of {len(plan) - begin + steps}",
+                fix=_ANOTHER,
+                slug="resume-mismatch",
+            )
+    assert plan is not None  # there is a leg
+    return plan.part(begin, len(plan))
 
 
 class Position:
@@ -162,55 +67,21 @@ class Position:
     Args:
         index: What is served.
         report: The steps of an epoch.
-        seed: Of the order.
+        seed: Of the order; that of the checkpoint after :meth:`load`.
     """
 
     def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int) -> None:
         self.attach(index, report)
-        self._cursor = self._start(seed, 0)
-        self._loaded = False
-        self._identity = ""
-        self._delivered = 0
-        self.iteration = 0
-        """Names the iteration whose batches count; another number after begin, another epoch or load."""
+        self.seed, self.epoch, self.iteration = seed, 0, 0
+        self._before: tuple[Leg, ...] = ()  # of other sizes
+        self._delivered, self._loaded, self._identity = 0, False, ""
 
-    @property
-    def seed(self) -> int:
-        """Of the order; that of the checkpoint after :meth:`load`."""
-        return self._cursor.seed
+    def attach(self, index: SampleIndex, report: PlanReport) -> None:
+        """Go on over the same samples in another process."""
+        self._index, self._report = index, report
 
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch."""
-        return self._cursor.epoch
-
-    @property
-    def steps(self) -> int:
-        """Steps of this epoch that were delivered."""
-        return self._cursor.steps + self._delivered
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the current epoch keeps its place (a trainer that resumes names it again)."""
-        if epoch != self.epoch:
-            self._move(self._start(self.seed, epoch), loaded=False)
-
-    def begin(self) -> EpochPlan:
-        """What the next iteration serves: the rest of a loaded epoch, once; else the whole epoch again.
-
-        A loaded epoch that is complete is served again too, so an iteration is never empty.
-
-        Raises:
-            EmptyPlanError: Samples are left of the loaded epoch, and they do not fill a batch of this size.
-        """
-        cursor = self.cursor()
-        if not self._loaded or self._is_complete(cursor):
-            cursor = self._start(self.seed, self.epoch)
-        plan = rest_of_epoch(self._index, cursor, self._report.batches)
-        done = tuple(leg for leg in cursor.legs if leg.steps)
-        if not done or done[-1].batches != self._report.batches:
-            done = (*done, self._leg())
-        self._move(replace(cursor, legs=done), loaded=False)
-        return plan
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_index", "_report")}
 
     def copied(self) -> Position:
         """A place of its own that begins as this one."""
@@ -218,16 +89,37 @@ class Position:
         vars(other).update(vars(self))
         return other
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_index", "_report")}
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """What was delivered of this epoch; the last leg has the sizes in use."""
+        batches = self._report.batches
+        return (*self._before, (batches.batch_size, batches.world_size, self._delivered))
 
-    def attach(self, index: SampleIndex, report: PlanReport) -> None:
-        """Go on over the same samples in another process."""
-        self._index, self._report = index, report
+    @property
+    def steps(self) -> int:
+        """Steps of this epoch that were delivered."""
+        return sum(steps for *_, steps in self.legs)
 
     def go_to(self, seed: int, epoch: int) -> None:
         """Go to the start of an epoch of a seed."""
-        self._move(self._start(seed, epoch), loaded=False)
+        self.seed, self.epoch, self._before, self._delivered, self._loaded = seed, epoch, (), 0, False
+        self.iteration += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the current epoch keeps its place (a trainer that resumes names it again)."""
+        if epoch != self.epoch:
+            self.go_to(self.seed, epoch)
+
+    def begin(self) -> EpochPlan:
+        """What the next iteration serves: the rest of a loaded epoch, once; else the whole epoch again.
+
+        A loaded epoch that is complete is served again too, so an iteration is never empty.
+        """
+        if not self._loaded or not self.remaining():
+            self.go_to(self.seed, self.epoch)
+        self._loaded = False
+        self.iteration += 1
+        return self._rest()
 
     def advance(self, iteration: int) -> None:
         """One more batch was delivered by an iteration; nothing is counted if that iteration is over."""
@@ -236,21 +128,22 @@ class Position:
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
-        cursor = self.cursor()
-        if [leg.batches for leg in cursor.legs] == [self._report.batches]:
-            return self._report.steps - cursor.steps  # without planning it
-        return len(rest_of_epoch(self._index, cursor, self._report.batches))
+        return len(self._rest()) if self._before else self._report.steps - self._delivered  # without planning it
 
-    def cursor(self) -> Cursor:
-        """The place, with what was delivered."""
-        *before, last = self._cursor.legs
-        return replace(self._cursor, legs=(*before, replace(last, steps=last.steps + self._delivered)))
+    def _rest(self) -> EpochPlan:
+        return rest_of_epoch(self._index, self.legs, self._report.batches.remainder, seed=self.seed, epoch=self.epoch)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        self._identity = self._identity or self._index.identify()
+        mixture = self._report.mixture
+        sources = [[one.entries, one.samples] for one in mixture.sources] if mixture else None
+        return {"plan_id": self._identity, "remainder": self._report.batches.remainder, "weights": sources}
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
-        state = {**self.cursor().as_json(), "snapshot": self._index.snapshot, "plan_id": self._plan_id()}
-        mixture = self._report.mixture
-        return {**state, "sources": mixture.as_json()} if mixture else state
+        head = {"version": STATE_VERSION, "seed": self.seed, "epoch": self.epoch, "legs": list(map(list, self.legs))}
+        return {**head, "snapshot": self._index.snapshot, **self._facts()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go where a checkpoint says; batch size and number of ranks may differ from those of the checkpoint.
@@ -258,73 +151,40 @@ class Position:
         Raises:
             PlanError: The checkpoint belongs to other samples, another policy or other weights, is newer, or is
                 broken.
+            EmptyPlanError: Samples are left of its epoch, and they do not fill a batch of this size.
         """
-        cursor = Cursor.from_json(state)
-        self._refuse_other("samples", str(state.get("plan_id")), self._plan_id(), state)
-        policy = cursor.legs[0].batches.remainder
-        self._refuse_other("remainder", policy, self._report.batches.remainder, state, "another remainder=")
-        mixture = self._report.mixture
-        then, now = _spelled(state.get("sources")), _spelled(mixture.as_json() if mixture else None)
-        self._refuse_other("occurrences", then, now, state, "other weights or names of its sources")
-        cursor = replace(cursor, legs=tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(),))
-        if [leg.batches for leg in cursor.legs] == [self._report.batches]:
-            _require_served(cursor.legs[0], self._report.steps)
-        else:
-            rest_of_epoch(self._index, cursor, self._report.batches)
-        self._move(cursor, loaded=True)
-
-    def _move(self, cursor: Cursor, *, loaded: bool) -> None:
-        self._cursor, self._loaded, self._delivered = cursor, loaded, 0
-        self.iteration += 1
-
-    def _plan_id(self) -> str:
-        self._identity = self._identity or self._index.identify()
-        return self._identity
-
-    def _start(self, seed: int, epoch: int) -> Cursor:
-        return Cursor(seed=seed, epoch=epoch, legs=(self._leg(),))
-
-    def _leg(self) -> Leg:
-        return Leg(batches=self._report.batches, steps=0)
-
-    def _is_complete(self, cursor: Cursor) -> bool:
-        """True if a loaded epoch was served to its end."""
-        if self.remaining():
-            return False
-        batches, index = self._report.batches, self._index
-        if cursor.legs[-1].batches.layout == batches.layout:
-            return True
-        bucket = index.served_at(cursor.legs[0].batches.global_batch_size)
-        left = bucket[_walk(index, bucket, cursor, batches).rows]
-        if not len(left):
-            return True
-        raise EmptyPlanError(
-            f"the rest of epoch {cursor.epoch} fills no batch of size {batches.batch_size}",
-            where=f"{len(left)} samples left in the epoch",
-            why=f"remainder={batches.remainder!r} leaves out what fills no step of {batches.global_batch_size}",
-            fix=f"resume with a smaller batch_size, or go on with the next epoch: set_epoch({cursor.epoch + 1})",
-        )
-
-    def _refuse_other(
-        self, name: str, expected: str, found: str, state: Mapping[str, Any], settings: str = ""
-    ) -> None:
-        if expected != found:
-            made = f"was made with {settings}" if settings else "belongs to another cache, or to other contents of it"
+        try:
+            if state["version"] != STATE_VERSION:
+                raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")
+            seed, epoch = as_index(state["seed"]), as_index(state["epoch"])
+            legs = [(as_index(size), as_index(ranks), as_index(steps)) for size, ranks, steps in state["legs"]]
+            if epoch < 0 or not legs or min(map(min, legs)) < 0:
+                raise ValueError(f"epoch {epoch} with the legs {legs}")
+            for batch_size, world_size, _ in legs:
+                BatchPlan(batch_size=batch_size, world_size=world_size)
+        except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
-                f"this checkpoint {made}",
-                where=f"snapshot {state.get('snapshot')} then, {self._index.snapshot} now",
-                why=f"{name}: expected {expected}, found {found}",
-                fix=f"resume with the {'settings' if settings else 'cache'} of the checkpoint, or start the epoch"
-                " again with set_epoch",
-                slug="resume-mismatch",
-            )
-
-
-def _spelled(sources: Any) -> str:
-    """Sources of a mixture as text; an error if they cannot be read."""
-    if sources is None:
-        return "no weights"
-    try:
-        return ", ".join(f"{samples} samples of {entries} entries of {name}" for name, entries, samples in sources)
-    except (TypeError, ValueError) as error:
-        raise _unreadable(f"sources: {error}") from error
+                "this checkpoint's position cannot be read",
+                why=f"{type(error).__name__}: {error}",
+                fix=_ANOTHER,
+                slug="resume-version",
+            ) from error
+        for name, now in self._facts().items():
+            if state.get(name) != now:
+                raise PlanError(
+                    "this checkpoint belongs to another cache, to other contents of it, or to other settings",
+                    where=f"snapshot {state.get('snapshot')} then, {self._index.snapshot} now",
+                    why=f"{name}: expected {state.get(name)}, found {now}",
+                    fix="resume with the cache and the settings of the checkpoint, or start the epoch again with"
+                    " set_epoch",
+                    slug="resume-mismatch",
+                )
+        batches, place = self._report.batches, self.copied()
+        place.go_to(seed, epoch)
+        place._loaded, place._before = True, tuple(leg for leg in legs if leg[2])
+        if place._before and place._before[-1][:2] == (batches.batch_size, batches.world_size):
+            *before, (_, _, place._delivered) = place._before
+            place._before = tuple(before)
+        if place._before or place.remaining() < 0:
+            place._rest()  # refuses what does not fit
+        vars(self).update(vars(place))

@@ -21,9 +21,15 @@ _ROUNDS = 4
 
 def shuffled(count: int, seed: int, epoch: int, *, stream: int) -> NDArray[np.int32]:
     """A permutation of ``range(count)``; other streams of the same epoch are independent of it."""
+    state = _mix(_mix(_mix(seed & _MASK) ^ (epoch & _MASK)) + stream)
     if count > _SHORT:
-        return _stepped(count, _state(seed, epoch, stream))
-    return np.argsort(scattered(np.arange(count, dtype=np.uint64), seed, epoch, stream=stream)).astype(np.int32)
+        return _stepped(count, state)
+    with np.errstate(over="ignore"):
+        values = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(state)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+        values ^= values >> np.uint64(31)
+    return np.argsort(values).astype(np.int32)
 
 
 def _stepped(count: int, state: int) -> NDArray[np.int32]:
@@ -50,21 +56,6 @@ def _stepped(count: int, state: int) -> NDArray[np.int32]:
             part[beyond] = mixed(part[beyond])
         order[start : start + _SHORT] = part
     return order.view(np.int32)
-
-
-def scattered(places: NDArray[np.uint64], seed: int, epoch: int, *, stream: int) -> NDArray[np.uint64]:
-    """A 64-bit number for each place, as good as random and distinct; it follows from the place alone."""
-    start = _state(seed, epoch, stream)
-    with np.errstate(over="ignore"):
-        values = (places + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(start)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-        values ^= values >> np.uint64(31)
-    return values
-
-
-def _state(seed: int, epoch: int, stream: int) -> int:
-    return _mix(_mix(_mix(seed & _MASK) ^ (epoch & _MASK)) + stream)
 
 
 def grouped(order: NDArray[np.int32], bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int32]:

@@ -67,7 +67,7 @@ def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cac
 
 def test_a_checkpoint_of_other_repeats_is_refused(cache):
     state = cache.loader(batch_size=2).state_dict()
-    with pytest.raises(PlanError, match="another cache, or to other contents"):
+    with pytest.raises(PlanError, match="another cache, to other contents"):
         cache.read(repeats=False).loader(batch_size=2).load_state_dict(state)
 
 

