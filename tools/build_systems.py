@@ -42,8 +42,8 @@ def inside(encoder: Encoder) -> Iterator[None]:
     """Builds have their worker in a thread of this process, with this encoder, which is open already."""
     with (
         patch("latentcache.encoders.vae.producer.open_encoder", lambda *_, **__: encoder),
-        patch("latentcache.pipeline.workers.pool.WorkerProcess", lambda *_, **__: WorkerThread()),
-        patch("latentcache.pipeline.workers.pool.WarmWorker.take", lambda *_: None),
+        patch("latentcache.pipeline.workers.scheduler.WorkerProcess", lambda *_, **__: WorkerThread()),
+        patch("latentcache.pipeline.workers.scheduler.WarmWorker.take", lambda *_: None),
     ):
         yield
 

@@ -17,7 +17,7 @@ from latentcache.cli.contents import data_lines
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.workers.pool import Progress
+    from latentcache.pipeline.workers.results import Progress
 
 _LINE_S = 10.0
 #: Changed settings that are shown.

@@ -38,9 +38,9 @@ from latentcache.pipeline.report import (
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import rare_gc
-from latentcache.pipeline.workers.pool import RunResult, WorkerPool, worker_count
 from latentcache.pipeline.workers.process import WarmWorker
-from latentcache.pipeline.workers.scheduler import run_jobs
+from latentcache.pipeline.workers.results import RunResult
+from latentcache.pipeline.workers.scheduler import run_jobs, worker_count
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.layouts.config import unanswered
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable
@@ -341,17 +341,19 @@ class _Build:
         streaming = self.streaming
         if streaming is not None:
             work = streaming.ordered(work)
-        pool = WorkerPool(
+        return run_jobs(
             replace(self.task(work), lookup=lookup),
+            work.jobs(self.listing, self.samples),
             total=work.inputs,
             total_cost=work.cost,
             items=len(work.todo),
             events=self.events,
             warm=self.warm,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
+            stop=self.stop,
+            progress=self.observer.advanced,
+            warn=self.observer.warned,
         )
-        jobs = work.jobs(self.listing, self.samples)
-        return run_jobs(pool, jobs, stop=self.stop, progress=self.observer.advanced, warn=self.observer.warned)
 
     def task(self, work: FieldWork) -> Task:
         """What a worker has to know of a field."""

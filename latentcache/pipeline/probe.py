@@ -14,7 +14,7 @@ from pathlib import Path
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.report import BuildPlan
-from latentcache.pipeline.workers.pool import Progress, WorkerPool
+from latentcache.pipeline.workers.results import Progress
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.value import Value
 
@@ -65,13 +65,16 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder:
         Path(folder, "shards").mkdir()
-        pool = WorkerPool(
+        result = run_jobs(
             replace(plan.tasks[field], cache=folder, lookup="", stream=False),
+            jobs,
             total=len(jobs),
             total_cost=sum(job.cost for job in jobs),
             items=sum(len(job.outputs) for job in jobs),
+            stop=stop,
+            progress=look,
+            warn=warnings.append,
         )
-        result = run_jobs(pool, iter(jobs), stop=stop, progress=look, warn=warnings.append)
     done = result.progress
     open_s = max(done.began - started, 0.0) if done.began else time.monotonic() - started
     times = work.cost / done.cost_done if done.cost_done else 0.0

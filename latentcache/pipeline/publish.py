@@ -23,7 +23,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.report import BuildPlan, BuildReport, field_done
-from latentcache.pipeline.workers.pool import RunResult
+from latentcache.pipeline.workers.results import RunResult
 from latentcache.sources.archives.members import is_read_by_workers, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy

@@ -19,7 +19,7 @@ from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.publish import Outcome
-    from latentcache.pipeline.workers.pool import Progress
+    from latentcache.pipeline.workers.results import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldColumns

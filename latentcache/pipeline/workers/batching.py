@@ -8,10 +8,9 @@ that did not fit, never from timing, so a run can be repeated.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError
 from latentcache.failpoint import failpoint
@@ -34,6 +33,7 @@ from latentcache.pipeline.workers.tracking import TrackedJob
 IN_FLIGHT = 2
 #: Words of failures for kinds that have none of their own.
 _REASONS = {"memory": "out-of-memory", "prepare": "decoder-crash", "encode": "encoder-crash"}
+T = TypeVar("T")
 
 
 def reason(kind: FieldKind, stage: str) -> str:
@@ -56,8 +56,22 @@ def prepare(producer: Producer, kind: FieldKind, job: Job, *, bounded: bool = Fa
         return Failure(reason=reason(kind, "memory"), detail="there is not enough memory to prepare it")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class PendingItem:
+def cut(values: Iterable[T], cost_of: Callable[[T], int], most: int, most_cost: int) -> Iterator[list[T]]:
+    """Values in lists, in order, of limited number and cost; one that costs more is alone."""
+    some: list[T] = []
+    total = 0
+    for value in values:
+        cost = cost_of(value)
+        if some and (len(some) >= most or total + cost > most_cost):
+            yield some
+            some, total = [], 0
+        some.append(value)
+        total += cost
+    if some:
+        yield some
+
+
+class PendingItem(NamedTuple):
     """One item on its way through a worker."""
 
     owner: TrackedJob
@@ -91,35 +105,22 @@ class Batches:
         batch_size: int | None,
         warn: Callable[[str], None],
     ) -> None:
-        self._kind, self._spec, self._groups, self._batch_size, self._warn = kind, spec, groups, batch_size, warn
-        self._work = kind.work
+        self._kind, self._groups, self._batch_size, self._warn = kind, groups, batch_size, warn
+        self._dtype = numpy_dtype(spec.dtype)
+        self.most = batch_size or kind.work.batch_items
         self.waiting: dict[int, list[PendingItem]] = {}
-        self.waited_s = 0.0
-        """Seconds spent waiting for the device."""
         self._costs = Counter[int]()
         self._limits: dict[int, int] = {}
         self._in_flight: deque[tuple[list[PendingItem], Pending]] = deque()
 
-    def parts(self, costs: Sequence[int], most_cost: int) -> Iterator[slice]:
-        """Jobs in parts that make one batch each, whose cost is limited; for any thread."""
-        start = cost = 0
-        most, most_cost = self._batch_size or self._work.batch_items, min(most_cost, self._work.batch_cost)
-        for number, job_cost in enumerate(costs):
-            cost += job_cost
-            if number > start and (cost > most_cost or number - start >= most):
-                yield slice(start, number)
-                start, cost = number, job_cost
-        yield slice(start, len(costs))
-
     def add(self, item: PendingItem) -> list[PendingItem]:
         """Have an item wait; gives the items of its group once another one would not fit into their batch."""
-        group = self._groups[item.group]
+        group, job = self._groups[item.group], item.owner.job
         waiting = self.waiting.setdefault(item.group, [])
         waiting.append(item)
-        job = item.owner.job
         cost = math.prod(group.dims) if -1 not in group.shape else job.cost // len(job.outputs)
         self._costs[item.group] += cost
-        large = self._batch_size is None and self._costs[item.group] + cost > self._work.batch_cost
+        large = self._batch_size is None and self._costs[item.group] + cost > self._kind.work.batch_cost
         return self.take(item.group) if large or len(waiting) >= self._most(item.group) else []
 
     def take(self, group: int | None = None) -> list[PendingItem]:
@@ -130,44 +131,37 @@ class Batches:
         return self.waiting.pop(group)
 
     def _most(self, group: int) -> int:
-        return min(self._limits.get(group, 1 << 30), self._batch_size or self._work.batch_items)
+        return min(self._limits.get(group, self.most), self.most)
 
     @property
     def in_flight(self) -> list[PendingItem]:
         """Items whose results were not fetched."""
-        return [candidate for batch, _ in self._in_flight for candidate in batch]
+        return [item for batch, _ in self._in_flight for item in batch]
 
-    def submit(self, candidates: Sequence[PendingItem]) -> list[Result]:
+    def submit(self, items: Sequence[PendingItem]) -> list[Result]:
         """Begin to encode items of one group; gives results that are there meanwhile, also of earlier items."""
         done: list[Result] = []
-        waiting = list(candidates)
+        waiting = list(items)
         while waiting:
             batch = waiting[: self._most(waiting[0].group)]
             while len(self._in_flight) >= IN_FLIGHT:
                 done += self._fetch()
-            started = time.monotonic()
             try:
                 self._in_flight.append((batch, self.producer.encode([one.prepared for one in batch])))
-                self.waited_s += time.monotonic() - started
             except DeviceMemoryError as error:
                 if len(batch) > 1:
                     self._halve(batch)
                 elif self._in_flight:
                     done += self.collect(wait=True)  # the item gets the device to itself before it is given up
                 else:
-                    done += self._give_up(batch, error)
-                    del waiting[:1]
+                    done.append((waiting.pop(0), self._too_large(error)))
                 continue  # the same items again
             del waiting[: len(batch)]
         return done + self.collect(wait=False)
 
     def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
         """The only items of jobs. Raises as the producer does, and EncoderError."""
-        started = time.monotonic()
-        try:
-            made = self.producer.make(jobs)
-        finally:
-            self.waited_s += time.monotonic() - started
+        made = self.producer.make(jobs)
         failpoint("result-received")
         self._check(zip((job.outputs[0].group for job in jobs), made, strict=True))
         return made
@@ -182,34 +176,34 @@ class Batches:
     def _fetch(self) -> list[Result]:
         """The oldest batch, waited for; encoded again in smaller parts if memory ran out."""
         batch, pending = self._in_flight.popleft()
-        started = time.monotonic()
         try:
             made = pending.result()
         except DeviceMemoryError as error:
             if len(batch) == 1:
-                return self._give_up(batch, error)
+                return [(batch[0], self._too_large(error))]
             self._halve(batch)
             return self.submit(batch)
-        finally:
-            self.waited_s += time.monotonic() - started
         failpoint("result-received")
-        self._check(zip((candidate.group for candidate in batch), made, strict=True))
+        self._check(zip((item.group for item in batch), made, strict=True))
         return list(zip(batch, made, strict=True))
 
     def _check(self, results: Iterable[tuple[int, Made | Failure]]) -> None:
         """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
-        dtype = numpy_dtype(self._spec.dtype)
         for group, made in results:
             if isinstance(made, Failure):
                 continue
             expected, found = self._groups[group].shape, made.array.shape
             ragged = expected[:1] == (-1,)
-            if len(found) == len(expected) and found[ragged:] == expected[ragged:] and made.array.dtype == dtype:
+            if (
+                len(found) == len(expected)
+                and found[ragged:] == expected[ragged:]
+                and made.array.dtype == self._dtype
+            ):
                 continue
             raise EncoderError(
                 "the encoder gives arrays of another shape or type than the field",
                 where=self._kind.name,
-                why=f"expected {expected} of {dtype}, found {found} of {made.array.dtype}",
+                why=f"expected {expected} of {self._dtype}, found {found} of {made.array.dtype}",
                 fix="report this model",
             )
 
@@ -219,9 +213,9 @@ class Batches:
         label = self._groups[group].label
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
 
-    def _give_up(self, batch: list[PendingItem], error: DeviceMemoryError) -> list[Result]:
-        """An item that does not fit alone."""
-        return [(batch[0], Failure(reason=reason(self._kind, "memory"), detail=error.why or error.what))]
+    def _too_large(self, error: DeviceMemoryError) -> Failure:
+        """Why an item that does not fit alone gives no array."""
+        return Failure(reason=reason(self._kind, "memory"), detail=error.why or error.what)
 
 
 def num_bytes(items: Sequence[PendingItem]) -> int:

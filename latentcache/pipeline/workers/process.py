@@ -26,10 +26,10 @@ from latentcache.errors import WorkerError
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
-from latentcache.pipeline.workers.serve import serve
+from latentcache.pipeline.workers.serve import run_loop
 from latentcache.pipeline.workers.transport import Channel, as_error, channel_pair, jobs_form
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
-from latentcache.pipeline.workers.worker import WorkerLoop
+from latentcache.pipeline.workers.worker import Task, WorkerLoop
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -59,6 +59,7 @@ class WorkerProcess:
     is_thread = False
     used = False
     """True if it has made items of another field."""
+    board: ActivityBoard
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
         self.channel, theirs = channel_pair()
@@ -86,13 +87,18 @@ class WorkerProcess:
         """Its process id."""
         return self._process.pid
 
-    def board(self, num_preparers: int) -> ActivityBoard:
-        """Its activity board, for a worker that prepares in so many threads."""
-        return ActivityBoard(num_preparers, self._board.fileno())
+    def open(self, task: Task) -> None:
+        """Begin a field."""
+        self.board = ActivityBoard(task.decode_threads or 1, self._board.fileno())
+        self.channel.send("open", task=task)
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """Give it a unit."""
+        """Give it a unit, and the keys of it that are committed."""
         self.channel.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
+
+    def stop(self) -> None:
+        """End the field: what is in hand is committed."""
+        self.channel.send("stop")
 
     def limit(self, num_bytes: int) -> None:
         """Bound its memory, if possible."""
@@ -124,52 +130,54 @@ class WorkerProcess:
 
 
 class WorkerThread:
-    """A worker in a thread of this process: starts at once, and cannot be killed."""
+    """A worker in a thread of this process, as :class:`WorkerProcess`: starts at once, and cannot be killed."""
 
     is_thread = True
     used = False
+    _loop: WorkerLoop
 
     def __init__(self) -> None:
         self.channel, theirs = channel_pair()
         self._theirs = Channel(theirs)
-        self._loops: list[WorkerLoop] = []
-        self._jobs: dict[int, Mapping[int, Job]] = {}
+
+    def open(self, task: Task) -> None:
+        """Begin a field."""
+        self.board = ActivityBoard(task.decode_threads or 1)
+        self._loop = WorkerLoop(task, self._theirs, self.board)
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()
 
-    def board(self, num_preparers: int) -> ActivityBoard | None:
-        """As in :class:`WorkerProcess`."""
-        return self._loops[0].board if self._loops else None
-
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """As in :class:`WorkerProcess`; the jobs go beside the message, a fifth faster for small texts."""
-        self._jobs[number] = dict(jobs)
-        self.channel.send("work", known, unit=number, probe=probe)
+        """Give it a unit. Its jobs are no message: a fifth faster for small texts."""
+        self._loop.feed(number, dict(jobs), known=known, probe=probe)
+
+    def stop(self) -> None:
+        """End the field."""
+        self._loop.stop()
 
     def limit(self, num_bytes: int) -> None:
-        """As in :class:`WorkerProcess`: a thread has no limit of its own."""
+        """A thread has no limit of its own."""
 
     def kill(self) -> None:
-        """As in :class:`WorkerProcess`: its finished work is committed, and nothing more is written."""
+        """Commit its finished work and write nothing more."""
         last = threading.Thread(target=self._abandon, daemon=True)
         last.start()
         last.join(_LAST_S)
 
     def ended(self) -> str:
-        """As in :class:`WorkerProcess`."""
+        """Wait for its end, not for long."""
         self._thread.join(_LAST_S)
         return "ended"
 
     def _run(self) -> None:
         try:
-            serve(self._theirs, None, self._loops, jobs=self._jobs)
+            run_loop(self._loop)
         finally:
             self._theirs.close()
 
     def _abandon(self) -> None:
         try:
-            for loop in self._loops:
-                loop.abandon()
+            self._loop.abandon()
         finally:
             self._theirs.close()
 

@@ -1,9 +1,10 @@
 """Give units of work to workers, and replace workers that die, hang or fail.
 
-A unit is queued, leased or done. A worker that dies leaves the jobs that it had begun under suspicion: each is tried
-again alone, on a worker that has nothing else. A job is rejected only if it failed alone, twice, on fresh workers.
-After three deaths in a row a job that has succeeded before is tried; six in a row end the build, and nothing is
-published: a dead device or another program's memory never rejects good samples.
+A unit is queued, leased or done. Units are cut in the order of the plan and never depend on the number of workers, so
+item keys, item bytes and blocks do not either. A worker that dies leaves the jobs that it had begun under suspicion:
+each is tried again alone, on a worker that has nothing else. A job is rejected only if it failed alone, twice, on
+fresh workers. After three deaths in a row a job that has succeeded before is tried; six in a row end the build, and
+nothing is published: a dead device or another program's memory never rejects good samples.
 
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
 hand. The build computes nothing here, so it takes signals at once.
@@ -11,21 +12,41 @@ hand. The build computes nothing here, so it takes signals at once.
 
 from __future__ import annotations
 
+import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
 
 from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
-from latentcache.fields.protocol import Job
-from latentcache.pipeline.devices import Device
+from latentcache.fields.protocol import Failure, FieldKind, Job
+from latentcache.fields.registry import field_kinds
+from latentcache.identity.key import KEY_BYTES
+from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.pool import Progress, RunResult, WorkerPool, WorkUnit
-from latentcache.pipeline.workers.process import WorkerHandle
-from latentcache.pipeline.workers.transport import Message, as_error
-from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog, deadline_s
+from latentcache.pipeline.workers.batching import cut, reason
+from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.memory import (
+    BASE_BYTES,
+    default_budget,
+    default_threads,
+    default_workers,
+    host_memory,
+)
+from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
+from latentcache.pipeline.workers.results import Progress, Results, RunResult
+from latentcache.pipeline.workers.transport import Form, Message, as_error, split_keys
+from latentcache.pipeline.workers.watchdog import ENCODING, Watchdog, deadline_s
+from latentcache.pipeline.workers.worker import Task
+from latentcache.store.atomic_io import reading
+from latentcache.store.index import load_index
+from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.shard import recover_shard
 
 #: Seconds between two looks at the workers.
 _TICK_S = 0.1
@@ -33,38 +54,66 @@ _TICK_S = 0.1
 _PROBE_AFTER, _MOST_DEATHS = 3, 6
 #: Deaths alone on fresh workers that reject a job.
 _DEATHS = 2
+#: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
+_UNITS, _SMALLEST = 64, 8
+#: Keys of a dead worker's last reports that are told to the one that gets its jobs, with each of them.
+_RECENT_KEYS = 4096
+#: One core for each of several CPU workers.
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Unit:
+    """Jobs that are leased together."""
+
+    jobs: dict[int, Job]
+    """By number. A settled job is taken out."""
+    known: bytes = b""
+    """Item keys (32 bytes each) that a dead worker committed of them."""
+    alone: bool = False
+    """One job under suspicion: for a worker that has nothing else."""
+    probe: bool = False
+    """A job that has succeeded before; its result is dropped."""
+    deaths: int = 0
+    """Fresh workers that it has ended, alone."""
+    unmade: int = 0
+    """Jobs that its worker has not encoded yet."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Worker:
     """A worker that runs."""
 
+    slot: int
+    device: Device
     handle: WorkerHandle
     shard: str
-    threads: int
-    watchdog: Watchdog = field(init=False)
-    board: ActivityBoard | None = None
-    leases: dict[int, WorkUnit] = field(default_factory=dict)
+    watchdog: Watchdog
     fresh: bool
     """True until it has encoded a unit, of this field or one before."""
+    leases: dict[int, _Unit] = field(default_factory=dict)
+    reported: list[bytes] = field(default_factory=list)
+    """Item keys of its commits."""
     opened: bool = False
     ending: bool = False
-    said_end: bool = False
-    is_reusable: bool = False
-    """True if it has ended in order and its process waits for another field."""
-    error: BaseException | None = None
-    suspects: list[int] = field(default_factory=list)
+    last: Form = field(default_factory=dict)
+    """Its ``ended`` message."""
     stuck: str = ""
-    late: list[Activity] = field(default_factory=list)
 
     @property
     def alone(self) -> bool:
         """True if it tries a suspicious unit."""
         return any(unit.alone or unit.probe for unit in self.leases.values())
 
-    def job(self, number: int) -> Job | None:
-        """One of its jobs."""
-        return next((unit.jobs[number] for unit in self.leases.values() if number in unit.jobs), None)
+    @property
+    def is_reusable(self) -> bool:
+        """True if it has ended in order and its process waits for another field."""
+        return bool(self.last.get("is_reusable"))
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it ended with."""
+        return as_error(self.last["error"]) if "error" in self.last else None
 
     def settle(self, numbers: Sequence[int]) -> dict[int, Job]:
         """Its jobs of these numbers, which are taken out of their units."""
@@ -82,79 +131,108 @@ class _Worker:
 
     def look(self, elapsed: float) -> None:
         """Kill it if it does not move."""
-        self.board = self.board or self.handle.board(self.threads)
-        if self.board is None or self.stuck:
-            return
-        steps = self.board.steps()
-        self.stuck = self.watchdog.stuck(self.board.beats, steps, elapsed)
+        board = self.handle.board
+        if self.handle.is_thread:
+            board.beat()
+        self.stuck = self.stuck or self.watchdog.stuck(board.beats, board.steps(), elapsed)
         if self.stuck:
-            self.late = self.watchdog.late(steps) or steps
             self.handle.kill()
 
-    def begun(self) -> dict[int, int]:
-        """Jobs that it was in the middle of when it ended, with the stage of each."""
-        if self.suspects:
-            return dict.fromkeys(self.suspects, ENCODING)
-        board = self.board or self.handle.board(self.threads)
-        steps = self.late or ([] if board is None else board.steps())
-        return {item: step.stage for step in steps for item in step.items}
+
+def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
+    """Worker processes of a run; 0: a thread of the build, because a process would cost more than it saves."""
+    if kind.device == "cpu":
+        count = default_workers(total_cost, kind.work.worker_cost) if task.workers is None else task.workers
+        return max(count, 1) if task.needs_torch else count
+    devices = devices_for(task.device, needs_torch=task.needs_torch)
+    in_thread = len(devices) == 1 and not task.needs_torch and "*" not in task.device
+    return 0 if in_thread else len(devices)
 
 
-@dataclass(slots=True, eq=False)
-class _DeviceSlot:
-    """The place of one worker: a device."""
-
-    device: Device
-    worker: _Worker | None = None
-    started: int = 0
-
-
-class Scheduler:
-    """Runs the units of one field: see :func:`run_jobs`."""
+class _Run:
+    """The units of one field: see :func:`run_jobs`."""
 
     def __init__(
         self,
-        pool: WorkerPool,
+        task: Task,
         jobs: Iterable[Job],
+        results: Results,
         *,
+        total: int,
         stop: StopSignal,
-        advanced: Callable[[Progress], None],
+        warm: WarmWorker | None,
         warn: Callable[[str], None],
     ) -> None:
-        self._slots = [_DeviceSlot(device) for device in pool.devices]
-        self._pool, self._stop, self._deadline = pool, stop, deadline_s()
-        self._advanced, self._warn = advanced, warn
-        self._fresh, self._exhausted = pool.units(jobs), False
-        self._ahead: deque[WorkUnit] = deque()
+        self._kind, self._paths = field_kinds()[task.field], CachePaths(Path(task.cache))
+        self._results, self._stop, self._warm, self._warn = results, stop, warm, warn
+        cost, on_cpu = results.progress.cost_total, self._kind.device == "cpu"
+        self._processes = worker_count(task, self._kind, cost)
+        count = max(self._processes, 1)
+        if on_cpu:
+            self._devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
+        else:
+            self._devices = devices_for(task.device, needs_torch=task.needs_torch)
+        self._budget = task.host_memory or default_budget()
+        self._limit = self._budget if on_cpu else max(self._budget, host_memory())
+        """Bytes that one job may take: of the budget where the memory of workers is limited, else of the machine."""
+        self._task = replace(
+            task,
+            decode_threads=task.decode_threads or (1 if on_cpu else default_threads(count)),
+            host_memory=max(self._budget // count, 1),
+            bounded=on_cpu and self._processes > 0,
+            cost=cost // count,
+        )
+        batch, threads = task.batch_size or self._kind.work.batch_items, self._task.decode_threads or 1
+        self._low_water = max(min(2 * max(batch, threads), -(-total // count)), 1)
+        """A worker with fewer jobs to encode gets the next unit."""
+        self._workers: dict[int, _Worker] = {}
+        """By position of their device."""
+        self._started: set[int] = set()
+        self._fresh, self._exhausted = self._units(jobs, total), False
+        self._ahead: deque[_Unit] = deque()
         """Units to lease before fresh ones."""
-        self._trials: deque[WorkUnit] = deque()
+        self._trials: deque[_Unit] = deque()
         """Jobs under suspicion."""
         self._good: tuple[int, Job] | None = None
         """A job that has succeeded."""
         self._number = self._streak = 0
+        self._deadline, self._looked_at = deadline_s(), time.monotonic()
         self._selector = selectors.DefaultSelector()
-        self._looked_at = time.monotonic()
 
-    def run(self) -> None:
+    def run(self, advanced: Callable[[Progress], None]) -> None:
         """Do everything, or as much as there is time for before a stop request."""
         try:
-            while not self._stop.requested and (self._waiting() or self._workers()):
+            while not self._stop.requested and (self._waiting() or self._workers):
                 self._start()
                 self._lease()
                 self._receive()
-                self._check_hung()
-                self._advanced(self._pool.progress)
+                self._look()
+                advanced(self._results.progress)
         finally:
             late = self._shut_down()
             self._selector.close()
-            self._advanced(self._pool.progress)
+            advanced(self._results.progress)
         if late is not None:
             raise late
 
     # -- giving out
 
-    def _workers(self) -> list[tuple[_DeviceSlot, _Worker]]:
-        return [(slot, slot.worker) for slot in self._slots if slot.worker is not None]
+    def _units(self, jobs: Iterable[Job], total: int) -> Iterator[_Unit]:
+        """Jobs as units; a job for which there is not enough memory fails without being read."""
+        work = self._kind.work
+        limit, most = max(self._limit // work.cost_bytes, work.unit_cost), work.unit_jobs
+        if self._kind.packing == "entry":
+            most = min(most, max(-(-total // (_UNITS * _SMALLEST)) * _SMALLEST, _SMALLEST))
+
+        def fitting() -> Iterator[tuple[int, Job]]:
+            for number, job in enumerate(jobs):
+                if job.cost > limit:
+                    self._results.failed(job, self._too_large(job))
+                else:
+                    yield number, job
+
+        for unit in cut(fitting(), lambda one: one[1].cost, most, work.unit_cost):
+            yield _Unit(jobs=dict(unit))
 
     def _fill(self, count: int) -> None:
         """Take fresh units until so many are at hand."""
@@ -166,178 +244,204 @@ class Scheduler:
 
     def _waiting(self) -> int:
         """Units that no worker has; one for each device is looked for."""
-        self._fill(len(self._slots))
+        self._fill(len(self._devices))
         return len(self._ahead) + len(self._trials) + (self._probe() is not None)
 
-    def _probe(self) -> WorkUnit | None:
+    def _probe(self) -> _Unit | None:
         """A job that has succeeded before, if it is time to see that workers still work."""
-        probing = any(unit.probe for _, worker in self._workers() for unit in worker.leases.values())
+        probing = any(unit.probe for worker in self._workers.values() for unit in worker.leases.values())
         if self._good is None or self._streak < _PROBE_AFTER or probing:
             return None
-        return WorkUnit(jobs=dict([self._good]), probe=True)
+        return _Unit(jobs=dict([self._good]), probe=True)
 
     def _start(self) -> None:
         """A worker for each free device, while there is work for it."""
-        work = self._waiting() - sum(not worker.leases and not worker.ending for _, worker in self._workers())
-        for slot in self._slots:
-            if work > 0 and slot.worker is None:
-                work -= 1
-                slot.worker = self._started(slot)
+        idle = sum(not worker.leases and not worker.ending for worker in self._workers.values())
+        free = [slot for slot in range(len(self._devices)) if slot not in self._workers]
+        for slot in free[: max(self._waiting() - idle, 0)]:
+            self._start_worker(slot, self._devices[slot], again=slot in self._started)
+            self._started.add(slot)
 
-    def _started(self, slot: _DeviceSlot) -> _Worker:
-        handle, head, shard = self._pool.start(slot.device, again=slot.started > 0)
-        slot.started += 1
-        handle.channel.send("open", **head)
-        self._selector.register(handle.channel, selectors.EVENT_READ, slot)
-        worker = _Worker(handle=handle, shard=shard, threads=self._pool.threads, fresh=not handle.used)
-        worker.watchdog = Watchdog(
-            self._deadline,
-            on_cpu=slot.device.name == "cpu" or handle.is_thread,
-            weight=lambda number: self._pool.deadlines(worker.job(number)),
-            heartbeat=not handle.is_thread,
+    def _start_worker(self, slot: int, device: Device, *, again: bool) -> None:
+        """A thread is started once only."""
+        handle: WorkerHandle | None = None
+        if not self._processes and not again:
+            handle = WorkerThread()
+        elif self._warm is not None and not again:
+            handle = self._warm.take(device)
+        lock = None if self._warm is None else self._warm.lock_fd
+        handle = handle or WorkerProcess(device.variables, lock=lock, again=again)
+        shard = os.urandom(8).hex()
+        handle.open(replace(self._task, shard=shard, device=device.name))
+        watchdog = Watchdog(self._deadline, on_cpu=device.name == "cpu" or handle.is_thread)
+        worker = _Worker(
+            slot=slot, device=device, handle=handle, shard=shard, watchdog=watchdog, fresh=not handle.used
         )
-        return worker
+        self._workers[slot] = worker
+        self._selector.register(handle.channel, selectors.EVENT_READ, worker)
 
     def _lease(self) -> None:
         """Units for workers that run low; the end for all if there is nothing that could come back."""
-        workers = [worker for _, worker in self._workers() if not worker.ending]
+        workers = [worker for worker in self._workers.values() if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
-                self._pool.bound(worker.handle, alone=unit.alone)
+                if self._task.bounded:  # a job that is tried alone gets all of the memory
+                    worker.handle.limit(BASE_BYTES + (self._budget if unit.alone else self._task.host_memory or 0))
                 self._number += 1
                 worker.leases[self._number], unit.unmade = unit, len(unit.jobs)
                 worker.handle.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
-        if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
+        if not self._waiting() and not any(worker.leases for worker in self._workers.values()):
             for worker in workers:
                 worker.ending = True
-                worker.handle.channel.send("stop")
+                worker.handle.stop()
 
-    def _next(self, worker: _Worker) -> WorkUnit | None:
+    def _next(self, worker: _Worker) -> _Unit | None:
         """The next unit for a worker; suspicious ones only if it has nothing else."""
-        if worker.alone or (
-            worker.leases and sum(unit.unmade for unit in worker.leases.values()) >= self._pool.low_water
-        ):
+        leases = worker.leases.values()
+        if worker.alone or (leases and sum(unit.unmade for unit in leases) >= self._low_water):
             return None
-        idle = not worker.leases
         probe = self._probe()
         if probe is not None:
-            return probe if idle else None
+            return None if leases else probe
         # Trials come last, when work that is known to be good exists; at once if nothing has succeeded so far.
         early = self._good is None and self._streak >= _PROBE_AFTER and bool(self._trials)
         self._fill(1)
         if self._ahead and not early:
             return self._ahead.popleft()
-        return self._trials.popleft() if idle and self._trials else None
+        return self._trials.popleft() if self._trials and not leases else None
 
     # -- listening
 
     def _receive(self) -> None:
         for key, _ in self._selector.select(_TICK_S):
-            slot: _DeviceSlot = key.data
-            if slot.worker is None:
-                continue
-            for message in slot.worker.handle.channel.arrived():
-                self._handle(slot, slot.worker, message)
-            if slot.worker.handle.channel.ended or slot.worker.is_reusable:
-                self._worker_ended(slot, slot.worker)
-        for _, worker in self._workers():
+            worker: _Worker = key.data
+            self._take(worker)
+            if worker.handle.channel.ended or worker.is_reusable:
+                self._ended(worker)
+        for worker in self._workers.values():
             worker.handle.channel.flush()
 
-    def _handle(self, slot: _DeviceSlot, worker: _Worker, message: Message) -> None:
-        if message.kind == "committed":
-            self._committed(worker, message)
-        elif message.kind == "made":
-            worker.fresh = False
-            unit = worker.leases.get(message["unit"])
-            if unit is not None:
-                unit.unmade = 0
-            if unit is not None and unit.probe:
-                del worker.leases[message["unit"]]
-                self._streak = 0
-        elif message.kind == "warning":
-            self._warn(message["text"] + self._on(slot))
-        elif message.kind == "opened":
-            worker.opened = True
-            self._pool.ended(message)
-        elif message.kind == "ended":
-            if "error" in message.head:
-                worker.error, worker.suspects = as_error(message["error"]), message["suspects"]
+    def _take(self, worker: _Worker) -> None:
+        """Take the messages of a worker."""
+        for message in worker.handle.channel.arrived():
+            if message.kind == "committed":
+                self._committed(worker, message)
+            elif message.kind == "made":
+                worker.fresh = False
+                unit = worker.leases.get(message["unit"])
+                if unit is not None:
+                    unit.unmade = 0
+                if unit is not None and unit.probe:
+                    del worker.leases[message["unit"]]
+                    self._streak = 0
+            elif message.kind == "warning":
+                self._warn(message["text"] + self._on(worker))
             else:
-                worker.said_end, worker.is_reusable = True, message["is_reusable"]
-                self._pool.ended(message)
+                self._results.told(message)
+                worker.opened = worker.opened or message.kind == "opened"
+                worker.last = message.head if message.kind == "ended" else worker.last
 
     def _committed(self, worker: _Worker, message: Message) -> None:
         """Take what a worker has settled."""
-        rows = [row[0] for row in (*message["jobs"], *message["failed"])]
-        settled = worker.settle([*message["done"], *rows])
-        self._pool.committed(worker.shard, message, settled)
+        good = [*message["done"], *(row[0] for row in message["jobs"])]
+        settled = worker.settle([*good, *(row[0] for row in message["failed"])])
+        worker.reported.append(message.body)
+        self._results.committed(message, settled)
         if settled:
             self._streak = 0
-        if (message["jobs"] or message["done"]) and message["encoded"]:
-            number = message["done"][-1] if message["done"] else message["jobs"][-1][0]
-            self._good = (number, settled[number]) if number in settled else self._good
+        if good and message["encoded"] and good[-1] in settled:
+            self._good = (good[-1], settled[good[-1]])
 
-    def _check_hung(self) -> None:
+    def _look(self) -> None:
         """Kill workers that do not move."""
         now = time.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
-        for _, worker in self._workers():
+        for worker in self._workers.values():
             worker.look(elapsed)
 
     # -- workers that end
 
-    def _worker_ended(self, slot: _DeviceSlot, worker: _Worker) -> None:
+    def _ended(self, worker: _Worker) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
-        begun = worker.begun()
-        cause = self._disconnect(slot, worker)
-        known = self._pool.recovered(worker.shard)
-        if worker.said_end and not worker.leases:
+        begun = {item: step.stage for step in worker.handle.board.steps() for item in step.items}
+        cause, error = self._disconnect(worker), worker.error
+        if worker.last and error is None and not worker.leases:
             return
-        self._pool.progress.restarts += 1
-        error = worker.error
-        out_of_memory = isinstance(error, MemoryError) and not isinstance(error, DeviceError)
+        known = self._recovered(worker)
+        self._results.progress.restarts += 1
         device_lost = isinstance(error, DeviceError) and not isinstance(error, DeviceMemoryError)
-        if device_lost and not worker.handle.is_thread and (worker.opened or slot.started > 1):
+        if device_lost and worker.opened:
             cause, begun = f"lost its device ({_short(error)})", {}
-        elif out_of_memory:
+        elif isinstance(error, MemoryError) and not isinstance(error, DeviceError):
             cause = "ran out of memory (MemoryError)"
         elif error is not None:
             raise error
-        self._died(slot, worker, begun, known, cause=worker.stuck or cause)
+        self._died(worker, begun, known, cause=worker.stuck or cause)
 
-    def _died(self, slot: _DeviceSlot, worker: _Worker, begun: dict[int, int], known: bytes, *, cause: str) -> None:
+    def _died(self, worker: _Worker, begun: Mapping[int, int], known: bytes, *, cause: str) -> None:
         """Give out the jobs of a dead worker again; those that it was in the middle of each alone."""
         self._streak += 1
         if self._streak >= _MOST_DEATHS:
             dead = WorkerError(
                 "worker processes keep dying",
-                where=slot.device.label,
+                where=worker.device.label,
                 why=f"the last one {cause}; {_MOST_DEATHS} died in a row, so no sample is to blame",
             )
             raise worker.error if isinstance(worker.error, DeviceError) else dead
         for unit in worker.leases.values():
-            suspects = {number: job for number, job in unit.jobs.items() if number in begun}
-            self._requeue(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
-            if unit.alone and suspects:
-                ((number, job),) = suspects.items()
-                self._tried(replace(unit, known=known, deaths=unit.deaths + worker.fresh), job, cause, begun[number])
-            elif not unit.probe:
-                self._trials += [replace(unit, jobs={n: job}, known=known, alone=True) for n, job in suspects.items()]
+            if unit.probe:
+                continue
+            rest = {number: job for number, job in unit.jobs.items() if number not in begun}
+            if rest:
+                (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest, known=known))
+            for number in unit.jobs.keys() - rest.keys():
+                one = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
+                if not unit.alone:
+                    self._trials.append(one)
+                elif (deaths := unit.deaths + worker.fresh) < _DEATHS:
+                    self._trials.appendleft(replace(one, deaths=deaths))
+                else:
+                    self._convict(unit.jobs[number], cause, encoding=begun[number] == ENCODING)
         if worker.leases and not worker.alone:
-            self._warn(f"a worker process {cause}{self._on(slot)}; its samples are given out again")
+            self._warn(f"a worker process {cause}{self._on(worker)}; its samples are given out again")
 
-    def _tried(self, unit: WorkUnit, job: Job, cause: str, stage: int) -> None:
-        """A job has ended its worker, alone: reject it if that was a fresh one for the second time."""
-        if unit.deaths < _DEATHS:
-            self._trials.appendleft(unit)
-        else:
-            self._pool.failed(job, self._pool.crash(job, cause, encoding=stage == ENCODING))
+    def _convict(self, job: Job, cause: str, *, encoding: bool) -> None:
+        """Reject a job that ends its workers; ``cause`` says how, with their last line on stderr."""
+        detail = f"a worker process {cause} whenever it {'encoded' if encoding else 'prepared'} this sample"
+        why = reason(self._kind, "encode" if encoding else "prepare")
+        failure = Failure(reason=why, detail=detail, content=job.content)
+        self._results.failed(job, self._too_large(job, cause) if NO_MEMORY.search(cause) else failure)
 
-    def _requeue(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
-        """Queue jobs again that were not begun."""
-        if jobs and not unit.probe:
-            back = replace(unit, jobs=dict(jobs), known=known)
-            (self._trials if unit.alone else self._ahead).appendleft(back)
+    def _too_large(self, job: Job, cause: str = "") -> Failure:
+        needed = job.cost * self._kind.work.cost_bytes
+        found = f"a worker {cause}" if cause else f"needs about {needed:,} bytes to be prepared"
+        return Failure(
+            reason=reason(self._kind, "memory"),
+            detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
+            hint="give more memory with --host-memory, or remove the sample",
+            content=job.content,
+        )
+
+    def _recovered(self, worker: _Worker) -> bytes:
+        """Seal a dead worker's shard; gives the item keys that it committed last, reported or not."""
+        folder = self._paths.shards / f"{worker.shard}{OPEN_SUFFIX}"
+        if folder.exists():
+            recover_shard(folder, self._paths.quarantine, self._salvage)
+        reported = b"".join(worker.reported)
+        known, found = set(split_keys(reported)), list[bytes]()
+        for one in self._paths.all_sealed():
+            if one.name.partition("-")[0] == worker.shard:
+                with reading(one):
+                    found += split_keys(np.asarray(load_index(one).keys()).tobytes())
+        new = [key for key in found if key not in known]
+        self._results.take_keys(b"".join(new), len(new))
+        return reported[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+
+    def _salvage(self, lost: Path) -> None:
+        # Only damaged shards need it.
+        from latentcache.store.salvage import salvage
+
+        salvage(self._paths, lost)
 
     # -- the end
 
@@ -348,45 +452,46 @@ class Scheduler:
             What went wrong meanwhile: it replaces no error that ends the run.
         """
         late: LatentcacheError | None = None
-        for _, worker in self._workers():
-            worker.handle.channel.send("stop")
+        for worker in self._workers.values():
+            worker.handle.stop()
         began = time.monotonic()
-        while self._workers() and time.monotonic() - began < self._stop.patience_s:
-            self._selector.select(_TICK_S)
-            for slot, worker in self._workers():
-                late = self._last_messages(slot, worker) or late
-                if worker.handle.channel.ended or worker.is_reusable:
-                    self._disconnect(slot, worker)
-        for slot, worker in self._workers():
-            worker.handle.kill()
-            late = self._last_messages(slot, worker) or late
-            self._disconnect(slot, worker)
-            if not worker.handle.is_thread:  # a thread may still be writing
-                with suppress(StoreError):  # the next build seals it
-                    self._pool.recovered(worker.shard)
+        while self._workers:
+            is_late = time.monotonic() - began >= self._stop.patience_s
+            if not is_late:
+                self._selector.select(_TICK_S)
+            for worker in list(self._workers.values()):
+                if is_late:
+                    worker.handle.kill()
+                late = self._last_messages(worker) or late
+                if is_late or worker.handle.channel.ended or worker.is_reusable:
+                    self._disconnect(worker)
+                if is_late and not worker.handle.is_thread:  # a thread may still be writing
+                    with suppress(StoreError):  # the next build seals it
+                        self._recovered(worker)
         return late
 
-    def _last_messages(self, slot: _DeviceSlot, worker: _Worker) -> LatentcacheError | None:
+    def _last_messages(self, worker: _Worker) -> LatentcacheError | None:
         """Take the last commits; gives what went wrong with them."""
         worker.handle.channel.flush()
         try:
-            for message in worker.handle.channel.arrived():
-                self._handle(slot, worker, message)
+            self._take(worker)
         except LatentcacheError as error:
             return error
         return worker.error if isinstance(worker.error, StoreError) else None
 
-    def _disconnect(self, slot: _DeviceSlot, worker: _Worker) -> str:
-        """Disconnect a worker; gives how it ended."""
-        slot.worker = None
-        self._selector.unregister(worker.handle.channel)
-        if worker.is_reusable and not worker.leases and self._pool.keep(slot.device, worker.handle):
+    def _disconnect(self, worker: _Worker) -> str:
+        """Disconnect a worker; gives how it ended. One that can go on is kept for the next field."""
+        del self._workers[worker.slot]
+        handle = worker.handle
+        self._selector.unregister(handle.channel)
+        if worker.is_reusable and not worker.leases and self._warm is not None and isinstance(handle, WorkerProcess):
+            self._warm.keep(worker.device, handle)
             return ""
-        worker.handle.channel.close()
-        return worker.handle.ended()
+        handle.channel.close()
+        return handle.ended()
 
-    def _on(self, slot: _DeviceSlot) -> str:
-        return f" on {slot.device.label}" if len(self._slots) > 1 else ""
+    def _on(self, worker: _Worker) -> str:
+        return f" on {worker.device.label}" if len(self._devices) > 1 else ""
 
 
 def _short(error: BaseException | None) -> str:
@@ -395,26 +500,39 @@ def _short(error: BaseException | None) -> str:
 
 
 def run_jobs(
-    pool: WorkerPool,
+    task: Task,
     jobs: Iterable[Job],
     *,
+    total: int,
+    total_cost: int,
+    items: int | None = None,
     stop: StopSignal,
+    events: EventLog | None = None,
+    warm: WarmWorker | None = None,
+    failed: Callable[[Job, Failure], None] = lambda job, failure: None,
     progress: Callable[[Progress], None] = lambda progress: None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> RunResult:
     """Make the items of all jobs; one that was asked to stop returns with everything committed that workers had.
 
     Args:
-        pool: Of this run.
+        task: What is made.
         jobs: In the order of the plan; taken as workers have room. No jobs: nothing is started.
+        total: Number of jobs.
+        total_cost: Sum of their costs.
+        items: Number of their items [default: one for each job].
         stop: Looked at all the time.
+        events: Told of each durable commit.
+        warm: May have workers ready; holds the lock on the cache, which workers inherit.
+        failed: Told of each job that gives no item, as soon as that is known.
         progress: Called ten times a second.
         warn: Told of batches that were halved and workers that were replaced.
     """
-    scheduler = Scheduler(pool, jobs, stop=stop, advanced=progress, warn=warn)
+    results = Results(Progress(task.field, total if items is None else items, total_cost), events, failed)
+    run = _Run(task, jobs, results, total=total, stop=stop, warm=warm, warn=warn)
     before, stop.orderly = stop.orderly, True
     try:
-        scheduler.run()
+        run.run(progress)
     finally:
         stop.orderly = before
-    return pool.result()
+    return results.result()

@@ -1,4 +1,4 @@
-"""Where a worker runs: a process of its own, or a thread of the build with the same messages.
+"""A worker process: does the work that the build asks for, one field after the other, until the build is gone.
 
 Guarantee: if the build is gone, the process commits its finished work and ends, within :data:`LAST_S`; signals to the
 whole group are left to the build.
@@ -18,11 +18,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from latentcache.failpoint import VARIABLE, arm
-from latentcache.fields.protocol import Job
 from latentcache.fields.registry import load
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.transport import Channel, Message, error_form, jobs_of
@@ -35,46 +33,17 @@ LAST_S = 8
 _BEAT_S = 0.5
 
 
-def serve(
-    channel: Channel,
-    board: int | None,
-    loops: list[WorkerLoop],
-    *,
-    on_loss: Callable[[], None] | None = None,
-    jobs: dict[int, Mapping[int, Job]] | None = None,
-) -> None:
-    """Do the work that the build asks for, one field after the other, until it is gone.
-
-    Args:
-        channel: To the build.
-        board: File of the activity board; None in the build's own process.
-        loops: Gets the loop that runs.
-        on_loss: Called when the build is gone, so that the process does not outlive it for long; None in the build's
-            own process, where one field is made.
-        jobs: Of units by number, in the build's own process; else they are in the messages.
-    """
-    heartbeat = threading.Thread(target=_send_heartbeats, args=(loops, on_loss), name="heartbeat", daemon=True)
+def run_loop(loop: WorkerLoop) -> bool:
+    """Do the work of one field and tell how it ended; False if the worker is of no further use."""
     try:
-        while (message := channel.receive()) is not None:
-            if message.kind == "ask":
-                channel.send("answer", **_answer(message))
-                continue
-            task = Task.from_json(message["task"])
-            loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, board))
-            loops[:] = [loop]
-            threading.Thread(target=_receive, args=(loop, on_loss, jobs), name="listener", daemon=True).start()
-            if on_loss is not None and not heartbeat.is_alive():
-                heartbeat.start()
-            facts = loop.run()
-            channel.send("ended", **facts)
-            if on_loss is None or not facts["is_reusable"]:
-                return
-            del loop
+        facts = loop.run()
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-        channel.send("ended", error=error_form(error), suspects=[one for loop in loops for one in loop.suspects])
+        facts = {"error": error_form(error)}
+    loop.channel.send("ended", **facts)
+    return bool(facts.get("is_reusable"))
 
 
-def _answer(message: Message) -> dict[str, Any]:
+def answer(message: Message) -> dict[str, Any]:
     """The result of a function that a message names."""
     try:
         function, arguments = load(message["target"]), message["arguments"]
@@ -85,34 +54,57 @@ def _answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
-def _receive(loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs: dict[int, Mapping[int, Job]] | None) -> None:
-    """Take messages, in a thread of its own."""
-    while (message := loop.channel.receive()) is not None:
-        if message.kind == "stop":
-            loop.stop_requested = True
-            loop.stop()
-            return  # what comes next is for the main thread; the heartbeat still sees if the build goes
+class _Server:
+    """The main thread of a worker process takes messages; fields are made in threads of their own."""
+
+    def __init__(self, channel: Channel, board: int) -> None:
+        self._channel, self._board = channel, board
+        self._loop: WorkerLoop | None = None
+
+    def serve(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            if message.kind == "ask":
+                self._channel.send("answer", **answer(message))
+            elif message.kind == "open":
+                self._open(Task.from_json(message["task"]))
+            elif self._loop is not None and message.kind == "work":
+                try:
+                    jobs = jobs_of(message["jobs"])
+                    self._loop.feed(message["unit"], jobs, known=message.body, probe=message["probe"])
+                except BaseException as error:  # noqa: BLE001 - the loop raises it
+                    self._loop.fail(error)
+            elif self._loop is not None:
+                self._loop.stop()
+        self.build_is_gone()
+
+    def beat(self) -> None:
+        """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
+        build, board = os.getppid(), ActivityBoard(descriptor=self._board)
+        while os.getppid() == build:
+            board.beat()
+            time.sleep(_BEAT_S)
+        self.build_is_gone()
+
+    def build_is_gone(self) -> None:
+        signal.alarm(LAST_S)
+        if self._loop is None or not self._thread.is_alive():
+            os._exit(0)
+        self._loop.stop()
+        self._loop.budget.close()
+        self._thread.join()
+
+    def _open(self, task: Task) -> None:
         try:
-            loop.feed(message, jobs_of(message["jobs"]) if jobs is None else jobs.pop(message["unit"]))
-        except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-            loop.fail(error)
-    _build_is_gone(loop, on_loss)
+            self._loop = WorkerLoop(task, self._channel, ActivityBoard(task.decode_threads or 1, self._board))
+        except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+            self._channel.send("ended", error=error_form(error))
+            os._exit(0)
+        self._thread = threading.Thread(target=self._run, args=(self._loop,))
+        self._thread.start()
 
-
-def _send_heartbeats(loops: Sequence[WorkerLoop], on_loss: Callable[[], None] | None) -> None:
-    """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
-    build = os.getppid()
-    while os.getppid() == build:
-        loops[0].board.beat()
-        time.sleep(_BEAT_S)
-    _build_is_gone(loops[0], on_loss)
-
-
-def _build_is_gone(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
-    loop.stop()
-    loop.budget.close()
-    if on_loss is not None:
-        on_loss()
+    def _run(self, loop: WorkerLoop) -> None:
+        if not run_loop(loop):
+            os._exit(0)  # threads that are still preparing must not hold the process
 
 
 def main() -> None:
@@ -122,7 +114,8 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
     arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
-    channel = Channel(socket.socket(fileno=int(sys.argv[2])))
+    server = _Server(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3]))
+    threading.Thread(target=server.beat, name="heartbeat", daemon=True).start()
     with rare_gc():  # an import of torch and diffusers takes a fifth longer with them
-        serve(channel, int(sys.argv[3]), [], on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
-    os._exit(0)  # threads that are still preparing must not hold the process
+        server.serve()
+    os._exit(0)

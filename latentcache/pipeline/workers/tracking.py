@@ -18,8 +18,6 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.workers.transport import split_keys
 from latentcache.store.catalog import Catalog
 
-_NONE: frozenset[bytes] = frozenset()
-
 
 @dataclass(slots=True, eq=False)
 class Unit:
@@ -50,7 +48,7 @@ class TrackedJob:
     """The content hash that the keys are made from."""
     keys: dict[int, bytes] = field(default_factory=dict)
     """Item key by ``Output.item``."""
-    there: AbstractSet[bytes] = _NONE
+    there: AbstractSet[bytes] = frozenset()
     """Those that were committed before this run."""
     unmade: int = 0
     """Outputs that are not encoded."""
@@ -93,7 +91,7 @@ class Tracker:
         for tracked, content in zip(jobs, contents, strict=True):
             tracked.content = content
             tracked.keys = {output.item: next(each) for output in tracked.job.outputs}
-            tracked.there = known.intersection(tracked.keys.values()) if known else _NONE
+            tracked.there = known.intersection(tracked.keys.values()) if known else frozenset()
 
     def missing(self, tracked: TrackedJob, content: bytes) -> Sequence[Output]:
         """Outputs that this job has to make, given the content hash of its inputs."""
@@ -115,16 +113,15 @@ class Tracker:
         self.committed.update(new)
         told = [one for one in jobs if not one.unit.probe]
         good = [one for one in told if one.failure is None]
+        read = [(one.index, one.read) for one in good if one.read is not None]
         copied = sum(key in self.copied for key in new)
         return b"".join(new), {
-            "jobs": [_row(one.index, one.read) for one in good if one.read is not None],
+            "jobs": [
+                [number, (of.contents or of.content).hex(), list(map(int, of.stat)), of.facts] for number, of in read
+            ],
             "done": [one.index for one in good if one.read is None],
             "failed": [[one.index, one.failure] for one in told if one.failure is not None],
             "encoded": len(new) - copied,
             "copied": copied,
             "skipped": sum(one.keys[output.item] in one.there for one in good for output in one.job.outputs),
         }
-
-
-def _row(index: int, read: Read) -> list[Any]:
-    return [index, (read.contents or read.content).hex(), list(map(int, read.stat)), read.facts]

@@ -142,11 +142,7 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, set | frozenset):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def split_keys(body: bytes) -> list[bytes]:
@@ -189,29 +185,33 @@ def failure_of(form: Form) -> Failure:
 
 def error_form(error: BaseException) -> Form:
     """Any error as JSON."""
-    name = type(error).__name__
+    form = {"class": type(error).__name__, "what": str(error)}
     if isinstance(error, LatentcacheError):
-        return {"class": name, "exit_code": error.exit_code, **error.as_json()}
+        return form | {"exit_code": error.exit_code} | error.as_json()
     if isinstance(error, MemoryError):
-        return {"class": "MemoryError", "what": str(error)}
+        return form | {"class": "MemoryError"}
     if isinstance(error, OSError):
-        what = error.strerror or str(error)
-        return {"class": "OSError", "errno": error.errno, "what": what, "file": error.filename}
-    trace = "".join(traceback.format_exception(error))
-    return {"class": "bug", "what": f"{name}: {error}" if name != "RuntimeError" else str(error), "trace": trace}
+        return form | {
+            "class": "OSError",
+            "what": error.strerror or str(error),
+            "about": (error.errno, error.filename),
+        }
+    return form | {"trace": "".join(traceback.format_exception(error))}
 
 
 def as_error(form: Form) -> BaseException:
     """Inverse of :func:`error_form`: class, words and exit status are kept; a bug is a RuntimeError with a trace."""
-    known = getattr(errors, form["class"], None)
-    if isinstance(known, type) and issubclass(known, LatentcacheError):
+    if "exit_code" in form:
+        known = getattr(errors, form["class"], LatentcacheError)
         error: LatentcacheError = known(**{part: form[part] for part in _PARTS})
         error.exit_code = form["exit_code"]
         return error
     if form["class"] == "MemoryError":
         return MemoryError(form["what"])
-    if form["class"] == "OSError":
-        return OSError(form["errno"], form["what"], form["file"])
-    found = RuntimeError(form["what"])
+    if "about" in form:
+        number, file = form["about"]
+        return OSError(number, form["what"], file)
+    is_plain = form["class"] == "RuntimeError"
+    found = RuntimeError(form["what"] if is_plain else f"{form['class']}: {form['what']}")
     found.add_note(form["trace"])
     return found

@@ -1,9 +1,9 @@
 """Find workers that hang or were stopped, and the jobs that a worker was in the middle of when it ended.
 
 A worker writes each step (stage and jobs) to an activity board before it takes the step: 2 us and no system call. The
-board is memory shared with the build, and it outlives the worker. The watchdog compares the board look by look. It
-decides by progress, not by clocks: a look counts for one second at most, so a build that was itself stopped or asleep
-accuses no worker. Waiting for a disk or for memory is not a step and never takes too long.
+board is memory shared with the build, and it outlives the worker. The watchdog decides by progress, not by clocks: a
+look counts for one second at most, so a build that was itself stopped or asleep accuses no worker. Waiting for a disk
+or for memory is not a step and never takes too long.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from latentcache.errors import UsageError
-from latentcache.value import Value
 
 #: Stages, as numbers on the board.
 IDLE, PREPARING, ENCODING, OPENING = range(4)
@@ -38,13 +37,13 @@ _OPENING, _BATCH = 10, 8
 _MOST_S = 1.0
 
 
-class Activity(Value):
+class Activity(NamedTuple):
     """One step that has begun and not ended."""
 
     row: int
-    stage: int
     step: int
     """Goes up with every step of the row, so two looks tell if it has moved."""
+    stage: int
     items: tuple[int, ...]
     """Numbers of jobs."""
 
@@ -52,7 +51,7 @@ class Activity(Value):
 class ActivityBoard:
     """One row of numbers for each thread that takes steps, and a heartbeat."""
 
-    def __init__(self, num_preparers: int, descriptor: int | None = None) -> None:
+    def __init__(self, num_preparers: int = 0, descriptor: int | None = None) -> None:
         rows = 1 + FIRST_PREPARER + num_preparers
         if descriptor is None:
             self._rows = np.zeros((rows, _WIDTH), dtype=np.int64)
@@ -64,17 +63,15 @@ class ActivityBoard:
 
     @contextmanager
     def activity(self, row: int, stage: int, items: Sequence[int] = ()) -> Iterator[None]:
-        """Note the step of this thread while the block runs."""
+        """Note the step of this thread while the block runs; after an error the note stays, to name its jobs."""
         numbers = self._rows[1 + row]
         count = min(len(items), _ROOM)
         numbers[_ITEMS : _ITEMS + count] = items[:count]
         numbers[_COUNT] = count
         numbers[_STEP] += 1
         numbers[_STAGE] = stage
-        try:
-            yield
-        finally:
-            numbers[_STAGE] = IDLE
+        yield
+        numbers[_STAGE] = IDLE
 
     def beat(self) -> None:
         """Show that the process is alive."""
@@ -87,12 +84,11 @@ class ActivityBoard:
 
     def steps(self) -> list[Activity]:
         """All steps that have begun and not ended."""
-        found = []
-        for number, row in enumerate(self._rows[1:]):
-            if row[_STAGE] != IDLE:
-                items = tuple(row[_ITEMS : _ITEMS + int(row[_COUNT])].tolist())
-                found.append(Activity(row=number, stage=int(row[_STAGE]), step=int(row[_STEP]), items=items))
-        return found
+        return [
+            Activity(row, int(own[_STEP]), int(own[_STAGE]), tuple(own[_ITEMS : _ITEMS + int(own[_COUNT])].tolist()))
+            for row, own in enumerate(self._rows[1:])
+            if own[_STAGE] != IDLE
+        ]
 
 
 def anonymous_file(name: str) -> IO[bytes]:
@@ -120,21 +116,11 @@ class Watchdog:
     Args:
         deadline: Seconds that one job may take.
         on_cpu: True if the encoder runs on the CPU, where a batch takes as long as its items together.
-        weight: Deadlines that a job may take, by its number; together one at least.
-        heartbeat: False for a worker in a thread of this process, which has none.
     """
 
-    def __init__(
-        self,
-        deadline: float,
-        *,
-        on_cpu: bool,
-        weight: Callable[[int], float] = lambda item: 1.0,
-        heartbeat: bool = True,
-    ) -> None:
-        self._deadline, self._on_cpu, self._weight, self._heartbeat = deadline, on_cpu, weight, heartbeat
-        self._beats = -1
-        self._silent = 0.0
+    def __init__(self, deadline: float, *, on_cpu: bool) -> None:
+        self._deadline, self._on_cpu = deadline, on_cpu
+        self._beats, self._silent = -1, 0.0
         self._ages: dict[tuple[int, int], float] = {}
 
     def stuck(self, beats: int, steps: Sequence[Activity], elapsed: float) -> str:
@@ -146,24 +132,16 @@ class Watchdog:
             elapsed: Seconds since the last look.
         """
         elapsed = min(elapsed, _MOST_S)
-        self._silent = 0.0 if beats != self._beats or not self._heartbeat else self._silent + elapsed
+        self._silent = 0.0 if beats != self._beats else self._silent + elapsed
         self._beats = beats
-        ages = self._ages
-        self._ages = {(step.row, step.step): ages.get((step.row, step.step), -elapsed) + elapsed for step in steps}
         if self._silent > self._deadline * (1 if beats else _OPENING):  # before the first beat it is being started
             return f"has shown no sign of life for {self._silent:.0f} s"
-        late = self.late(steps)
-        return f"has not moved for {self._ages[late[0].row, late[0].step]:.0f} s" if late else ""
-
-    def late(self, steps: Sequence[Activity]) -> list[Activity]:
-        """Steps that take too long, by the last look."""
-        ages = [self._ages.get((step.row, step.step), 0.0) for step in steps]
-        old = [(step, age) for step, age in zip(steps, ages, strict=True) if age > self._deadline]
-        return [step for step, age in old if age > self._allowed(step)]
+        self._ages = {one[:2]: self._ages.get(one[:2], -elapsed) + elapsed for one in steps}
+        late = [self._ages[one[:2]] for one in steps if self._ages[one[:2]] > self._allowed(one)]
+        return f"has not moved for {late[0]:.0f} s" if late else ""
 
     def _allowed(self, step: Activity) -> float:
         if step.stage == OPENING:
             return _OPENING * self._deadline
-        if step.stage == ENCODING and not self._on_cpu:
-            return self._deadline * (1.0 + len(step.items) / _BATCH)
-        return self._deadline * max(sum(map(self._weight, step.items)), 1.0)
+        items = len(step.items)
+        return self._deadline * max(items if self._on_cpu or step.stage == PREPARING else 1 + items / _BATCH, 1)

@@ -1,6 +1,6 @@
 """One worker: reads, encodes and commits the units it is given. It decides nothing.
 
-See ``serve`` for where it runs, and for its messages.
+See ``serve`` for its messages.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.failpoint import failpoint
-from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
+from latentcache.fields.protocol import Failure, Group, Job, Made, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
-from latentcache.pipeline.workers.batching import Batches, PendingItem, Result, num_bytes, prepare
+from latentcache.pipeline.workers.batching import Batches, PendingItem, Result, cut, num_bytes, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import TrackedJob, Tracker, Unit
-from latentcache.pipeline.workers.transport import Channel, Message, split_keys
+from latentcache.pipeline.workers.transport import Channel, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
@@ -94,31 +94,25 @@ class WorkerLoop:
         self.task, self.channel, self.board = task, channel, board
         self.kind = field_kinds()[task.field]
         self.recipe = self.kind.recipe_from_json(task.recipe)
-        paths = CachePaths(Path(task.cache))
         self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
         self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
-        self.writer = WriterThread(
-            paths.shards, task.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
-        )
+        shards, every = CachePaths(Path(task.cache)).shards, task.commit_every
+        self.writer = WriterThread(shards, task.shard, self._committed, commit_every=every, rolling=task.stream)
         memory = task.host_memory or 0
         self.budget = ByteBudget(memory)
         self.batches = Batches(self.kind, self.recipe.spec, task.groups, task.batch_size, self._warn)
-        self._most_cost = memory // (2 * self.kind.work.cost_bytes)
+        self._most_cost = min(memory // (2 * self.kind.work.cost_bytes), self.kind.work.batch_cost)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
-        self.suspects: list[int] = []
-        """Jobs that an error may be due to."""
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._to_prepare: queue.SimpleQueue[TrackedJob | None] = queue.SimpleQueue()
         self._preparing: dict[int, TrackedJob] = {}
         self._remaining = 0
         self._units: dict[int, Unit] = {}
         self._flushed = self._opened = False
-        self.stop_requested = False
-        """True if the end came from the build, which may have another field."""
 
     def run(self) -> dict[str, Any]:
-        """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message."""
+        """Do the work until :meth:`stop` is called; gives the facts of the ``ended`` message."""
         threads: list[threading.Thread] = []
         producer: Producer | None = None
         try:
@@ -133,36 +127,31 @@ class WorkerLoop:
             self._end(threads, producer)
             if self.lookup is not None:
                 self.lookup.forget()
-        is_reusable = self.stop_requested and not self.task.bounded and not any(one.is_alive() for one in threads)
-        return {
-            "waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s},
-            "is_reusable": is_reusable,
-        }
+        is_reusable = not self.task.bounded and not any(one.is_alive() for one in threads)
+        return {"waits": self.waits, "is_reusable": is_reusable}
 
-    def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
-        """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
-        self.jobs.committed.update(split_keys(message.body))
-        unit = Unit(message["unit"], len(jobs), probe=message["probe"])
+    # -- called by other threads
+
+    def feed(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
+        """Take a unit, and the keys of it that are committed; preparing begins whatever the loop is doing."""
+        self.jobs.committed.update(split_keys(known))
+        unit = Unit(number, len(jobs), probe=probe)
         tracked = [TrackedJob(index, job, unit) for index, job in jobs.items()]
         self._inbox.put(unit)
-        known = [one for one in tracked if one.job.content]
-        self.jobs.look_up(known, [one.job.content for one in known])
-        if not self.kind.makes_jobs or unit.probe or any(len(one.keys) != 1 for one in tracked):
+        hashed = [one for one in tracked if one.job.content]
+        self.jobs.look_up(hashed, [one.job.content for one in hashed])
+        if not self.kind.makes_jobs or probe or any(len(one.keys) != 1 for one in tracked):
             self._prepare_jobs(tracked)
             return
-        for part in self.batches.parts([one.job.cost for one in tracked], self._most_cost):
-            self._inbox.put(tracked[part])
-
-    def _prepare_jobs(self, jobs: Sequence[TrackedJob]) -> None:
-        for one in jobs:
-            self._to_prepare.put(one)
+        for part in cut(tracked, lambda one: one.job.cost, self.batches.most, self._most_cost):
+            self._inbox.put(part)
 
     def fail(self, error: BaseException) -> None:
         """Have the loop raise an error of another thread."""
         self._inbox.put(error)
 
     def stop(self) -> None:
-        """End the loop at once; called by another thread."""
+        """End the loop at once."""
         self.stopping.set()
         self._inbox.put(None)
 
@@ -229,14 +218,16 @@ class WorkerLoop:
             return self._inbox.get_nowait()
         if self._hurry():
             return None
-        started = time.monotonic()
-        try:
+        stage = "encode" if self.batches.in_flight else "prepare" if self._remaining else "idle"
+        with self._clock(stage), contextlib.suppress(queue.Empty):
             return self._inbox.get(timeout=_TICK_S)
-        except queue.Empty:
-            return None
-        finally:
-            stage = "encode" if self.batches.in_flight else "prepare" if self._remaining else "idle"
-            self.waits[stage] += time.monotonic() - started
+        return None
+
+    @contextmanager
+    def _clock(self, stage: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.waits[stage] += time.monotonic() - started
 
     def _hurry(self) -> bool:
         """True if no further item comes before a batch is encoded: all are there, or memory waits for them."""
@@ -247,10 +238,9 @@ class WorkerLoop:
 
     def _take(self, tracked: TrackedJob, outcome: Outcome) -> None:
         """Queue the items of a prepared job."""
+        if isinstance(outcome, LatentcacheError | MemoryError | OSError):
+            raise outcome
         if isinstance(outcome, BaseException):
-            self.suspects = [tracked.index]
-            if isinstance(outcome, LatentcacheError | MemoryError | OSError):
-                raise outcome
             raise RuntimeError(f"preparing {tracked.job.name} failed") from outcome
         if isinstance(outcome, Failure):
             tracked.fail(outcome)
@@ -258,22 +248,20 @@ class WorkerLoop:
             return
         wanted = self.jobs.missing(tracked, outcome.content) if tracked.missing is None else tracked.missing
         missing = {output.item for output in wanted}
-        items = [one for one in outcome.items if one.output.item in missing]
-        if len(items) < len(outcome.items):
-            self.budget.release(sum(one.num_bytes for one in outcome.items) - sum(one.num_bytes for one in items))
+        items = [PendingItem(tracked, one) for one in outcome.items if one.output.item in missing]
+        self.budget.release(sum(one.num_bytes for one in outcome.items) - num_bytes(items))
         if len(items) != len(missing):
             raise RuntimeError(f"{self.kind.name}: {tracked.job.name} was prepared without some of its outputs")
         tracked.unmade = len(items)
         tracked.read = dataclasses.replace(outcome, items=())
         for one in items:
-            self._queue(tracked, one)
+            self._queue(one)
         if not items:
             self._made([tracked])
 
-    def _queue(self, tracked: TrackedJob, prepared: Prepared) -> None:
+    def _queue(self, item: PendingItem) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
-        item = PendingItem(owner=tracked, prepared=prepared)
-        made = self._stored(item) if prepared.same and not tracked.unit.probe else None
+        made = self._stored(item) if item.prepared.same and not item.owner.unit.probe else None
         if made is not None:
             self.jobs.copied.add(item.key)
             self._store([(item, made)])
@@ -296,50 +284,45 @@ class WorkerLoop:
         wanted = [one for one in every if self.jobs.missing(one, one.job.content)]
         if wanted:
             self._open()
-            try:
-                with self._encoding([one.index for one in wanted]):
-                    for one in wanted:
-                        failpoint("decoding", one.job.name)
-                        failpoint("encoding", one.job.name)
+            with self._encoding(wanted):
+                for one in wanted:
+                    failpoint("decoding", one.job.name)
+                    failpoint("encoding", one.job.name)
+                try:
                     made = self.batches.make([one.job for one in wanted])
-            except (MemoryError, UnusableSampleError) as error:
-                if self.task.bounded and isinstance(error, MemoryError):
-                    raise
-                self.suspects = []
-                self._prepare_jobs(wanted)
-                every = [one for one in every if not one.missing]
-                wanted, made = [], []
+                except (MemoryError, UnusableSampleError) as error:
+                    if self.task.bounded and isinstance(error, MemoryError):
+                        raise
+                    self._prepare_jobs(wanted)
+                    every, wanted, made = [one for one in every if not one.missing], [], []
             for one, item in zip(wanted, made, strict=True):
                 if isinstance(item, Failure):
                     one.fail(item)
                 else:
                     ((number, key),) = one.keys.items()
-                    one.unit.items.append((number, self._item(key, item)))
+                    one.unit.items.append((number, Item(key=key, array=item.array, columns=item.columns)))
         self._remaining -= len(every)
         self._made(every)
 
     def _encode(self, items: Sequence[PendingItem]) -> None:
-        with self._encoding([item.owner.index for item in items]):
+        with self._encoding([item.owner for item in items]):
             for item in items:
                 failpoint("encoding", item.owner.job.name)
             done = self.batches.submit(items)
         self._store(done)
 
     def _fetch(self, *, wait: bool) -> None:
-        if not self.batches.in_flight:
-            return
-        with self._encoding():
-            done = self.batches.collect(wait=wait)
-        self._store(done)
+        if self.batches.in_flight:
+            with self._encoding():
+                done = self.batches.collect(wait=wait)
+            self._store(done)
 
     @contextmanager
-    def _encoding(self, indices: Sequence[int] = ()) -> Iterator[None]:
+    def _encoding(self, jobs: Sequence[TrackedJob] = ()) -> Iterator[None]:
         """If the process ends in the block, one of these jobs may be the cause, or of those on the device."""
-        indices = [*(item.owner.index for item in self.batches.in_flight), *indices]
-        with self.board.activity(ENCODER, ENCODING, indices):
-            self.suspects = indices
+        every = [*(item.owner for item in self.batches.in_flight), *jobs]
+        with self.board.activity(ENCODER, ENCODING, [one.index for one in every]), self._clock("encode"):
             yield
-        self.suspects = []
 
     # -- results
 
@@ -347,22 +330,18 @@ class WorkerLoop:
         """Hand encoded items to the writer; small ones when their unit is complete."""
         done: list[TrackedJob] = []
         for item, made in results:
-            tracked = item.owner
-            self.budget.release(item.prepared.num_bytes)
+            tracked, prepared = item.owner, item.prepared
+            self.budget.release(prepared.num_bytes)
             if isinstance(made, Failure):
                 tracked.fail(made)
             elif not tracked.unit.probe:
-                stored = self._item(item.key, made, item.prepared)
-                tracked.unit.items.append((item.prepared.output.item, stored))
+                columns = {**made.columns, **prepared.columns}
+                stored = Item(key=item.key, array=made.array, same=prepared.same, columns=columns)
+                tracked.unit.items.append((prepared.output.item, stored))
             tracked.unmade -= 1
             if not tracked.unmade:
                 done.append(tracked)
         self._made(done)
-
-    def _item(self, key: bytes, made: Made, prepared: Prepared | None = None) -> Item:
-        if prepared is None:
-            return Item(key=key, array=made.array, columns=made.columns)
-        return Item(key=key, array=made.array, same=prepared.same, columns={**made.columns, **prepared.columns})
 
     def _made(self, jobs: Sequence[TrackedJob]) -> None:
         """Jobs are encoded, or have failed. Small items are packed when their unit is complete."""
@@ -389,9 +368,8 @@ class WorkerLoop:
         return pack_items(items, self.recipe, self.kind) if items else []
 
     def _write(self, entries: Sequence[NewEntry], settled: Sequence[TrackedJob]) -> None:
-        started = time.monotonic()
-        self.writer.put(entries, settled)
-        self.waits["write"] += time.monotonic() - started
+        with self._clock("write"):
+            self.writer.put(entries, settled)
 
     def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
         """Report a durable commit and the jobs that it settles; called by the writer thread."""
@@ -403,6 +381,10 @@ class WorkerLoop:
 
     # -- preparing
 
+    def _prepare_jobs(self, jobs: Sequence[TrackedJob]) -> None:
+        for one in jobs:
+            self._to_prepare.put(one)
+
     def _missing(self, job: Job, content: bytes) -> tuple[Any, ...]:
         """As in :class:`ProducerContext`, for the job that the calling thread prepares."""
         tracked = self._preparing.get(threading.get_ident())
@@ -411,39 +393,34 @@ class WorkerLoop:
         return tuple(self.jobs.missing(tracked, content))
 
     def _prepare_all(self, producer: Producer, row: int) -> None:
-        """One preparing thread."""
+        """One preparing thread; ends at its first error, which the loop raises."""
         _give_way()
         if "torch" in sys.modules:
             from latentcache.images.resize import thread_setup
 
             thread_setup()
         while (tracked := self._to_prepare.get()) is not None and not self.stopping.is_set():
-            outcome = self._within_budget(producer, tracked, row)
-            if outcome is None:
+            try:
+                outcome: Outcome | None = self._prepare(producer, tracked, row)
+            except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
+                outcome = error
+            if outcome is not None:
+                self._inbox.put((tracked, outcome))
+            if outcome is None or isinstance(outcome, BaseException):
                 return
-            self._inbox.put((tracked, outcome))
 
-    def _within_budget(self, producer: Producer, tracked: TrackedJob, row: int) -> Outcome | None:
+    def _prepare(self, producer: Producer, tracked: TrackedJob, row: int) -> Read | Failure | None:
         """Prepare a job while holding the bytes it needs; None if the worker is ending."""
-        try:
-            needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
-        except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-            return error
+        needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
         if not self.budget.acquire(needed):
             return None
         with self.board.activity(row, PREPARING, [tracked.index]):
             self._preparing[threading.get_ident()] = tracked
-            outcome = self._prepare(producer, tracked.job)
+            failpoint("decoding", tracked.job.name)
+            outcome = prepare(producer, self.kind, tracked.job, bounded=self.task.bounded)
         kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
         self.budget.release(needed - kept)
         return outcome
-
-    def _prepare(self, producer: Producer, job: Job) -> Outcome:
-        try:
-            failpoint("decoding", job.name)
-            return prepare(producer, self.kind, job, bounded=self.task.bounded)
-        except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-            return error
 
     def _end(self, threads: Sequence[threading.Thread], producer: Producer | None) -> None:
         self.stopping.set()

@@ -35,7 +35,7 @@ class WriterThread:
         shards: Folder of all shards.
         name: Of the shard to write; opened when the first entry arrives.
         committed: Called with the entries of each durable commit and the jobs that it settles, in the writer thread.
-        commit_every: Items per commit at most.
+        commit_every: Items per commit at most; a block with more is a commit of its own.
         rolling: Seal a shard (``name-1``, ``name-2``, ...) every few seconds, for readers that follow the build:
             every :data:`ROLL_S` at first, later every :data:`ROLL_PART` of the time so far, about a hundred shards in
             ten hours.
@@ -51,10 +51,14 @@ class WriterThread:
         rolling: bool = False,
     ) -> None:
         self._shards, self._name, self._committed = shards, name, committed
-        self._most, self._rolling = commit_every, rolling
+        self._most, self._rolling = commit_every or 1 << 62, rolling
         self._queue: queue.Queue[_Batch | None] = queue.Queue(_QUEUE_BATCHES)
         self._error: BaseException | None = None
-        self._sealed = 0
+        self._shard: ShardWriter | None = None
+        self._waiting: list[NewEntry] = []
+        self._jobs: list[TrackedJob] = []
+        self._bytes = self._items = self._sealed = 0
+        self._began = self._opened = self._since = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -84,72 +88,50 @@ class WriterThread:
 
     def _run(self) -> None:
         try:
-            self._loop()
+            while (batch := self._next()) is not None:
+                entries, jobs = batch
+                for entry in entries:
+                    if self._items + len(entry.item_keys) > self._most:
+                        self._commit()
+                    self._waiting.append(entry)
+                    self._bytes += len(entry.value)
+                    self._items += len(entry.item_keys)
+                self._jobs += jobs
+                is_late = time.monotonic() - self._since >= COMMIT_S
+                if is_late or not (entries or jobs) or self._bytes >= COMMIT_BYTES or self._items >= self._most:
+                    self._commit()
+            self._commit()
+            if self._shard is not None:
+                self._shard.seal()
         except BaseException as error:  # noqa: BLE001 - raised by put() and finish() in the worker's loop
             self._error = error
+            if self._shard is not None:
+                self._shard.close()
 
-    def _loop(self) -> None:
-        shard: ShardWriter | None = None
-        waiting: list[NewEntry] = []
-        jobs: list[TrackedJob] = []
-        began = made = since = time.monotonic()
-        try:
-            while True:
-                held = bool(waiting or jobs)
-                batch = self._next(since + COMMIT_S - time.monotonic() if held else None)
-                since = since if held else time.monotonic()
-                entries, settled = batch or ((), ())
-                waiting += entries
-                jobs += settled
-                if waiting and shard is None:
-                    shard, made = ShardWriter(self._shards / f"{self._name}{OPEN_SUFFIX}"), time.monotonic()
-                if (waiting or jobs) and (not (entries or settled) or self._due(waiting, since)):
-                    self._commit(shard, waiting, jobs)
-                    waiting, jobs = [], []
-                    now = time.monotonic()
-                    if shard is not None and self._rolling and now - made >= max(ROLL_S, (now - began) * ROLL_PART):
-                        self._sealed += 1
-                        shard.seal(f"{self._name}-{self._sealed}")
-                        shard = None
-                if batch is None:
-                    break
-        except BaseException:
-            if shard is not None:
-                shard.close()
-            raise
-        if shard is not None:
-            shard.seal()
-
-    def _next(self, timeout: float | None) -> _Batch | None:
+    def _next(self) -> _Batch | None:
         """What was put; nothing: a commit is due; None: there is no more."""
+        held = bool(self._waiting or self._jobs)
         try:
-            return self._queue.get(timeout=None if timeout is None else max(timeout, 0.001))
+            return self._queue.get(timeout=max(self._since + COMMIT_S - time.monotonic(), 0.001) if held else None)
         except queue.Empty:
             return (), ()
+        finally:
+            if not held:
+                self._since = time.monotonic()
 
-    def _due(self, waiting: Sequence[NewEntry], since: float) -> bool:
-        size = sum(len(entry.value) for entry in waiting)
-        many = self._most is not None and sum(len(entry.item_keys) for entry in waiting) >= self._most
-        return size >= COMMIT_BYTES or many or time.monotonic() - since >= COMMIT_S
-
-    def _commit(self, shard: ShardWriter | None, waiting: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
-        portions = _portions(waiting, self._most)
-        for number, portion in enumerate(portions, 1):
-            if shard is not None and portion:
-                shard.write(portion)
-            self._committed(portion, jobs if number == len(portions) else ())
-
-
-def _portions(entries: Sequence[NewEntry], most: int | None) -> list[list[NewEntry]]:
-    """Entries in portions of at most so many items; an entry with more items is a portion of its own."""
-    if most is None or not entries:
-        return [list(entries)]
-    portions: list[list[NewEntry]] = []
-    items = most
-    for entry in entries:
-        if items + len(entry.item_keys) > most:
-            portions.append([])
-            items = 0
-        portions[-1].append(entry)
-        items += len(entry.item_keys)
-    return portions
+    def _commit(self) -> None:
+        if not (self._waiting or self._jobs):
+            return
+        if self._waiting:
+            if self._shard is None:
+                self._shard = ShardWriter(self._shards / f"{self._name}{OPEN_SUFFIX}")
+                self._opened = time.monotonic()
+            self._shard.write(self._waiting)
+        self._committed(self._waiting, self._jobs)
+        self._waiting, self._jobs, self._bytes, self._items = [], [], 0, 0
+        now = time.monotonic()
+        is_due = self._rolling and now - self._opened >= max(ROLL_S, (now - self._began) * ROLL_PART)
+        if self._shard is not None and is_due:
+            self._sealed += 1
+            self._shard.seal(f"{self._name}-{self._sealed}")
+            self._shard = None

@@ -17,9 +17,8 @@ from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreEr
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
-from latentcache.pipeline.workers.pool import WorkerPool, worker_count
 from latentcache.pipeline.workers.process import WorkerProcess
-from latentcache.pipeline.workers.scheduler import run_jobs
+from latentcache.pipeline.workers.scheduler import run_jobs, worker_count
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 
@@ -290,8 +289,7 @@ def test_jobs_are_taken_as_there_is_room(words):
             assert len(taken) < 400
             words.stop.request()
 
-    pool = WorkerPool(words.task(batch_size=4), total=400, total_cost=4000)
-    run_jobs(pool, jobs(), stop=words.stop, progress=progress)
+    run_jobs(words.task(batch_size=4), jobs(), total=400, total_cost=4000, stop=words.stop, progress=progress)
     assert words.stop.requested
 
 
@@ -312,9 +310,9 @@ def test_an_event_file_that_fails_ends_the_build_in_order(toy, workers):
 
 
 def test_an_error_in_a_listening_thread_ends_the_build(words, monkeypatch):
-    def broken(self, message, jobs):
+    def broken(self, number, jobs, **more):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("latentcache.pipeline.workers.worker.WorkerLoop.feed", broken)
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(ZeroDivisionError, match="a bug"):
         words.run(TEXTS, workers=0, device="cpu")

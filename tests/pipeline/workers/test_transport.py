@@ -121,7 +121,7 @@ def test_jobs_settings_and_failures_come_back_as_they_went():
 def test_arrays_and_numbers_of_numpy_are_plain_in_json():
     found = sent(a=np.arange(3), b=np.uint32(4), c=(np.float32(0.5), None), d=frozenset({1}), e=MappingProxyType({}))
     assert found == {"a": [0, 1, 2], "b": 4, "c": [0.5, None], "d": [1], "e": {}}
-    with pytest.raises(TypeError, match="has no JSON form"):
+    with pytest.raises(TypeError):
         sent(a=object())
 
 

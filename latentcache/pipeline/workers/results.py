@@ -1,0 +1,170 @@
+"""What a run made, and how far it is: gathered in columns from the messages of its workers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.protocol import Failure, Job, join_noise
+from latentcache.fields.table import STAT_WIDTH
+from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.key import KEY_BYTES
+from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.transport import Message, failure_of, split_keys
+from latentcache.value import Value
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is. One object, updated in place."""
+
+    field: str
+    total: int
+    """Items of all jobs."""
+    cost_total: int = 0
+    done: int = 0
+    """Items of jobs that are settled: committed, found committed, or failed."""
+    cost_done: int = 0
+    encoded: int = 0
+    """Items that were computed and committed."""
+    copied: int = 0
+    skipped: int = 0
+    failed: int = 0
+    """Jobs."""
+    written_bytes: int = 0
+    restarts: int = 0
+    began: float = 0.0
+    """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
+
+
+class ReadColumns(Value):
+    """What reading the inputs of n jobs gave; a row per job that did not fail."""
+
+    sample: NDArray[np.int32]
+    """(n,) ``Job.sample``."""
+    content: NDArray[np.uint8]
+    """(n, k, 16) of each file of a job that was told."""
+    stat: NDArray[np.uint64]
+    """(n, k, 6) their stat memos; zeros if there is none."""
+    facts: Mapping[str, NDArray[Any]]
+    """(n, ...) ``Read.facts``, by name."""
+
+
+class RunResult(Value):
+    """What a run made, and what became of its jobs."""
+
+    read: ReadColumns
+    failed: tuple[tuple[int, Failure], ...]
+    """``Job.sample`` and why it gives no item."""
+    encoded: int
+    """Distinct items computed and committed."""
+    progress: Progress
+    encode_s: float
+    """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
+    waits: Mapping[str, float]
+    """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be read
+    and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
+    noise: Mapping[str, Any]
+
+
+class Results:
+    """Gathers the results of one run.
+
+    Args:
+        progress: Kept up to date.
+        events: Told of each durable commit.
+        on_failed: Told of each job that gives no item, as soon as that is known.
+    """
+
+    def __init__(
+        self, progress: Progress, events: EventLog | None, on_failed: Callable[[Job, Failure], None]
+    ) -> None:
+        self.progress, self._events, self._on_failed = progress, events, on_failed
+        self._keys: list[bytes] = []
+        self._read: list[ReadColumns] = []
+        self._failed: list[tuple[int, Failure]] = []
+        self._waits: Counter[str] = Counter()
+        self._noise: Mapping[str, Any] = {}
+
+    def committed(self, message: Message, settled: Mapping[int, Job]) -> None:
+        """Take a ``committed`` message, with the jobs that it settles."""
+        progress = self.progress
+        self.take_keys(message.body, message["encoded"])
+        progress.copied += message["copied"]
+        progress.skipped += message["skipped"]
+        progress.written_bytes += message["bytes"]
+        rows = [row for row in message["jobs"] if row[0] in settled]
+        if rows:
+            width = len(rows[0][1]) // (2 * HASH_BYTES)
+            content = np.frombuffer(bytes.fromhex("".join(row[1] for row in rows)), dtype=np.uint8)
+            stat = np.array([row[2] or [0] * (width * STAT_WIDTH) for row in rows], dtype=np.uint64)
+            self._read.append(
+                ReadColumns(
+                    sample=np.array([settled[row[0]].sample for row in rows], dtype=np.int32),
+                    content=content.reshape(len(rows), width, HASH_BYTES),
+                    stat=stat.reshape(len(rows), width, STAT_WIDTH),
+                    facts={name: np.array([row[3][name] for row in rows]) for name in rows[0][3]},
+                )
+            )
+        for number in (*message["done"], *(row[0] for row in rows)):
+            if number in settled:
+                self._done(settled[number])
+        for number, failure in message["failed"]:
+            if number in settled:
+                self.failed(settled[number], failure_of(failure))
+
+    def failed(self, job: Job, failure: Failure) -> None:
+        """Note a job that gives no item."""
+        self._failed.append((job.sample, failure))
+        self._on_failed(job, failure)
+        self.progress.failed += 1
+        self._done(job)
+
+    def told(self, message: Message) -> None:
+        """Take the ``opened`` or ``ended`` message of a worker."""
+        if message.kind == "opened":
+            self.progress.began = self.progress.began or time.monotonic()
+            self._noise = join_noise(self._noise, message["noise"])
+        self._waits.update(message.head.get("waits", {}))
+
+    def take_keys(self, keys: bytes, encoded: int) -> None:
+        """Note item keys (32 bytes each) that are durable."""
+        self.progress.encoded += encoded
+        if keys:
+            self._keys.append(keys)
+            if self._events is not None:
+                self._events.commit(split_keys(keys))
+
+    def result(self) -> RunResult:
+        """Everything that was gathered."""
+        keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
+        began = self.progress.began
+        return RunResult(
+            read=_joined(self._read),
+            failed=tuple(self._failed),
+            encoded=max(len(keys) - self.progress.copied, 0),
+            progress=self.progress,
+            encode_s=time.monotonic() - began if began else 0.0,
+            waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "idle")},
+            noise=self._noise,
+        )
+
+    def _done(self, job: Job) -> None:
+        self.progress.done += len(job.outputs)
+        self.progress.cost_done += job.cost
+
+
+def _joined(parts: Sequence[ReadColumns]) -> ReadColumns:
+    if not parts:
+        content, stat = np.empty((0, 0, HASH_BYTES), np.uint8), np.empty((0, 0, STAT_WIDTH), np.uint64)
+        return ReadColumns(sample=np.empty(0, dtype=np.int32), content=content, stat=stat, facts={})
+    return ReadColumns(
+        **{name: np.concatenate([getattr(one, name) for one in parts]) for name in ("sample", "content", "stat")},
+        facts={name: np.concatenate([one.facts[name] for one in parts]) for name in parts[0].facts},
+    )
