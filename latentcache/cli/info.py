@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ def info(
     as_json: flags.Json = False,
 ) -> int:
     """Show the contents of a cache."""
-    from latentcache.store.garbage import stored_catalog, stored_entries
+    from latentcache.store.garbage import disk_bytes, stored_catalog, stored_entries
     from latentcache.store.paths import CachePaths
     from latentcache.store.snapshot import current_or_none
 
@@ -53,7 +52,7 @@ def info(
             "entries": len(stored),
             "quarantined": len(_rejected(snapshot)) if snapshot else 0,
         },
-        "bytes": _bytes_on_disk(cache),
+        "bytes": disk_bytes(cache),
         **(_facts(snapshot) if snapshot else _begun(state)),
     }
     if entries:
@@ -113,16 +112,6 @@ def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
             fields[name] = begun_contents(name, field["recipe"], field.get("provenance", {}))
     part = str(state.get("part") or "")
     return {"part": "" if part == WHOLE else part, "fields": fields}
-
-
-def _bytes_on_disk(cache: Path) -> int:
-    """Disk usage; a file that a running build renames meanwhile counts once or not at all."""
-    total = 0
-    for folder, _, names in os.walk(cache):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += Path(folder, name).lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
-    return total
 
 
 def _item_keys(rows: FieldRows) -> Any:

@@ -154,6 +154,15 @@ def stored_entries(cache: Path) -> Iterator[StoredEntry]:
             yield StoredEntry(key=key, shape=array.shape, dtype=header.dtype, checksum=own, intact=True)
 
 
+def disk_bytes(path: Path) -> int:
+    """Space that a file or folder takes, in bytes; a file that is renamed meanwhile counts once or not at all."""
+    total = 0
+    for place in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
+        with contextlib.suppress(OSError):
+            total += place.lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
+    return total
+
+
 def to_scratch(paths: CachePaths, path: Path) -> Path:
     """Move what is to be removed out of the way in one step; a crash leaves it whole, here or there."""
     make_folder(paths.scratch)

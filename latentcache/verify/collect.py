@@ -7,32 +7,36 @@ same command continues. Sources are not looked at. Cost: no payload is read but 
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, LatentcacheError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import as_store_error
-from latentcache.store.garbage import ShardUse, shard_use, to_scratch
+from latentcache.store.garbage import ShardUse, disk_bytes, relocate, shard_use, to_scratch
 from latentcache.store.lease import Holder, holders, unleased
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
+from latentcache.store.salvage import copy_entries, tombstone
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
 from latentcache.value import Value
-from latentcache.verify.compact import compact, is_worth_copying
 
 #: Snapshots that stay, the current one among them.
 KEEP = 2
 #: How long data that stopped being needed stays for readers without a lease, in seconds.
 GRACE_S = 3600.0
+#: A shard is copied if less than this part of its entries is needed: then at least as much is freed as is written.
+MOST_NEEDED = 0.5
 _BUILDING = "until the build that was started has ended"
+_STATES = ("removable", "removed", "held", "compactable", "compacted")
 
 
 class Garbage(Value):
@@ -55,17 +59,10 @@ class Garbage(Value):
 
     def as_json(self) -> dict[str, Any]:
         """The item of ``gc --json``, without its hint."""
-        item: dict[str, Any] = {
-            "category": self.state,
-            "reason": self.reason,
-            "path": "",
-            "file": self.file,
-            "bytes": self.num_bytes,
-        }
-        item |= {"entries": self.entries} if self.entries else {}
-        item |= {"snapshot": self.snapshot} if self.snapshot else {}
-        item |= {"holders": [asdict(holder) for holder in self.holders]} if self.holders else {}
-        return item | ({"until": self.until} if self.until else {})
+        more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
+        more["holders"] = [asdict(holder) for holder in self.holders]
+        item = {"category": self.state, "reason": self.reason, "path": "", "file": self.file, "bytes": self.num_bytes}
+        return item | {name: value for name, value in more.items() if value}
 
 
 class CollectReport(Value):
@@ -85,11 +82,10 @@ class CollectReport(Value):
     def as_json(self) -> dict[str, Any]:
         """Payload of ``gc --json``."""
         states = [item.state for item in self.items]
-        names = ("removable", "removed", "held", "compactable", "compacted")
         return {
             "applied": self.applied,
             "snapshot": self.snapshot,
-            "counts": {name: states.count(name) for name in names} | {"unreferenced": self.unreferenced},
+            "counts": {name: states.count(name) for name in _STATES} | {"unreferenced": self.unreferenced},
             "freed_bytes": self.num_bytes("removed", "compacted"),
             "removable_bytes": self.num_bytes("removable", "compactable"),
             "held_bytes": self.num_bytes("held"),
@@ -120,9 +116,7 @@ def collect(
         raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")
     paths = CachePaths(cache)
     try:
-        open_snapshot(
-            cache
-        )  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
+        open_snapshot(cache)  # no lock is left in a folder that is no cache, and a damaged one loses nothing
     except CacheNotFoundError:
         if paths.building.exists():  # a first build, which may be at work: then that is the answer
             with suppress(CacheReadOnlyError), builder_lock(paths.lock):
@@ -134,9 +128,8 @@ def collect(
         except CacheReadOnlyError:
             if apply:
                 raise
-        collector = _Collector(paths, keep, grace_s, damaged, apply)
         try:
-            return collector.run()
+            return _Collector(paths, keep, grace_s, damaged, apply).run()
         except StoreError:
             raise
         except OSError as error:
@@ -144,133 +137,129 @@ def collect(
 
 
 class _Old(Value):
-    """One snapshot on disk."""
+    """One snapshot on disk, and why it stays."""
 
     number: int
-    folder: Path
     shards: frozenset[str] | None
     """None if the manifest is damaged."""
-    replaces: int
-    since: float
-    """When it stopped being the current one, in seconds since 1970."""
+    reason: str
+    """Empty: it goes, unless a reader holds it."""
+    until: str = ""
+    holders: tuple[Holder, ...] = ()
 
 
-@dataclass(slots=True)
 class _Collector:
     """One collection; the caller holds the builder lock."""
 
-    paths: CachePaths
-    keep: int
-    grace_s: float
-    damaged: bool
-    apply: bool
-    items: list[Garbage] = field(default_factory=list)
-    _kept: list[int] = field(default_factory=list)
-    """Numbers of the snapshots that stay, newest first."""
+    def __init__(self, paths: CachePaths, keep: int, grace_s: float, damaged: bool, apply: bool) -> None:
+        self.paths, self.keep, self.grace_s, self.damaged, self.apply = paths, keep, grace_s, damaged, apply
+        self.items: list[Garbage] = []
 
     def run(self) -> CollectReport:
-        uses = shard_use(self.paths, self._readable())
+        snapshots = list[Snapshot]()
+        for number in self.paths.snapshots():
+            with suppress(LatentcacheError):
+                snapshots.append(open_snapshot(self.paths.root, number))
+        uses = shard_use(self.paths, snapshots)
         unreferenced = sum(max(use.entries - use.needed, 0) for use in uses)
         self._compact({use.name: use for use in uses})
-        stay = self._snapshots()
-        self._shards(stay)
+        self._shards(list(self._snapshots(remove=True)))
         self._leftovers()
         current = self.paths.current_snapshot()
         return CollectReport(applied=self.apply, snapshot=current, items=tuple(self.items), unreferenced=unreferenced)
 
-    def _readable(self) -> list[Snapshot]:
-        found = []
-        for number in self.paths.snapshots():
-            with suppress(LatentcacheError):
-                found.append(open_snapshot(self.paths.root, number))
-        return found
-
-    def _compact(self, everywhere: Mapping[str, ShardUse]) -> None:
+    def _compact(self, everywhere: dict[str, ShardUse]) -> None:
         """Copy the needed part of shards that are mostly unneeded. A build that has not ended may need the rest."""
         current, building = open_snapshot(self.paths.root), self.paths.building.exists()
-        others = [old.shards for old, reason in self._fates() if reason and old.number != current.number]
+        others = [old.shards for old in self._snapshots(remove=False) if old.number != current.number]
         if None in others:
             return
         shared = frozenset[str]().union(*(shards for shards in others if shards))
         uses = [use for use in shard_use(self.paths, [current]) if use.name in current.shards and not use.tombstoned]
-        worth = [use for use in uses if is_worth_copying(use) and use.name not in shared and not building]
-        done = compact(self.paths, current, worth) if self.apply and worth else set()
+        worth = [use for use in uses if 0 <= use.needed < MOST_NEEDED * use.entries and use.name not in shared]
+        worth = [] if building else worth
+        done = _compact(self.paths, current, worth) if self.apply and worth else set()
         for use in uses:
-            state, reason, until = "compacted" if self.apply else "compactable", "low-utilization", ""
-            use = use if use in worth else everywhere[use.name]
-            if use in worth and self.apply and use.name not in done:
-                state, reason = "held", "damaged"
-                until = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
-            elif use not in worth and use.entries > use.needed:
-                state, reason, until = "held", "in-use", "until less than half of the entries of its shard are needed"
+            part, entries, until = everywhere[use.name], 0, ""
+            if use in worth:
+                state, reason, part = "compacted" if self.apply else "compactable", "low-utilization", use
+                if self.apply and use.name not in done:
+                    state, reason = "held", "damaged"
+                    until = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
+            elif part.entries > part.needed:
+                state, reason, entries = "held", "in-use", part.entries - part.needed
+                until = "until less than half of the entries of its shard are needed"
                 until = "until no other snapshot needs its shard" if use.name in shared else until
-                if building:
-                    reason, until = "unfinished-build", _BUILDING
-            elif use not in worth:
-                continue
-            size, entries = max(use.bytes - use.needed_bytes, 0), 0 if use in worth else use.entries - use.needed
-            file = f"shards/{use.name}"
-            self.items.append(
-                Garbage(state=state, reason=reason, file=file, num_bytes=size, entries=entries, until=until)
-            )
-
-    def _fates(self) -> Iterator[tuple[_Old, str]]:
-        """Every snapshot and why it stays; without a reason it goes, and no reader gets it until the next one."""
-        current = self.paths.current_snapshot()
-        snapshots = _on_disk(self.paths, current)
-        replaced = {old.replaces for old in snapshots if old.number <= current}
-        lasting = [old.number for old in reversed(snapshots) if old.number <= current and old.shards is not None]
-        kept = self._kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
-        for old in snapshots:
-            if old.number in kept:
-                yield old, "kept"
-            elif old.number < current and self._is_recent(old.since):
-                yield old, "grace"
+                reason, until = ("unfinished-build", _BUILDING) if building else (reason, until)
             else:
-                with unleased(old.folder / "manifest.json") as free:
-                    if free:
-                        yield old, ""
-                if not free:
-                    yield old, "leased"
-
-    def _snapshots(self) -> list[tuple[_Old, str]]:
-        """Remove snapshots; returns those that stay, and why."""
-        stay = []
-        for old, reason in self._fates():
-            if not reason:
-                self._remove(old.folder, "superseded" if old.shards is not None else "damaged")
                 continue
-            stay.append((old, reason))
-            if old.number != self.paths.current_snapshot():
-                self._hold_for(old.folder, old, reason)
-        return stay
+            file, size = f"shards/{use.name}", max(part.bytes - part.needed_bytes, 0)
+            found = Garbage(state=state, reason=reason, file=file, num_bytes=size, entries=entries, until=until)
+            self.items.append(found)
 
-    def _shards(self, stay: list[tuple[_Old, str]]) -> None:
+    def _snapshots(self, *, remove: bool) -> Iterator[_Old]:
+        """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""
+        for old in self._on_disk():
+            folder = self.paths.snapshot(old.number)
+            if not old.reason:
+                with unleased(folder / "manifest.json") as free:
+                    if free and remove:
+                        self._remove(folder, "superseded" if old.shards is not None else "damaged")
+                if free:
+                    continue
+                by = tuple(holders(folder / "manifest.json"))
+                old = replace(old, reason="leased", until="until its readers close the cache", holders=by)
+            if remove and old.number != self.paths.current_snapshot():
+                self._hold_for(folder, old)
+            yield old
+
+    def _on_disk(self) -> Iterator[_Old]:
+        """The snapshots on disk, upwards, and why each stays."""
+        current, numbers = self.paths.current_snapshot(), self.paths.snapshots()
+        manifests = dict[int, dict[str, Any]]()
+        for number in numbers:
+            manifests[number] = {}
+            with suppress(StoreError):
+                manifests[number] = load_manifest(self.paths.snapshot(number))
+        replaced = {int(manifests[number].get("replaces", 0)) for number in numbers if number <= current}
+        lasting = [number for number in reversed(numbers) if number <= current and manifests[number]]
+        kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
+        for number, after in zip(numbers, [*numbers[1:], current], strict=True):
+            reason = until = ""
+            if number in kept:
+                age = kept.index(number)
+                builds = self.keep - age
+                newer = "the next snapshot" if builds == 1 else f"{builds} newer snapshots"
+                reason, until = "rollback", f"until {newer}, or now with --keep {age}"
+            elif number < current:
+                since = (self.paths.snapshot(after) / "manifest.json").stat().st_mtime
+                reason, until = self._grace(since)
+            shards = frozenset(manifests[number]["shards"]) if manifests[number] else None
+            yield _Old(number=number, shards=shards, reason=reason, until=until)
+
+    def _shards(self, stay: list[_Old]) -> None:
         """Remove shards that no snapshot needs which stays."""
         # A repair that died has tombstoned a shard and not yet published where its entries are now.
         tombstoned = self.paths.tombstoned()
         unfinished = not tombstoned.isdisjoint(open_snapshot(self.paths.root).shards)
         current = self.paths.current_snapshot()
-        blind = next(((old, reason) for old, reason in stay if old.shards is None), None)
         for folder in self.paths.all_sealed():
-            needing = [(old, reason) for old, reason in stay if old.shards is None or folder.name in old.shards]
-            kept = [old for old, reason in needing if reason == "kept"]
+            needing = [old for old in stay if old.shards is None or folder.name in old.shards]
+            kept = [old for old in needing if old.reason == "rollback"]
             if any(old.number == current for old in kept):
                 continue
-            if kept:
-                self._hold_for(folder, kept[-1], "kept")
-                continue
-            dead, sealed = folder.name in tombstoned, _sealed_at(folder)
-            if needing or blind:
-                self._hold_for(folder, *(needing[0] if needing else blind or stay[0]))
-            elif self.paths.building.exists() and not dead:
+            if needing:
+                self._hold_for(folder, kept[-1] if kept else needing[0])
+            elif folder.name in tombstoned:
+                self._remove(folder, "tombstoned")
+            elif self.paths.building.exists():
                 self._hold(folder, "unfinished-build", _BUILDING)
-            elif unfinished and not dead:
+            elif unfinished:
                 self._hold(folder, "unfinished-repair", "until the repair is run again, or a build")
-            elif not dead and self._is_recent(sealed):
-                self._hold(folder, "grace", f"until {_clock(sealed + self.grace_s)}, for readers without a lease")
+            elif (grace := self._grace(_sealed_at(folder)))[0]:
+                self._hold(folder, *grace)
             else:
-                self._remove(folder, "tombstoned" if dead else "unreferenced")
+                self._remove(folder, "unreferenced")
 
     def _leftovers(self) -> None:
         """Remove what processes that died have left half made or half removed."""
@@ -286,24 +275,17 @@ class _Collector:
         if self.apply:
             shutil.rmtree(self.paths.scratch, ignore_errors=True)
 
-    def _is_recent(self, moment: float) -> bool:
-        return self.grace_s > 0 and time.time() - moment < self.grace_s
+    def _grace(self, since: float) -> tuple[str, str]:
+        """Reason and end of the grace period of what was needed until a moment; empty if that is over."""
+        if self.grace_s <= max(time.time() - since, 0):
+            return "", ""
+        end = datetime.fromtimestamp(since + self.grace_s, UTC).isoformat(timespec="seconds")
+        return "grace", f"until {end}, for readers without a lease"
 
-    def _hold_for(self, path: Path, old: _Old, reason: str) -> None:
-        """Something that a snapshot keeps that is not the current one."""
-        if reason == "kept":
-            age = self._kept.index(old.number)
-            builds = self.keep - age
-            newer = "the next snapshot" if builds == 1 else f"{builds} newer snapshots"
-            self._hold(path, "rollback", f"until {newer}, or now with --keep {age}", number=old.number)
-        elif reason == "leased":
-            by = tuple(holders(old.folder / "manifest.json"))
-            self._hold(path, reason, "until its readers close the cache", by, number=old.number)
-        else:
-            until = f"until {_clock(old.since + self.grace_s)}, for readers without a lease"
-            self._hold(path, reason, until, number=old.number)
+    def _hold_for(self, path: Path, old: _Old) -> None:
+        self._hold(path, old.reason, old.until, by=old.holders, number=old.number)
 
-    def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = (), *, number: int = 0) -> None:
+    def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = (), number: int = 0) -> None:
         found = self._garbage("held", reason, path)
         self.items.append(replace(found, holders=by, until=until, snapshot=number))
 
@@ -312,13 +294,15 @@ class _Collector:
         item = self._garbage("removable", reason, path)
         if self.apply:
             failpoint("collect-delete")
-            if path.parent == self.paths.scratch:
-                _delete(path)
-            else:
+            if path.parent != self.paths.scratch:
                 gone = to_scratch(self.paths, path)
                 self.paths.tombstone(path.name).unlink(missing_ok=True)
                 failpoint("collect-delete")
-                _delete(gone)
+                path = gone
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
             item = replace(item, state="removed")
         self.items.append(item)
 
@@ -327,34 +311,31 @@ class _Collector:
         return Garbage(state=state, reason=reason, file=file, num_bytes=disk_bytes(path))
 
 
-def disk_bytes(path: Path) -> int:
-    """Space that a file or folder takes, in bytes."""
-    total = 0
-    for place in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
-        with suppress(OSError):
-            total += place.lstat().st_blocks * 512
-    return total
+def _compact(paths: CachePaths, snapshot: Snapshot, worth: Collection[ShardUse]) -> set[str]:
+    """Copy the needed entries of shards, checksum by checksum, into new ones, and publish the same samples again.
 
+    The old shards get a tombstone. The order of samples and rows is the same, so is every plan. Killed at any point,
+    the cache is the old one or the new one. The caller holds the builder lock.
 
-def _on_disk(paths: CachePaths, current: int) -> list[_Old]:
-    """The snapshots on disk, upwards."""
-    numbers, found = paths.snapshots(), []
-    for position, number in enumerate(numbers):
-        folder = paths.snapshot(number)
-        manifest: dict[str, Any] = {}
-        with suppress(StoreError):
-            manifest = load_manifest(folder)
-        after = paths.snapshot(numbers[position + 1]) if number < current and position + 1 < len(numbers) else folder
-        found.append(
-            _Old(
-                number=number,
-                folder=folder,
-                shards=frozenset(manifest["shards"]) if manifest else None,
-                replaces=int(manifest.get("replaces", 0)),
-                since=(after / "manifest.json").stat().st_mtime,
-            )
-        )
-    return found
+    Returns:
+        Names of the shards that were replaced; the others hold damaged entries and were left as they are.
+    """
+    moved = dict[str, str]()
+    for use in worth:
+        number = snapshot.shards.index(use.name)
+        fields = snapshot.fields.values()
+        places = [rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
+        copy = copy_entries(paths, paths.shard(use.name), np.concatenate(places))
+        if copy.saved == sum(map(len, places)):
+            moved[use.name] = copy.shard
+        elif copy.shard:
+            shutil.rmtree(to_scratch(paths, paths.shard(copy.shard)), ignore_errors=True)
+    for name in moved:
+        failpoint("collect-delete")
+        tombstone(paths, name, "compacted")
+    if moved:
+        relocate(paths, snapshot, moved, complete=snapshot.complete)
+    return set(moved)
 
 
 def _leftovers(paths: CachePaths) -> Iterator[Path]:
@@ -376,14 +357,3 @@ def _sealed_at(folder: Path) -> float:
     """When a shard was sealed."""
     index = folder / "index.safetensors"
     return (index if index.exists() else folder).stat().st_mtime
-
-
-def _clock(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from latentcache.errors import StoreError
 from latentcache.fields.protocol import Failure, Made
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.verify.entries import Store, View, words
+from latentcache.verify.entries import Bad, Store, View, words
 from latentcache.verify.findings import Reencoded
 from latentcache.verify.selection import confidence
 
@@ -83,8 +83,7 @@ class _Round:
             return
         self.drifted += 1
         # A block holds items of other samples: it has to go, and only this sample has drifted.
-        self.store.damage.wrong.setdefault(view.name, {}).setdefault("drift", []).append(entry)
-        self.store.damage.intact[view.name].append(entry)
+        self.store.bad.append(Bad(view.name, "drift", entry, intact=True))
         text = difference.detail if difference.differs else f"other values of {', '.join(other)}"
         self.store.findings.add(
             "drift", "reencoded", sample, field=view.name, keys=view.keys_of(row), expected="as stored", found=text

@@ -6,11 +6,9 @@ vectorised, about 1 us per entry; a damaged block is a finding for each of its s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,6 @@ from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheE
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.table import Rejected
 from latentcache.store.index import ShardIndex, checked_index
-from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.findings import HINTS, Finding, Findings, Text
 
@@ -29,24 +26,18 @@ class View:
 
     def __init__(self, rows: FieldRows, samples: int) -> None:
         self.rows, self.name = rows, rows.name
-        self.shard, self.offset = np.asarray(rows.shard), np.asarray(rows.offset).astype(np.int64)
-        self.head, self.bytes = np.asarray(rows.head).astype(np.int64), np.asarray(rows.bytes).astype(np.int64)
-        self.checksum, self.key = np.asarray(rows.checksum), np.asarray(rows.key)
-        self.sample, self.entry, self.group = (np.asarray(column) for column in (rows.sample, rows.entry, rows.group))
-
+        self.shard, self.checksum, self.key = (np.asarray(one) for one in (rows.shard, rows.checksum, rows.key))
+        self.offset, self.head, self.bytes = (
+            np.asarray(one).astype(np.int64) for one in (rows.offset, rows.head, rows.bytes)
+        )
+        self.sample, self.entry, self.group = (np.asarray(one) for one in (rows.sample, rows.entry, rows.group))
         # The columns are what was written; a crafted snapshot may still point outside itself.
-        bounds = [
-            (self.shard, len(rows.shards)),
-            (self.sample, samples),
-            (self.entry, len(self)),
-            (self.group, len(rows.groups)),
-        ]
-        if (len(self) and not len(self.entry)) or any(
-            len(column) and not 0 <= int(column.min()) <= int(column.max()) < most for column, most in bounds
-        ):
-            raise CacheDamagedError(
-                f"the field {self.name!r} of a snapshot contradicts itself", why="a row points outside"
-            )
+        within = ((self.shard, len(rows.shards)), (self.sample, samples), (self.entry, len(self)),
+                  (self.group, len(rows.groups)))  # fmt: skip
+        outside = any(len(one) and not 0 <= int(one.min()) <= int(one.max()) < most for one, most in within)
+        if outside or (len(self) and not len(self.entry)):
+            what = f"the field {self.name!r} of a snapshot contradicts itself"
+            raise CacheDamagedError(what, why="a row points outside")
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -95,43 +86,33 @@ class View:
         return self.rows.packing == "block" or self.rows.spec.ragged
 
 
-@dataclass(slots=True)
-class Damage:
-    """Entries that must go, by field; what a repair works from."""
+class Bad(NamedTuple):
+    """Entries of one field that must go, or are gone; a repair works from them."""
 
-    wrong: dict[str, dict[str, list[NDArray[np.integer]]]] = field(default_factory=dict)
-    """Field -> reason -> entries whose bytes are wrong."""
-    intact: dict[str, list[NDArray[np.integer]]] = field(default_factory=lambda: defaultdict(list))
-    """Field -> those of them whose checksum is right all the same."""
-    lost: dict[str, list[NDArray[np.integer]]] = field(default_factory=lambda: defaultdict(list))
-    """Field -> entries that are not there."""
-    shards: dict[str, str] = field(default_factory=dict)
-    """Shards whose files are damaged, with the reason."""
+    field: str
+    reason: str
+    """Why their bytes are wrong; ``lost``: they are not there."""
+    entries: NDArray[np.integer]
+    intact: bool
+    """True if their checksum is right all the same."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Store:
-    """A snapshot under check: its fields, what was found, what must go."""
+    """A snapshot under check with its columns in memory: its fields, what was found, what must go."""
 
-    paths: CachePaths
-    snapshot: Snapshot
-    findings: Findings
-    views: dict[str, View]
-    damage: Damage = field(default_factory=Damage)
-    headers: int = 0
-    payloads: int = 0
-    """Read, and their bytes."""
-    payload_bytes: int = 0
-    unneeded: int = 0
-    """Entries of its shards that the snapshot does not need."""
-    readable: list[int] = field(default_factory=list)
-    """Shards whose data file is there and may be read."""
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> Store:
-        """A snapshot with its columns in memory."""
-        views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
-        return cls(paths=snapshot.paths, snapshot=snapshot, findings=Findings(snapshot.samples), views=views)
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot, self.paths = snapshot, snapshot.paths
+        self.findings = Findings(snapshot.samples)
+        self.views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
+        self.bad: list[Bad] = []
+        self.damaged: set[str] = set()
+        """Shards whose files are damaged."""
+        self.headers = self.payloads = self.payload_bytes = 0
+        """Entries that were looked at and read, and the bytes of them."""
+        self.unneeded = 0
+        """Entries of its shards that the snapshot does not need."""
+        self.readable: list[int] = []
+        """Shards whose data file is there and may be read."""
 
     @property
     def rejected_whole(self) -> list[Rejected]:
@@ -156,12 +137,8 @@ class Store:
         """Note n entries of one shard: a finding for each sample that holds something of them."""
         if not len(entries):
             return
-        if category in ("corrupt", "drift"):
-            self.damage.wrong.setdefault(view.name, {}).setdefault(reason, []).append(entries)
-        if intact:
-            self.damage.intact[view.name].append(entries)
-        if category == "missing":
-            self.damage.lost[view.name].append(entries)
+        if category in ("corrupt", "missing"):
+            self.bad.append(Bad(view.name, "lost" if category == "missing" else reason, entries, intact))
         rows, which = view.rows_of(entries)
         self.findings.add(
             category,
@@ -195,7 +172,7 @@ def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             beyond = (view.offset[entries] + view.bytes[entries] > size) | (view.offset[entries] < view.head[entries])
             store.note(view, "corrupt", "truncated", entries[beyond], found=f"its shard ends at byte {size}")
             if beyond.any():
-                store.damage.shards.setdefault(name, "truncated")
+                store.damaged.add(name)
             if index is not None:
                 _check_index(store, view, entries[~beyond], index)
     for view in store.views.values():
@@ -222,7 +199,7 @@ def _index(store: Store, name: str) -> ShardIndex | None:
         denied = isinstance(error.__cause__, PermissionError)
         category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")
         if not denied:
-            store.damage.shards[name] = "index"
+            store.damaged.add(name)
         file = f"shards/{name}/index.safetensors"
         one = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
         store.findings.others.append(one)

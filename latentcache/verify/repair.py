@@ -132,29 +132,38 @@ def repair_cache(
 
 def _plan(store: Store, report: VerifyReport) -> RepairPlan:
     drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in store.views.items()}
-    removals, condemned, shards = list[Removal](), set[bytes](), set(store.damage.shards)
-    for name, reasons in store.damage.wrong.items():
-        view = store.views[name]
-        for reason, batches in reasons.items():
-            entries = np.unique(np.concatenate(batches))
-            entries = entries[~drop[name][entries]]
-            drop[name][entries] = True
-            removals += _removals(store, view, entries, reason)
-            shards |= {store.snapshot.shards[number] for number in np.unique(view.shard[entries]).tolist()}
-            condemned |= {key.tobytes() for key in view.key[entries]}
-    for name, batches in store.damage.lost.items():
-        drop[name][np.concatenate(batches)] = True
-    wanted = _wrong_sums(store)
+    removals, condemned, shards = list[Removal](), set[bytes](), set(store.damaged)
+    sums = [np.empty(0, dtype=np.uint64)]
+
+    def remove(view: View, entries: NDArray[np.integer], reason: str) -> None:
+        drop[view.name][entries] = True
+        removals.extend(_removals(store, view, entries, reason))
+
+    for bad in sorted(store.bad, key=lambda one: one.reason == "lost"):
+        view = store.views[bad.field]
+        if bad.reason == "lost":
+            drop[bad.field][bad.entries] = True
+            continue
+        entries = np.unique(bad.entries)
+        entries = entries[~drop[bad.field][entries]]
+        remove(view, entries, bad.reason)
+        shards |= {store.snapshot.shards[number] for number in np.unique(view.shard[entries]).tolist()}
+        condemned |= {key.tobytes() for key in view.key[entries]}
+        if bad.intact:
+            sums.append(view.checksum[bad.entries].astype(np.uint64))
+    # A build takes an entry that it finds by key, and copies one that was made from the same pixels. So entries with
+    # wrong bytes whose checksum is right go everywhere at once, or the next build would bring them back.
+    wanted = np.unique(np.concatenate(sums))
     for folder in store.paths.sealed_shards() if len(wanted) else ():
         with suppress(StoreError):
             index = load_index(folder, check_data=False)
             same = np.flatnonzero(np.isin(np.asarray(index.checksum).astype(np.uint64), wanted))
             condemned |= {key.tobytes() for key in index.entry_keys(same)}
             shards |= {folder.name} if len(same) else set()
-    for name, view in store.views.items():
-        equal = np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[name])
-        drop[name][equal] = True
-        removals += _removals(store, view, equal, "same-bytes")
+    for view in store.views.values():
+        remove(
+            view, np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[view.name]), "same-bytes"
+        )
     return RepairPlan(
         report=report,
         removals=tuple(removals),
@@ -165,65 +174,36 @@ def _plan(store: Store, report: VerifyReport) -> RepairPlan:
 
 
 def _removals(store: Store, view: View, entries: NDArray[np.integer], reason: str) -> Iterator[Removal]:
-    names, first = store.findings.table.names, dict[int, int]()
-    rows, which = view.rows_of(entries)
-    for place, row in zip(which.tolist(), rows.tolist(), strict=True):
-        first.setdefault(place, row)
-    for place, entry in enumerate(entries.tolist()):
-        yield Removal(
-            field=view.name,
-            key=view.key[entry].tobytes().hex(),
-            path=names[int(view.sample[first[place]])] if place in first else "",
-            reason=reason,
-            num_bytes=int(view.head[entry] + view.bytes[entry]),
-        )
-
-
-def _wrong_sums(store: Store) -> NDArray[np.uint64]:
-    """Checksums of wrong payloads whose checksum is right.
-
-    A build takes an entry that it finds by key, and copies one that was made from the same pixels. So entries with
-    these bytes go everywhere at once, or the next build would bring them back.
-    """
-    found = [store.views[name].checksum[np.concatenate(batches)] for name, batches in store.damage.intact.items()]
-    return np.unique(np.concatenate([*found, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
+    names, samples = store.findings.table.names, view.sample[view.first_rows(entries)]
+    for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True):
+        size = int(view.head[entry] + view.bytes[entry])
+        key = view.key[entry].tobytes().hex()
+        yield Removal(field=view.name, key=key, path=names[sample], reason=reason, num_bytes=size)
 
 
 def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
     """Copy, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
-    paths, moved, saved = store.paths, dict[str, str](), 0
+    paths, snapshot, moved, saved = store.paths, store.snapshot, dict[str, str](), 0
     drop = {name: mask.copy() for name, mask in plan.drop.items()}
     removals = list(plan.removals)
-    for name in plan.shards:
-        places = places_of(paths.shard(name))
+    for shard in plan.shards:
+        places = places_of(paths.shard(shard))
         wanted = [key.tobytes() not in plan.condemned for key in places["key"]]
-        copy = copy_entries(paths, paths.shard(name), places[np.array(wanted, dtype=np.bool_)])
+        copy = copy_entries(paths, paths.shard(shard), places[np.array(wanted, dtype=np.bool_)])
         saved += copy.saved
-        if copy.shard:
-            moved[name] = copy.shard
-        removals += _not_copied(store, name, copy.shard, drop)
-    for name in plan.shards:
+        moved |= {shard: copy.shard} if copy.shard else {}
+        there = {key.tobytes() for key in load_index(paths.shard(copy.shard)).entry_keys()} if copy.shard else set()
+        number = snapshot.shards.index(shard) if shard in snapshot.shards else -1
+        for view in store.views.values():
+            held = view.in_shard(number)
+            held = held[~drop[view.name][held]]
+            lost = held[[view.key[entry].tobytes() not in there for entry in held.tolist()]] if len(held) else held
+            drop[view.name][lost] = True
+            removals += _removals(store, view, lost, "not-intact")
+    for shard in plan.shards:
         failpoint("repair-delete")
-        tombstone(paths, name, "damaged")
-    complete = store.snapshot.complete and not any(mask.any() for mask in drop.values())
+        tombstone(paths, shard, "damaged")
+    complete = snapshot.complete and not any(mask.any() for mask in drop.values())
     failpoint("repair-delete")
-    number = relocate(paths, store.snapshot, moved, drop, complete=complete)
-    return RepairReport(
-        plan=plan, done=True, snapshot=number, complete=complete, removals=tuple(removals), saved=saved
-    )
-
-
-def _not_copied(store: Store, shard: str, copy: str, drop: dict[str, NDArray[np.bool_]]) -> list[Removal]:
-    """Entries that the copy of their shard lacks; marks them in ``drop``."""
-    removals = list[Removal]()
-    if shard not in store.snapshot.shards:
-        return removals
-    there = {key.tobytes() for key in load_index(store.paths.shard(copy)).entry_keys()} if copy else set()
-    for name, view in store.views.items():
-        entries = view.in_shard(store.snapshot.shards.index(shard))
-        lost = [
-            entry for entry in entries.tolist() if not drop[name][entry] and view.key[entry].tobytes() not in there
-        ]
-        drop[name][lost] = True
-        removals += _removals(store, view, np.array(lost, dtype=np.intp), "not-intact")
-    return removals
+    made = relocate(paths, snapshot, moved, drop, complete=complete)
+    return RepairReport(plan=plan, done=True, snapshot=made, complete=complete, removals=tuple(removals), saved=saved)

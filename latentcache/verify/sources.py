@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,11 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
 from latentcache.fields.protocol import FieldRecipe, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
-from latentcache.sources.compare import CATEGORY, Compared, Found, State, compare
+from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import EACH, HINTS, NAMES, Finding, RecipeChange
-
-
-@dataclass(slots=True, kw_only=True)
-class SourcesChecked:
-    """Result of looking at the sources."""
-
-    looked: NDArray[np.bool_]
-    """(S,) samples whose source was looked at, as far as was asked for."""
-    checked: int = 0
-    hashed: int = 0
-    apply: Callable[[], None] = lambda: None
-    """Adds the findings; called by the thread that owns them."""
 
 
 def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
@@ -61,20 +49,17 @@ def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
     )
 
 
-def check_sources(
-    store: Store,
-    root: Path,
-    *,
-    full: bool,
-    chosen: NDArray[np.bool_] | None,
-) -> SourcesChecked:
-    """Compare every sample with its source.
+def compare_sources(store: Store, root: Path, *, full: bool, chosen: NDArray[np.bool_] | None) -> Compared | None:
+    """Compare every sample with its source; adds no finding, because another thread owns them.
 
     Args:
-        store: What is checked; nothing is added to its findings before ``apply`` is called.
+        store: What is checked.
         root: The data.
         full: Read every source, even if its stat proves it unchanged.
         chosen: (S,) samples whose sources are read; None for all.
+
+    Returns:
+        None if the data holds no samples now.
     """
     snapshot, samples = store.snapshot, store.findings.table
     rejected = tuple(store.rejected_whole)
@@ -91,23 +76,44 @@ def check_sources(
             recorded=options.folders,
         )
     except EmptySourceError:
-        rows = np.arange(len(samples)) if chosen is None else np.flatnonzero(chosen)
-        return SourcesChecked(
-            looked=np.ones(len(samples), dtype=np.bool_),
-            apply=lambda: store.findings.add("stale", "source-removed", rows, found="the data holds no samples now"),
-        )
+        return None
     used = {name for view in store.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
-    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, inputs=used)
+    return compare(samples, now, rejected=rejected, full=full, chosen=chosen, inputs=used)
 
-    def apply() -> None:
-        present = np.bincount(compared.state, minlength=len(State))
-        for state in (one for one in State if present[one] and one not in (State.OK, State.NOT_CHECKED)):
-            _add_state(store, compared, state)
-        store.findings.others += [_finding(found) for found in compared.others]
-        store.findings.others += _new(compared)
 
-    looked = compared.state != int(State.NOT_CHECKED)
-    return SourcesChecked(looked=looked, checked=compared.checked, hashed=compared.hashed, apply=apply)
+def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Add the findings of a comparison; gives (S,) the chosen samples whose source was looked at."""
+    if compared is None:
+        gone = "the data holds no samples now"
+        store.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
+        return chosen
+    for state in State:
+        rows = compared.rows(state)
+        if state in (State.OK, State.NOT_CHECKED) or not len(rows):
+            continue
+        # The reason of one of these is that of its file.
+        each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]
+        for some in each:
+            first = compared.found(int(some[0]))
+            expected, found = (partial(_told, compared, some, side) for side in ("expected", "found"))
+            about = {"field": first.field, "hint": first.hint, "expected": expected, "found": found}
+            store.findings.add(first.category, first.reason, some, **about)
+    total, first_new = len(compared.new), map(compared.found_new, compared.new[:EACH].tolist())
+    new = [_finding(found) for found in (*compared.others, *first_new)]
+    if total > EACH:
+        many = new[len(compared.others) :]
+        names = tuple(f"{one.path}:{one.line}" if one.line else one.path for one in many[:NAMES])
+        new[len(compared.others) :] = [replace(many[0], path="", line=0, count=total, names=names)]
+    store.findings.others += new
+    return chosen & (compared.state != State.NOT_CHECKED)
+
+
+def _told(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> str:
+    return str(getattr(compared.found(int(rows[place])), side))
+
+
+def _finding(found: Found) -> Finding:
+    return Finding(**asdict(found) | {"hint": found.hint or HINTS[found.category]})
 
 
 def check_recipes(
@@ -197,14 +203,8 @@ def _check_absent(
             continue
         item = recorded.get(name) or (rejected or {}).get(number)
         if item is not None:
-            store.findings.add(
-                "quarantined",
-                item.reason,
-                np.array([number]),
-                field=view.name,
-                found=item.detail,
-                hint=item.hint,
-            )
+            about = {"field": view.name, "found": item.detail, "hint": item.hint}
+            store.findings.add("quarantined", item.reason, np.array([number]), **about)
         elif number in planned or (view.rows.kind is None and not store.snapshot.complete):
             lost.append(number)
     store.findings.add(
@@ -219,52 +219,6 @@ def _files_of(samples: SampleTable, chosen: NDArray[np.bool_]) -> NDArray[np.boo
         files = np.asarray(one.file)[chosen]
         wanted[files[files >= 0]] = True
     return wanted
-
-
-def _add_state(store: Store, compared: Compared, state: State) -> None:
-    """Note all samples in one state."""
-    rows = compared.rows(state)
-    if not len(rows):
-        return
-    category, reason = CATEGORY[state]
-    if state not in (State.UNREADABLE, State.INPUT_CHANGED):
-        first: Found = compared.found(int(rows[0]))
-        store.findings.add(
-            category,
-            reason,
-            rows,
-            expected=lambda place: compared.found(int(rows[place])).expected,
-            found=lambda place: compared.found(int(rows[place])).found,
-            hint=first.hint,
-        )
-        return
-    for row in rows.tolist():
-        found = compared.found(row)
-        store.findings.add(
-            found.category,
-            found.reason,
-            np.array([row]),
-            field=found.field,
-            expected=found.expected,
-            found=found.found,
-            hint=found.hint,
-        )
-
-
-def _new(compared: Compared) -> Iterable[Finding]:
-    """Samples of the data that the snapshot lacks: one finding each, or one for many."""
-    total = len(compared.new)
-    if total <= EACH:
-        return [_finding(compared.found_new(row)) for row in compared.new.tolist()]
-    names = tuple(
-        f"{found.path}:{found.line}" if found.line else found.path
-        for found in map(compared.found_new, compared.new[:NAMES].tolist())
-    )
-    return [replace(_finding(compared.found_new(int(compared.new[0]))), path="", line=0, count=total, names=names)]
-
-
-def _finding(found: Found) -> Finding:
-    return Finding(**asdict(found) | {"hint": found.hint or HINTS[found.category]})
 
 
 def _loaded(table: SampleTable) -> SampleTable:
@@ -289,16 +243,6 @@ def _marks(sample: NDArray[np.integer], key: NDArray[np.uint8]) -> NDArray[Any]:
 
 def _both(changes: list[RecipeChange], side: str) -> str:
     """The values of one side, with the names of the settings if there are several."""
-    texts = [(change.setting, spoken(getattr(change, side))) for change in changes]
-    return texts[0][1] if len(texts) == 1 else ", ".join(f"{name} {text}" for name, text in texts)
-
-
-def spoken(value: Any) -> str:
-    """A value of a recipe as people write it: lists with commas, sizes as 64x96."""
-    if isinstance(value, list | tuple):
-        parts = ("x".join(map(str, part)) if isinstance(part, list | tuple) else spoken(part) for part in value)
-        return ", ".join(parts) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {spoken(part)}" for name, part in value.items())
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    values = [(change.setting, getattr(change, side)) for change in changes]
+    texts = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values]
+    return texts[0][1][:80] if len(texts) == 1 else ", ".join(f"{name} {text[:80]}" for name, text in texts)

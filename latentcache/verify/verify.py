@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +26,13 @@ from latentcache.store.snapshot import Snapshot, open_snapshot
 from latentcache.value import Value
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
-from latentcache.verify.fixes import Commands, Fixes
+from latentcache.verify.fixes import Commands
 from latentcache.verify.outside import check_outside
 from latentcache.verify.selection import Chosen, Depth, choose, confidence
-from latentcache.verify.sources import (
-    SourcesChecked,
-    check_plans,
-    check_recipes,
-    check_sources,
-    find_data,
-)
+from latentcache.verify.sources import check_plans, check_recipes, compare_sources, find_data, note_sources
 
 if TYPE_CHECKING:
+    from latentcache.sources.compare import Compared
     from latentcache.verify.drift import Reencode
 
 
@@ -104,15 +99,14 @@ def check_cache(
 ) -> tuple[VerifyReport, Store]:
     """The report, and the damage that was found. Arguments and errors as :func:`verify_cache`."""
     started = time.monotonic()
-    snapshot = open_checked(cache)
+    snapshot = _opened(cache)
     asked = Requested() if requested is None else requested(snapshot)
     unnamed = depth.untrusted and data is None
     root = None if unnamed else find_data(cache, snapshot, data)
-    store = Store.of(snapshot)
+    store = Store(snapshot)
     chosen = choose(snapshot, depth.selection)
-    sources = _look(store, depth, root, chosen)
-    sources.apply()
-    looked = chosen.samples & sources.looked
+    compared = _look(store, depth, root, chosen)
+    looked = chosen.samples if root is None else note_sources(store, compared, chosen.samples)
     changes = check_recipes(store, asked.recipes, asked.provenances)
     again = None
     if reencode is not None and root is not None:
@@ -120,12 +114,12 @@ def check_cache(
 
         fine, draw = looked & ~store.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
         again = reencode_samples(store, reencode, root, fine, *draw)
-    fixes = Fixes(
-        commands=commands,
+    fixes = replace(
+        commands,
         cache=cache,
         root=root,
-        named_data=data is not None,
-        allow_failed=snapshot.allow_failed,
+        data="" if data is None else f"--data {shlex.quote(str(data))}",
+        allow_failed=snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed,
         reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
     )
     counts = store.findings.counts(looked)
@@ -134,7 +128,7 @@ def check_cache(
     report = VerifyReport(
         mode=depth.mode,
         snapshot=snapshot.number,
-        counts=counts | {"unreferenced": unreferenced(store)},
+        counts=counts | {"unreferenced": _unreferenced(store)},
         findings=tuple(map(fixes, store.findings.result(looked))),
         samples=len(snapshot.samples) + len(store.rejected_whole),
         checked={
@@ -142,8 +136,8 @@ def check_cache(
             "headers": store.headers,
             "payloads": store.payloads,
             "payload_bytes": store.payload_bytes,
-            "sources_stat": sources.checked,
-            "sources_hashed": sources.hashed,
+            "sources_stat": 0 if compared is None else compared.checked,
+            "sources_hashed": 0 if compared is None else compared.hashed,
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=int((~categorized).sum()),
@@ -161,14 +155,12 @@ def check_cache(
     return report, store
 
 
-def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> SourcesChecked:
+def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> Compared | None:
     """Look at entries and sources; payloads are read only if ``depth`` says so."""
 
-    def look() -> SourcesChecked:
-        if root is None:
-            return SourcesChecked(looked=np.ones(len(store.findings.table), np.bool_))
+    def look() -> Compared | None:
         some = None if chosen.everything else chosen.samples
-        return check_sources(store, root, full=depth.reads, chosen=some)
+        return None if root is None else compare_sources(store, root, full=depth.reads, chosen=some)
 
     def check() -> None:
         check_entries(store, chosen.entries)
@@ -188,18 +180,18 @@ def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> Sour
         return sources.result()
 
 
-def open_checked(cache: Path) -> Snapshot:
+def _opened(cache: Path) -> Snapshot:
     """The current snapshot with a lease and all columns checked; damage to it comes with a way out."""
     try:
         snapshot = open_leased(cache)
         if snapshot.columns is not None:
             snapshot.columns.check()
-        return snapshot
     except CacheDamagedError as error:
         if error.fix == error.default_fix:
             current = shlex.quote(str(cache / "CURRENT"))
             error.fix = f"rm {current}, then the `latentcache build` command that made the cache: entries are kept"
         raise
+    return snapshot
 
 
 def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
@@ -214,7 +206,7 @@ def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def unreferenced(store: Store) -> int:
+def _unreferenced(store: Store) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
     paths, snapshots = store.paths, [store.snapshot]
     others = {folder.name for folder in paths.all_sealed()}.difference(store.snapshot.shards)

@@ -139,6 +139,15 @@ def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, mon
     assert "003" in item["path"]
 
 
+def test_the_waits_of_each_stage_are_in_the_report(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELAY_MS", "5")
+    data, cache = kind.data(tmp_path / "data", 6), tmp_path / "cache"
+    words = kind.build_words(data, cache, "--json", delay_ms=5)
+    field = look(*words).json["fields"][kind.field]
+    assert {"prepare", "encode", "write"} <= set(field["waits"])
+    assert 0 < field["elapsed_s"] < 30
+
+
 def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     data, whole, merged = kind.data(tmp_path / "data", 9), tmp_path / "whole", tmp_path / "merged"
     parts = [tmp_path / f"part{number}" for number in range(3)]

@@ -257,6 +257,44 @@ def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
     assert (batches[0]["prompt_embeds"] == batches[1]["prompt_embeds"]).all()
 
 
+def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
+    words = ("--model", pipeline[1], *SMALL, "--resample", "lanczos-pil", "--dry-run")
+    assert build(data, tmp_path / "cache", *words)[1] == dict.fromkeys(FIELDS, 0)
+    assert build(data, tmp_path / "cache", *words, "--text-encoder", "none")[1] == {"latents": 0}
+
+
+@pytest.mark.slow
+def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
+    """Two folders with one VAE: caches of each are merged, and nothing is encoded again."""
+    vae, caches = tiny_vae(), []
+    for number, name in enumerate(("StableDiffusionXLPipeline", "PixArtSigmaPipeline")):
+        make_pipeline(name, tmp_path / name, vae=vae)
+        part = tmp_path / f"images{number}"
+        part.mkdir()
+        for image in sorted(data.glob("*.png"))[3 * number : 3 * number + 3]:
+            shutil.copy(image, part)
+        caches.append(tmp_path / f"cache{number}")
+        words = ("--model", tmp_path / name, *SMALL, "--text-encoder", "none")
+        assert build(part, caches[-1], *words)[1] == {"latents": 3}
+    done = look("merge", *caches, "--out", tmp_path / "both", "--json")
+    assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.err
+    assert "scaled as SDXL, PixArt-Sigma" in look("info", tmp_path / "both").out
+
+
+def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
+    shared = look("info", stub, "--json").json["fields"]
+    assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
+    assert shared["pooled_prompt_embeds"]["shared"] == {"items": 1, "bytes": 8 * 2}
+    assert shared["latents"]["shared"] == {"items": 0, "bytes": 0}
+    captions = ("a red fox", *(f"caption number {number}" for number in range(2, 6)))
+    stored = sum(1 + len(text.split()) for text in captions)
+    assert shared["prompt_embeds"]["trimmed_bytes"] == (77 * len(captions) - stored) * 8 * 2, "tokens of 8 float16"
+    assert shared["pooled_prompt_embeds"]["trimmed_bytes"] == 0
+    assert "padding is not stored, 5.8 kB saved" in look("info", stub).out
+    build(data, stub, "--shuffle-tags", "--empty-prompt")
+    assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
+
+
 def test_float8_is_near_and_its_error_is_told(data, tmp_path):
     words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
     build(data, tmp_path / "exact", *words)
