@@ -108,7 +108,7 @@ def make_full(mib: int, side: int, folder: Path) -> None:
 
 def whole(cache: Path) -> tuple[Store, dict[str, Any]]:
     """All entries of a cache, their indexes checked."""
-    store = Store.of(open_snapshot(cache))
+    store = Store(open_snapshot(cache))
     chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in store.views.items()}
     check_entries(store, chosen)
     return store, chosen

@@ -95,9 +95,15 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
         each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]
         for some in each:
             first = compared.found(int(some[0]))
-            expected, found = (partial(_told, compared, some, side) for side in ("expected", "found"))
-            about = {"field": first.field, "hint": first.hint, "expected": expected, "found": found}
-            store.findings.add(first.category, first.reason, some, **about)
+            store.findings.add(
+                first.category,
+                first.reason,
+                some,
+                field=first.field,
+                expected=partial(_told, compared, some, "expected"),
+                found=partial(_told, compared, some, "found"),
+                hint=first.hint,
+            )
     total, first_new = len(compared.new), map(compared.found_new, compared.new[:EACH].tolist())
     new = [_finding(found) for found in (*compared.others, *first_new)]
     if total > EACH:
@@ -105,7 +111,8 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
         names = tuple(f"{one.path}:{one.line}" if one.line else one.path for one in many[:NAMES])
         new[len(compared.others) :] = [replace(many[0], path="", line=0, count=total, names=names)]
     store.findings.others += new
-    return chosen & (compared.state != State.NOT_CHECKED)
+    looked: NDArray[np.bool_] = compared.state != State.NOT_CHECKED
+    return chosen & looked
 
 
 def _told(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> str:
@@ -203,8 +210,8 @@ def _check_absent(
             continue
         item = recorded.get(name) or (rejected or {}).get(number)
         if item is not None:
-            about = {"field": view.name, "found": item.detail, "hint": item.hint}
-            store.findings.add("quarantined", item.reason, np.array([number]), **about)
+            own = np.array([number])
+            store.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=item.hint)
         elif number in planned or (view.rows.kind is None and not store.snapshot.complete):
             lost.append(number)
     store.findings.add(
