@@ -47,18 +47,14 @@ _FAILURES = (
 
 
 class _Style(Value):
-    """How a template without marks writes turns; empty if it could not be found out."""
+    """How a template without marks writes answers."""
 
+    lead: str | None = None
+    """Before every answer, also one that others follow; None: unknown. It carries no loss unless it is blank."""
+    rest: str = ""
+    """Of the prompt for an answer, behind :attr:`lead`."""
     header: str = ""
-    """Before an answer, if the template never prompts for one."""
-    asked: str = ""
-    """The prompt for an answer."""
-    shared: str = ""
-    """The part of the prompt that every answer begins with, also one that others follow."""
-    heads: tuple[str, ...] = ()
-    """What it writes before the content of an answer: of the last one, and of an earlier one."""
-    closing: str = ""
-    """What it writes after the content of the last answer."""
+    """:attr:`lead` if the template never prompts for an answer."""
     enders: frozenset[str] = frozenset()
     """Special tokens that end a turn: of the last answer, and of the user."""
 
@@ -152,14 +148,13 @@ class ChatRenderer:
     def _place(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
         """Place of one turn in the whole text."""
         prompt, _ = self._run(chat.until(number), prompt=True)
+        prompt += self._style.header
         last = number + 1 == len(chat.turns)
         with_turn = text if last else self._run(chat.until(number + 1))[0]
-        begin, end = len(prompt) if text.startswith(prompt) else -1, len(with_turn)
-        if begin < 0 or not (text.startswith(with_turn) and with_turn.startswith(prompt)):
+        begin, end = (len(one) if text.startswith(one) else -1 for one in (prompt, with_turn))
+        if begin < 0 or end < 0:
             before, after = self._around(chat, text, number)
-            begin, end = (before if begin < 0 else begin), (end if text.startswith(with_turn) else after)
-        if self._style.header and text.startswith(self._style.header, begin):
-            begin += len(self._style.header)
+            begin, end = (before if begin < 0 else begin), (after if end < 0 else end)
         if not 0 <= begin <= end:
             raise fault(_REWRITES, f"the template writes {_OTHERWISE}", f"turn {number + 1}")
         return begin, end
@@ -173,23 +168,15 @@ class ChatRenderer:
         except UnusableSampleError:
             return -1, -1
         before, found, after = elsewhere.partition(_PROBE)
-        head = next((head for head in style.heads if before.endswith(head)), None)
         begin = end = -1
-        if found and head is not None:
-            start = len(before) - len(head)
-            asked = next((ask for ask in (style.asked, style.shared) if text.startswith(before[:start] + ask)), None)
-            begin = -1 if asked is None else start + len(asked)
-        closing = self._closing(after)
-        if found and text.endswith(after) and closing >= 0:
-            end = len(text) - len(after) + closing
+        lead = style.lead or ""
+        start = before.rfind(lead) + (len(lead) if lead.strip() else 0)
+        if found and lead in before and style.lead is not None and text.startswith(before[:start]):
+            begin = start + len(style.rest) * text.startswith(style.rest, start)
+        ender = self._control.first(after)
+        if found and text.endswith(after) and ender is not None and ender[0] in style.enders:
+            end = len(text) - len(after) + ender[1]
         return begin, end
-
-    def _closing(self, after: str) -> int:
-        """Length of what ends a turn, at the begin of the text that follows its content; -1: unknown."""
-        if after.startswith(self._style.closing):
-            return len(self._style.closing)
-        first = self._control.first(after)
-        return first[1] if first is not None and first[0] in self._style.enders else -1
 
     def _ended(self, text: str, begin: int, end: int) -> tuple[int, int]:
         """Without the blanks after the special token that ends a turn."""
@@ -197,7 +184,7 @@ class ChatRenderer:
         return begin, stop if stop and not text[stop:end].strip() else end
 
     def _probed_style(self) -> _Style:
-        """How the template writes turns, from conversations of its own."""
+        """How the template writes answers, from conversations of its own."""
         asked, said = self._said("user", "a"), self._said("assistant", _PROBE)
         try:
             bare, prompt = self._write(asked), self._write(asked, prompt=True)
@@ -205,22 +192,18 @@ class ChatRenderer:
             user = self._write(self._said("user", _PROBE), self._said("assistant", "a"))
         except UnusableSampleError:
             return _Style()
-        header = ""
-        if prompt == bare and alone.startswith(prompt):  # an answer is not prompted for
-            header = alone[len(prompt) :].partition(_PROBE)[0]
-        common = _common(prompt, alone, middle)
-        turn_at = _common(bare, prompt)
-        before = (alone.partition(_PROBE)[0], middle.partition(_PROBE)[0])
-        closing = alone.partition(_PROBE)[2]
-        ends = (self._control.first(closing), self._control.first(user.partition(_PROBE)[2]))
-        return _Style(
-            header=header if header.strip() else "",
-            asked=prompt[turn_at:],
-            shared=prompt[turn_at:common],
-            heads=tuple(dict.fromkeys(head[turn_at:] for head in before if len(head) > turn_at)),
-            closing=closing,
-            enders=frozenset(end[0] for end in ends if end is not None),
-        )
+        asked = prompt[_common(bare, prompt) :]
+        heads = [one.partition(_PROBE)[0] for one in (alone, middle)]
+        ends = (self._control.first(one.partition(_PROBE)[2]) for one in (alone, user))
+        enders = frozenset(end[0] for end in ends if end is not None)
+        if asked.strip():
+            leads = (asked[:end] for end in range(len(asked), 0, -1))
+            lead = next((one for one in leads if one.strip() and all(one in head for head in heads)), None)
+            return _Style(lead=lead, rest=asked[len(lead or "") :], enders=enders)
+        if not alone.startswith(prompt):
+            return _Style(enders=enders)
+        lead = heads[0][len(prompt) :]
+        return _Style(lead=lead, header=lead if lead.strip() else "", enders=enders)
 
     def _writes(self, wanted: str, *messages: Message) -> bool:
         """True if the template accepts a conversation and its text has something."""
@@ -280,8 +263,7 @@ class ChatRenderer:
         return [self._marked(child) for child in value] if isinstance(value, list) else value
 
 
-def _common(*texts: str) -> int:
-    """Length of the text that all of them begin with."""
-    return next(
-        (n for n, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
-    )
+def _common(one: str, other: str) -> int:
+    """Length of the text that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))
