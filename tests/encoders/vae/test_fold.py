@@ -10,7 +10,7 @@ from latentcache.encoders.vae.fold import fold_single_frames
 from latentcache.encoders.vae.modules import load_module
 
 
-@pytest.mark.parametrize("name", ["AutoencoderKLQwenImage", "AutoencoderKLWan"])
+@pytest.mark.parametrize("name", ["AutoencoderKLQwenImage", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo"])
 def test_every_causal_convolution_is_flat_and_the_latents_are_the_same(name, tiny, images):
     description = described_model(tiny(name), storage_dtype="float32")
     folded = VaeEncoder(description, choose_device("cpu")).encode(images).latents
@@ -22,4 +22,12 @@ def test_every_causal_convolution_is_flat_and_the_latents_are_the_same(name, tin
     assert fold_single_frames(module) == len(causal) > 0
     assert sum(weight.numel() for weight in module.parameters()) < 0.6 * before
     with pytest.raises(ValueError, match="for single frames was given 2"):
-        causal[0](torch.zeros(1, causal[0].in_channels, 2, 16, 16))
+        causal[0](torch.zeros(1, getattr(causal[0], "conv", causal[0]).in_channels, 2, 16, 16))
+
+
+def test_the_mask_of_one_frame_is_not_made(tiny, images, monkeypatch):
+    from diffusers.models.autoencoders import autoencoder_kl_hunyuan_video as theirs
+
+    monkeypatch.setattr(theirs, "prepare_causal_attention_mask", None)
+    description = described_model(tiny("AutoencoderKLHunyuanVideo"))
+    assert VaeEncoder(description, choose_device("cpu")).encode(images).finite.all()
