@@ -27,7 +27,7 @@ from token_peers import Epoch, token_peers
 
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.encoders.text.describe import describe_tokenizer
-from latentcache.encoders.text.fastcheck import fast_tokenizer
+from latentcache.encoders.text.fast import fast_tokenizer
 from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.plan.documents import Corpus

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from latentcache.encoders.text.stub import StubTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
@@ -52,22 +52,16 @@ class TokenProducer(Producer):
         return self._tokenize([record_from_json(job.inputs["record"], job.content) for job in jobs])
 
     def _tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
-        if self._untried:
-            self._try_fast_engine(records)
+        if self._untried:  # use the fast engine if it gives the same ids
+            from latentcache.encoders.text.fast import fast_tokenizer
+
+            self._untried = False
+            found = fast_tokenizer(cast("TextTokenizer", self._tokenizer), records)
+            if isinstance(found, str):
+                self._warn(found)
+            else:
+                self._tokenizer = found
         return [_not_empty(made) for made in self._tokenizer.tokenize(records)]
-
-    def _try_fast_engine(self, records: Sequence[Record]) -> None:
-        """Use the fast engine if it gives the same ids; otherwise warn with the reason."""
-        from latentcache.encoders.text.fastcheck import fast_tokenizer
-        from latentcache.encoders.text.tokenizer import TextTokenizer
-
-        self._untried = False
-        assert isinstance(self._tokenizer, TextTokenizer)
-        found = fast_tokenizer(self._tokenizer, records)
-        if isinstance(found, str):
-            self._warn(found)
-        else:
-            self._tokenizer = found
 
 
 def _not_empty(made: Made | Failure) -> Made | Failure:

@@ -28,8 +28,8 @@ from latentcache.sources.lines import fault
 from latentcache.sources.records import Record
 
 if TYPE_CHECKING:
-    from latentcache.encoders.text.bpe import TiktokenEngine
     from latentcache.encoders.text.chat import ChatRenderer
+    from latentcache.encoders.text.fast import TiktokenEngine
 
 
 Spans = Sequence[tuple[int, int]]

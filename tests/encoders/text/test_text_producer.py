@@ -4,7 +4,7 @@ import pytest
 from described import described_tokenizer
 from made_tokenizers import byte_level, save
 
-from latentcache.encoders.text import fastcheck, producer
+from latentcache.encoders.text import fast, producer
 from latentcache.encoders.text.producer import TokenProducer
 from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
 from latentcache.sources.records import Message, chat_record, text_record
@@ -53,7 +53,7 @@ def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
 
 @pytest.mark.parametrize(("cost", "tried"), [(0, False), (producer.FAST_CHARACTERS, True)])
 def test_much_text_goes_through_the_fast_engine_if_that_is_right(tmp_path, monkeypatch, cost, tried):
-    monkeypatch.setattr(fastcheck, "_RANGES", ((0x20, 0x300),))
+    monkeypatch.setattr(fast, "_RANGES", ((0x20, 0x300),))
     folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
     warnings = []
     tokens = opened(described_tokenizer(folder), cost=cost, warn=warnings.append)

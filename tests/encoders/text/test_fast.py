@@ -1,15 +1,19 @@
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
+from described import opened_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_tokenizers import CHATML_TOKENS, LLAMA3_SPLIT, LLAMA3_TOKENS, QWEN2_SPLIT, byte_level, texts, unigram
+from made_tokenizers import CHATML_TOKENS, LLAMA3_SPLIT, LLAMA3_TOKENS, QWEN2_SPLIT, byte_level, save, texts, unigram
 from tokenizers import AddedToken, normalizers
 
-from latentcache.encoders.text.bpe import TiktokenEngine, UnfitTokenizerError
+from latentcache.encoders.text import fast as fast_module
+from latentcache.encoders.text.fast import TiktokenEngine, UnfitTokenizerError, fast_tokenizer
 from latentcache.encoders.text.tokenizer import ReferenceEngine
+from latentcache.sources.records import text_record
 
 KINDS = {
     "gpt2": lambda: byte_level(),
@@ -139,3 +143,41 @@ def test_ids_need_not_be_in_the_order_of_ranks():
     fast = TiktokenEngine(tokenizer, "uint16")
     text = texts()[0] + "<|im_end|>"
     assert ids_of(fast, text) == ids_of(reference, text)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = save(byte_level(), tmp_path_factory.mktemp("bpe"), roles={"eos_token": "<|endoftext|>"})
+    return opened_tokenizer(folder)
+
+
+def test_every_character_is_tried_and_equal_ids_turn_it_on(reference):
+    checked = fast_tokenizer(reference, [text_record("a", 1, "hello <|endoftext|>")])
+    (document,) = checked.tokenize([text_record("a", 1, "hello")])
+    assert document.array[-1] == reference.recipe.eos_id
+
+
+def test_a_difference_in_the_data_turns_it_off_and_is_said(reference, monkeypatch):
+    monkeypatch.setattr(fast_module, "_RANGES", ())
+    # Split otherwise than the tokenizer does: only a text with digits shows it.
+    wrong = fast_module._GPT2.replace(r"\p{N}+", r"\p{N}")
+    monkeypatch.setattr(fast_module, "_GPT2", wrong)
+    monkeypatch.setattr(fast_module, "KNOWN_SPLITS", {wrong})
+    assert not isinstance(fast_tokenizer(reference, [text_record("a", 1, "words only")]), str)
+    words = " ".join(str(n) for n in range(100))
+    checked = fast_tokenizer(reference, [text_record("a", 1, "fine"), text_record("b.jsonl", 7, words)])
+    assert "b.jsonl:7" in checked
+
+
+def test_without_tiktoken_the_reference_does_all_and_says_what_to_install(reference, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    assert "latentcache[tokens]" in fast_tokenizer(reference, [])
+
+
+def test_a_record_of_more_than_a_megabyte_is_not_tried_with_the_reference(reference, monkeypatch):
+    """It would hold hundreds of bytes a character, in the process that builds."""
+    lengths = []
+    monkeypatch.setattr(fast_module, "_RANGES", ())
+    monkeypatch.setattr(fast_module, "_is_same", lambda one, other: lengths.append(len(one.array)) or True)
+    fast_tokenizer(reference, [text_record("a", 1, "x" * 2_000_000), text_record("a", 2, "a b c")])
+    assert max(lengths) < 10
