@@ -2,17 +2,15 @@
 
 Guarantee: the values are those of the class's own ``encode_prompt`` for the same text; a long caption is truncated as
 the pipeline does it, and the tokens beyond its length are counted. Only the text encoders of the output are loaded,
-from safetensors, straight to the device. If the text encoder gets the mask, captions of similar length are encoded
+from safetensors. If the text encoder gets the mask, captions of similar length are encoded
 together, padded to the longest of them.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import inspect
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.encoders.prompt.locate import Part, Pipeline, locate_pipeline
+from latentcache.encoders.prompt.locate import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
 from latentcache.fields import float8
 from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
@@ -35,8 +33,6 @@ from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, 
 _TOKENS, _CPU_TOKENS = 8192, 2048
 #: Padded lengths are multiples of this number of tokens.
 _STEP = 8
-#: Of malloc.h.
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 #: Pooled vectors that a run of the sequence gave as well, for the field that this process makes next; see ``_memo``.
 _POOLED: dict[tuple[str, ...], Any] = {}
 #: Number of them at most: 170 MB of Stable Diffusion XL's in half precision.
@@ -172,7 +168,6 @@ class _PipelineEncoder:
         self._guard = Guard(device=self._device, name=recipe.pipeline, label=self._folder)
         self._seen: list[_Length] = []
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
-        _keep_memory(self._device.type == "cpu")
         self._pipe = self._guard.run(lambda: self._opened(pipeline), "its text encoders")
 
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
@@ -206,7 +201,6 @@ class _PipelineEncoder:
         """Free the memory of the device."""
         self._pipe = None
         gc.collect()
-        _keep_memory(False)
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
@@ -274,7 +268,16 @@ class _PipelineEncoder:
         dtype = getattr(self._torch, self._recipe.compute_dtype)
         given: dict[str, Any] = {}
         for part in pipeline.parts:
-            model = _loaded(getattr(transformers, part.cls), part, dtype=dtype, device_map=str(self._device))
+            model, found = getattr(transformers, part.cls).from_pretrained(
+                part.folder,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                dtype=dtype,
+                device_map=str(self._device),
+            )
+            if missing := sorted(found["missing_keys"]):
+                raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
             tokenizer = getattr(transformers, part.tokenizer_cls).from_pretrained(
                 part.tokenizer, local_files_only=True
             )
@@ -304,47 +307,6 @@ class _PipelineEncoder:
 
         tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
         return tokenizer
-
-
-def _keep_memory(keep: bool) -> None:
-    """Have a worker's malloc keep the memory of activations, or give back what is large, as for images.
-
-    Workers give back from 1 MiB on (``MALLOC_MMAP_THRESHOLD_``). Mapped anew for each layer, the text encoders of
-    Stable Diffusion XL were 0.7 times as fast on a CPU.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        mallopt(_MMAP_THRESHOLD, 128 << 20 if keep else int(os.environ["MALLOC_MMAP_THRESHOLD_"]))
-        mallopt(_TRIM_THRESHOLD, 256 << 20 if keep else 128 << 10)
-
-
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    """A tensor of a file that is not read yet; transformers asks for all of its values when it places them."""
-
-    file: Any
-    name: str
-
-    def __getitem__(self, values: Any) -> Any:
-        return self.file.get_tensor(self.name)
-
-
-def _loaded(cls: Any, part: Part, **options: Any) -> Any:
-    """A text encoder whose weights are read one by one: pages of a mapped file would count as resident memory."""
-    import transformers
-    from safetensors import safe_open
-
-    options["output_loading_info"] = True
-    if int(transformers.__version__.partition(".")[0]) < 5:  # takes whole tensors only, so it maps the file
-        model, found = cls.from_pretrained(part.folder, use_safetensors=True, local_files_only=True, **options)
-    else:
-        config = cls.config_class.from_pretrained(part.folder, local_files_only=True)
-        files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in part.weights]
-        tensors = {name: _Weight(file, name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
-        model, found = cls.from_pretrained(None, config=config, state_dict=tensors, **options)
-    if missing := sorted(found["missing_keys"]):
-        raise ValueError(f"{part.name} lacks {len(missing)} tensors; the first is {missing[0]}")
-    return model
 
 
 def _parts(tokens: Sequence[int], budget: int) -> Iterator[slice]:

@@ -192,14 +192,14 @@ class ChatRenderer:
             user = self._write(self._said("user", _PROBE), self._said("assistant", "a"))
         except UnusableSampleError:
             return _Style()
-        asked = prompt[_common(bare, prompt) :]
+        prompted = prompt[_common(bare, prompt) :]
         heads = [one.partition(_PROBE)[0] for one in (alone, middle)]
         ends = (self._control.first(one.partition(_PROBE)[2]) for one in (alone, user))
         enders = frozenset(end[0] for end in ends if end is not None)
-        if asked.strip():
-            leads = (asked[:end] for end in range(len(asked), 0, -1))
+        if prompted.strip():
+            leads = (prompted[:end] for end in range(len(prompted), 0, -1))
             lead = next((one for one in leads if one.strip() and all(one in head for head in heads)), None)
-            return _Style(lead=lead, rest=asked[len(lead or "") :], enders=enders)
+            return _Style(lead=lead, rest=prompted[len(lead or "") :], enders=enders)
         if not alone.startswith(prompt):
             return _Style(enders=enders)
         lead = heads[0][len(prompt) :]
