@@ -12,10 +12,9 @@ import gc
 import inspect
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -116,20 +115,15 @@ class _Stub:
 
     def _one(self, text: str) -> tuple[NDArray[Any], dict[str, Any]]:
         recipe = self._recipe
-        words = [text] if not recipe.is_sequence else ["", *text.split()]
-        kept = words[: recipe.length]
-        rows = np.stack([_word(word, recipe.width) for word in kept])
-        array = np.ascontiguousarray(rows if recipe.is_sequence else rows[0])
-        return stored(array, _computed(recipe)), {"cut": len(words) - len(kept)}
+        words = ["", *text.split()] if recipe.is_sequence else [text]
+        kept, repeats = words[: recipe.length], recipe.width // 16 + 1
+        seeds = [(xxhash.xxh3_128_digest(word.encode()) * repeats)[: recipe.width] for word in kept]
+        # Whole numbers from -128 to 127, over 64: every storage type holds them.
+        rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32) / 64
+        return stored(rows if recipe.is_sequence else rows[0], _computed(recipe)), {"cut": len(words) - len(kept)}
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _word(word: str, width: int) -> NDArray[np.float32]:
-    """Whole numbers from -128 to 127, over 64: every storage type holds them."""
-    seed = xxhash.xxh3_128_digest(word.encode()) * (width // 16 + 1)
-    return (np.frombuffer(seed[:width], dtype=np.int8) / 64).astype(np.float32)
 
 
 def _computed(recipe: PromptRecipe) -> str:
@@ -141,14 +135,12 @@ class _Stop(Exception):  # noqa: N818 - not an error
     """The text encoder would run now."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Length:
-    """Tokens of one text."""
+class _Length(NamedTuple):
+    """Tokens of one text: of them all, padded, and beyond the length of the pipeline."""
 
     tokens: int
     padded: int
     cut: int
-    """Tokens beyond the length of the pipeline."""
 
 
 class _PipelineEncoder:
@@ -179,8 +171,9 @@ class _PipelineEncoder:
         if output.masked:
             lengths = self._measured(texts)
             order.sort(key=lambda place: lengths[place].tokens)
-        for part in _parts([lengths[place].tokens for place in order], self._budget):
-            places = order[part]
+        while order:  # the longest that are left
+            count = max(1, self._budget // max(lengths[order[-1]].tokens, 1))
+            places, order = order[-count:], order[:-count]
             spare = min(lengths[place].padded - lengths[place].tokens for place in places)
             spare = spare // _STEP * _STEP if output.pads else 0
             values = self._run([texts[place] for place in places], longest - spare)
@@ -225,8 +218,14 @@ class _PipelineEncoder:
         return self._guard.run(encoded, f"{len(texts)} captions")
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
-        """The length of each text; nothing is encoded."""
-        with self._stopped(), suppress(_Stop):
+        """The length of each text; the text encoders stop before they run."""
+
+        def stop(*_: Any) -> None:
+            raise _Stop
+
+        with ExitStack() as hooks, suppress(_Stop):
+            for part in self._output.parts:
+                hooks.enter_context(getattr(self._pipe, part).register_forward_pre_hook(stop))
             self._run(list(texts), self._recipe.length)
         return self._told(len(texts))
 
@@ -234,21 +233,6 @@ class _PipelineEncoder:
         """The lengths that the first tokenizer of the last run found; full ones if it told none."""
         longest = self._recipe.length
         return self._seen[:count] if len(self._seen) >= count else [_Length(longest, longest, 0)] * count
-
-    @contextmanager
-    def _stopped(self) -> Iterator[None]:
-        """Text encoders that stop before they run."""
-
-        def stop(*_: Any) -> None:
-            raise _Stop
-
-        encoders = [getattr(self._pipe, part) for part in self._output.parts]
-        hooks = [encoder.register_forward_pre_hook(stop) for encoder in encoders]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _stored(self, value: Any) -> NDArray[Any]:
         kept = value.float().to(getattr(self._torch, _computed(self._recipe))).contiguous().cpu()
@@ -307,18 +291,6 @@ class _PipelineEncoder:
 
         tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
         return tokenizer
-
-
-def _parts(tokens: Sequence[int], budget: int) -> Iterator[slice]:
-    """Captions in order, in parts of at most ``budget`` tokens when padded to the longest."""
-    start = longest = 0
-    for number, own in enumerate(tokens):
-        longest = max(longest, own)
-        if number > start and longest * (number + 1 - start) > budget:
-            yield slice(start, number)
-            start, longest = number, own
-    if tokens:
-        yield slice(start, len(tokens))
 
 
 def call_default(pipeline: str, name: str) -> Any:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
 from latentcache.encoders.prompt.pipelines import PIPELINES
-from latentcache.encoders.prompt.producer import PromptProducer, _parts, call_default
+from latentcache.encoders.prompt.producer import PromptProducer, call_default
 from latentcache.errors import EncoderError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
@@ -107,11 +107,6 @@ def test_values_that_storage_cannot_hold_are_a_failure(pipelines, monkeypatch):
     assert isinstance(made, Failure)
     assert made.reason == "non-finite"
     assert "--text-compute-dtype" in made.hint
-
-
-def test_calls_are_limited_by_padded_tokens():
-    assert [(part.start, part.stop) for part in _parts([4096, 4096, 4096], 8192)] == [(0, 2), (2, 3)]
-    assert [(part.start, part.stop) for part in _parts([10_000, 8], 8192)] == [(0, 1), (1, 2)]
 
 
 def test_weights_that_lack_a_tensor_are_an_error(pipelines, tmp_path):
