@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
-from latentcache.errors import ModelNotFoundError
+from latentcache.errors import EncoderError, ModelNotFoundError
 from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -33,8 +33,8 @@ class Wanted(Value):
     """Everything that the option takes, for the error."""
     files: tuple[str, ...]
     """Patterns of the files to download."""
-    is_complete: Callable[[Path], bool]
-    """True if a folder of the local hub cache holds every file that decides the recipe."""
+    look: Callable[[Path], object]
+    """Raises EncoderError if a folder of the local hub cache lacks a file that decides the recipe."""
 
 
 def is_hub_id(word: str) -> bool:
@@ -79,9 +79,10 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     def local(revision: str | None = None) -> Path | None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, EncoderError):
             folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-            return folder if wanted.is_complete(folder) else None
+            wanted.look(folder)
+            return folder
         return None
 
     if revision and (known := local(revision)):

@@ -33,7 +33,7 @@ _ITEM_BYTES |= dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
 _ITEM_BYTES |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1)
 _FLOATS: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _PICKLES = (".bin", ".ckpt", ".pt", ".pth")
-_OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx")
+_OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx", ".safetensors")
 
 _RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
 _AGAIN = "download the file again and compare its size with the page it comes from"
@@ -88,13 +88,14 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
     if index.is_file():
         return _shards_of(index)
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
-    pickles = [other for other in others if other.endswith(_PICKLES)]
-    kind = "only pickle weights" if pickles else "no safetensors weights"
+    pickles = any(other.endswith(_PICKLES) for other in others)
+    kind = "only pickle weights" if pickles else f"no {name}"
+    own = next((path for path in sorted(folder.glob("*.safetensors"))), None)
     raise UnsupportedModelError(
         f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
         where=str(folder),
-        why="pickle files can run code when they are opened" if pickles else f"expected {name}",
-        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
+        why="pickle files can run code when they are opened" if pickles else "no other file is taken for it",
+        fix=f"give the weights by name: --model {own}" if own else _RESAVE,
     )
 
 

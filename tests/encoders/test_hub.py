@@ -4,11 +4,15 @@ import huggingface_hub
 import pytest
 
 from latentcache.encoders.hub import Wanted, expanded, hub_folder, is_hub_id
-from latentcache.errors import ModelNotFoundError
+from latentcache.errors import EncoderError, ModelNotFoundError
 
 
 def folder_of(*files, complete=True, revision=""):
-    wanted = Wanted(what="model", flag="--model", takes="", files=files, is_complete=lambda folder: complete)
+    def look(folder):
+        if not complete:
+            raise EncoderError("part of it", fix="all of it")
+
+    wanted = Wanted(what="model", flag="--model", takes="", files=files, look=look)
     return hub_folder("org/name", wanted, revision=revision)
 
 

@@ -15,7 +15,7 @@ from latentcache.encoders.hub import Wanted, expanded, find, hub_folder, is_hub_
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
 from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.weights import read_json, weights_in
-from latentcache.errors import EncoderError, UnsupportedModelError
+from latentcache.errors import UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.value import Value
 
@@ -63,7 +63,7 @@ def _index_folder(model: str) -> Path:
     path = expanded(model)
     if path.exists() or not is_hub_id(model):
         return path
-    index = replace(_WANTED, what="model", flag="--model", files=(INDEX,), is_complete=lambda folder: True)
+    index = replace(_WANTED, what="model", flag="--model", files=(INDEX,), look=lambda folder: None)
     return hub_folder(model, index)
 
 
@@ -129,15 +129,11 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
     )
 
 
-def _is_complete(folder: Path) -> bool:
-    """True if a folder of the local hub cache holds every file that decides a recipe."""
-    try:
-        for output in _row(folder).values():
-            for part in output.parts:
-                _part(folder, read_json(folder / INDEX), part)
-    except EncoderError:
-        return False
-    return True
+def _look(folder: Path) -> None:
+    """Raise unless a folder of the local hub cache holds every file that decides a recipe."""
+    for output in _row(folder).values():
+        for part in output.parts:
+            _part(folder, read_json(folder / INDEX), part)
 
 
 _WANTED = Wanted(
@@ -146,5 +142,5 @@ _WANTED = Wanted(
     takes="a pipeline folder, a hub id, stub or none",
     files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
                     for end in ("json", "txt", "model", "jinja", "safetensors"))),
-    is_complete=_is_complete,
+    look=_look,
 )  # fmt: skip

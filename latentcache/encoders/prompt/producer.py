@@ -119,7 +119,8 @@ class _Stub:
         kept, repeats = words[: recipe.length], recipe.width // 16 + 1
         seeds = [(xxhash.xxh3_128_digest(word.encode()) * repeats)[: recipe.width] for word in kept]
         # Whole numbers from -128 to 127, over 64: every storage type holds them.
-        rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32) / 64
+        rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
+        rows /= 64
         return stored(rows if recipe.is_sequence else rows[0], _computed(recipe)), {"cut": len(words) - len(kept)}
 
     def close(self) -> None:

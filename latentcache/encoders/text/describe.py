@@ -32,14 +32,22 @@ if TYPE_CHECKING:
 _DEFAULT_DAY = date(2024, 7, 26)
 _LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
 _DECODERS = ("tokenizers",)
+
+
+def _look(folder: Path) -> None:
+    """Raise unless both files that decide the recipe are there; other tools fetch parts."""
+    for name in (JSON_NAME, "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            raise UnsupportedModelError(f"{folder} has no {name}", where=str(folder), fix="download it again")
+
+
 _WANTED = Wanted(
     what="tokenizer",
     flag="--tokenizer",
     takes="a folder, a tokenizer.json, a hub id, or stub",
     files=("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
            "*.model", "config.json"),
-    # Both files decide the recipe; other tools fetch parts.
-    is_complete=lambda folder: all((folder / name).is_file() for name in (JSON_NAME, "tokenizer_config.json")),
+    look=_look,
 )  # fmt: skip
 #: ``Record.form`` of a text, of a conversation, and of a text that begins with a prompt.
 TEXT, CHAT, PROMPT = 0, 1, 2

@@ -6,6 +6,7 @@ huggingface_hub only for a hub id.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from latentcache.value import Value
 
 #: Name under which diffusers saves the weights of a model.
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-_HUB_FILES = ("config.json", "*.safetensors.index.json", "diffusion_pytorch_model*.safetensors")
 #: Single-file checkpoints: family, hub id of its configuration, and a tensor of its denoiser with its last dimension
 #: (0: any). Only the family follows from names, never the settings of a VAE: Playground 2.5 has the tensors of SDXL
 #: and other statistics. Sources: ComfyUI ``comfy/model_detection.py``, diffusers ``loaders/single_file_utils.py``.
@@ -52,14 +52,19 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
         revision: Commit of a hub id that an earlier build used.
     """
     path, commit = find(model, _WANTED, revision=revision)
+    return replace(_files(path, config), revision=commit)
+
+
+def _files(path: Path, config: str | None = None) -> Located:
+    """Files of a folder, or of a file of weights."""
     lone = path.is_file()
     tensors = read_header(path) if lone else {}
     folder = path.parent if lone else _encoder_folder(path)
     config_path = _given_config(config) if config else folder / "config.json"
     if not config_path.is_file():
         raise _without_config(path, tensors) if lone else _without_files(folder)
-    weights = (path,) if lone else _weights_in(folder)
-    return Located(config_path=config_path, config=_read_config(config_path), weights=weights, revision=commit)
+    weights = (path,) if lone else weights_in(folder, WEIGHTS_NAME)
+    return Located(config_path=config_path, config=_read_config(config_path), weights=weights)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -129,22 +134,6 @@ def _encoder_folder(folder: Path) -> Path:
     return vae
 
 
-def _weights_in(folder: Path) -> tuple[Path, ...]:
-    """Weights of a model folder: by diffusers' own name, else the only weights file."""
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    named = any((folder / name).is_file() for name in (WEIGHTS_NAME, f"{WEIGHTS_NAME}.index.json"))
-    if named or not found:
-        return weights_in(folder, WEIGHTS_NAME)
-    if len(found) > 1:
-        raise UnsupportedModelError(
-            f"{folder} has {len(found)} weights files and none is called {WEIGHTS_NAME}",
-            where=str(folder),
-            why=f"found {', '.join(path.name for path in found[:5])}",
-            fix=f"give one of them: --model {found[0]}",
-        )
-    return (found[0],)
-
-
 def _given_config(config: str) -> Path:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
@@ -157,21 +146,13 @@ def _given_config(config: str) -> Path:
     return path
 
 
-def _is_complete(folder: Path) -> bool:
-    """True if a folder of the local hub cache has the weights that a fresh download would choose.
-
-    A cache that another tool filled may hold only ``diffusion_pytorch_model.fp16.safetensors``: other bytes, another
-    recipe.
-    """
-    names = (WEIGHTS_NAME, f"{WEIGHTS_NAME}.index.json")
-    folders = (folder, folder / "vae")
-    return any((f / "config.json").is_file() and any((f / name).is_file() for name in names) for f in folders)
-
-
 _WANTED = Wanted(
     what="model",
     flag="--model",
     takes="a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
-    files=("model_index.json", *_HUB_FILES, "vae/*.json", "vae/*.safetensors"),
-    is_complete=_is_complete,
+    files=(
+        *("model_index.json", "config.json", "*.safetensors.index.json", "diffusion_pytorch_model*.safetensors"),
+        *("vae/*.json", "vae/*.safetensors"),
+    ),
+    look=_files,
 )

@@ -91,21 +91,15 @@ def test_a_configuration_of_another_kind_of_model(model):
         locate(str(model.folder))
 
 
-def test_the_only_weights_count_whatever_they_are_called(model):
-    other = model.folder / "diffusion_pytorch_model.fp16.safetensors"
-    other.write_bytes(NO_TENSORS)
+def test_weights_of_another_name_are_not_chosen(model):
+    for name in ("b.safetensors", "a.safetensors"):
+        (model.folder / name).write_bytes(NO_TENSORS)
     assert locate(str(model.folder)).weights == (model.weights,)
     model.weights.unlink()
-    assert locate(str(model.folder)).weights == (other,)
-
-
-def test_several_weights_are_not_chosen_from(model):
-    for name in ("a.safetensors", "b.safetensors"):
-        (model.folder / name).write_bytes(model.weights.read_bytes())
-    model.weights.unlink()
-    with pytest.raises(UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError, match=f"has no {WEIGHTS_NAME} .a.safetensors, b") as caught:
         locate(str(model.folder))
-    assert caught.value.fix == f"give one of them: --model {model.folder / 'a.safetensors'}"
+    assert caught.value.fix == f"give the weights by name: --model {model.folder / 'a.safetensors'}"
+    assert locate(str(model.folder / "a.safetensors")).weights == (model.folder / "a.safetensors",)
 
 
 ATTENTION = "model.diffusion_model.input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
