@@ -1,8 +1,8 @@
 """Videos: what their headers say, and the frames of a clip, decoded one by one with PyAV (FFmpeg).
 
-Guarantee: a bad file raises ``UnusableSampleError`` and nothing else; a frame that the decoder calls damaged, and a
-video with fewer frames than its header announces, are errors; the container is the one that the first bytes show, so
-no playlist and no network is ever opened. Cost of a header: one frame is decoded; Matroska has no count of frames, so
+Guarantee: a bad file raises ``UnusableSampleError`` and nothing else; a frame that the decoder calls damaged, and
+an end of the video before a wanted frame, are errors; the container is the one that the first bytes show, so no
+playlist and no network is ever opened. Cost of a header: one frame is decoded; Matroska has no count of frames, so
 its packets are counted, which reads the file. Sound, pixel aspect ratios and HDR are ignored.
 """
 
@@ -17,15 +17,15 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import MAX_PIXELS
 from latentcache.geometry.sizes import Size
 from latentcache.sources.causes import IMAGE_BRANDS, rejection
 
-_MATROSKA, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+_MATROSKA = b"\x1a\x45\xdf\xa3"
 _MOVIE = (b"moov", b"mdat", b"wide")
 _HEAD_BYTES = 16
-_MAX_BOXES, _FAR = 100, 1 << 48
 #: Seconds that the frames of a Matroska file may end before the time that it announces.
 _LATE = Fraction(1, 2)
 _MAX_RATE, _MAX_PER = 1_000_000, 1 << 12
@@ -43,10 +43,6 @@ def is_clip(file: BinaryIO) -> bool:
 class EncodedClip:
     """One video file: its header is read once, its frames are decoded when asked for.
 
-    Args:
-        source: All bytes of the file, or the file opened for binary reading (its position is moved).
-        max_pixels: Largest area of a frame that is not rejected.
-
     Raises:
         UnusableSampleError: The file cannot be used; ``slug`` is the reason.
     """
@@ -63,20 +59,13 @@ class EncodedClip:
         if first is None:
             raise rejection("no-video", "its video stream has no frames")
         if first.width * first.height > max_pixels:
-            detail = (
-                f"{first.height}x{first.width} = {first.height * first.width} pixels, at most {max_pixels} allowed"
-            )
-            raise rejection("too-many-pixels", detail)
+            raise too_many_pixels(first.height, first.width, max_pixels)
         self._stored, self._turns = (first.height, first.width), first.rotation // 90 % 4
         self.size = Size(*(self._stored[::-1] if self._turns % 2 else self._stored))
         """Pixels of a frame, after rotation."""
 
     def pixels(self, count: int, clips: ClipSettings) -> Iterator[NDArray[np.uint8]]:
-        """The frames of a clip: RGB pixels (H, W, 3), upright, C-contiguous.
-
-        Args:
-            count: Frames of the clip.
-            clips: Which frames.
+        """``count`` frames of a clip: RGB pixels (H, W, 3), upright, C-contiguous.
 
         Raises:
             UnusableSampleError: ``decoder-error``, ``frames-missing``; frames before were given.
@@ -84,7 +73,9 @@ class EncodedClip:
         wanted = clips.first(self.clip, count)
         end, held, held_at = wanted + count, None, Fraction(0)
         with self._opened() as video:
-            rgb = _rgb()
+            from av.video.reformatter import VideoReformatter
+
+            rgb = VideoReformatter()
             for number, at, frame in self._timed(video, clips.fps):
                 while held is not None and wanted < end and 2 * wanted <= held_at + at:
                     yield self._upright(rgb.reformat(held, format="rgb24"))
@@ -117,12 +108,8 @@ class EncodedClip:
     def _opened(self) -> Iterator[Any]:
         """The first video stream; errors of FFmpeg become rejections."""
         av, stream = _av(), self._stream
-        size = stream.seek(0, 2)
         stream.seek(0)
         is_matroska = stream.read(len(_MATROSKA)) == _MATROSKA
-        announced = _segment_end(stream) if is_matroska else _boxes_end(stream)
-        if announced > size:
-            raise rejection("truncated", f"it announces {announced} bytes and has {size}")
         stream.seek(0)
         try:
             with av.open(stream, format="matroska" if is_matroska else "mp4") as container:
@@ -135,6 +122,11 @@ class EncodedClip:
             raise rejection("decoder-error", f"decoding failed: {error}") from error
 
 
+def too_many_pixels(height: int, width: int, most: int) -> UnusableSampleError:
+    """The rejection of an image or a frame that is too large."""
+    return rejection("too-many-pixels", f"{height}x{width} = {height * width} pixels, at most {most} allowed")
+
+
 def _counted(video: Any) -> tuple[int, Fraction | None]:
     """Frames and frames per second of a stream whose header does not say them: its packets are counted."""
     times = [
@@ -144,53 +136,16 @@ def _counted(video: Any) -> tuple[int, Fraction | None]:
     ]
     if len(times) < 2:
         return len(times), None
-    length, announced = max(times) - min(times), _seconds(video.metadata.get("DURATION", ""))
-    if announced - max(times) > _LATE + length / len(times):
-        detail = f"it announces {float(announced):.1f} seconds, and its frames end after {float(max(times)):.1f}"
-        raise rejection("truncated", detail)
-    return len(times), (len(times) - 1) / length if length else None
-
-
-def _seconds(text: str) -> Fraction:
-    """``00:01:02.500000000`` in seconds; 0 if it is not said so."""
+    length = max(times) - min(times)
     try:
-        hours, minutes, seconds = map(Fraction, text.split(":"))
+        hours, minutes, seconds = map(Fraction, video.metadata.get("DURATION", "0:0:0").split(":"))
     except ValueError:
-        return Fraction(0)
-    return hours * 3600 + minutes * 60 + seconds
-
-
-def _segment_end(stream: BinaryIO) -> int:
-    """Offset after the segment of a Matroska file (RFC 9559, 5), as its header claims; 0: it claims none."""
-    position = 0
-    for name in (_MATROSKA, _SEGMENT):
-        stream.seek(position)
-        head = stream.read(12)
-        width = 9 - head[4].bit_length() if head.startswith(name) and len(head) == 12 else 9
-        if width > 8:
-            return 0
-        length = int.from_bytes(head[4 : 4 + width], "big") & ((1 << 7 * width) - 1)
-        if length == (1 << 7 * width) - 1:
-            return 0
-        position += 4 + width + length
-    return position
-
-
-def _boxes_end(stream: BinaryIO) -> int:
-    """Offset after the last box of an ISO media file (ISO/IEC 14496-12, 4.2), as the boxes claim."""
-    position = 0
-    for _ in range(_MAX_BOXES):
-        stream.seek(position)
-        header = stream.read(16)
-        length = int.from_bytes(header[:4], "big")
-        if length == 1:
-            length = int.from_bytes(header[8:16], "big")
-        if len(header) < 8 or length < 8:
-            return position + len(header)
-        position += length
-        if position > _FAR:
-            return position
-    return position
+        hours = minutes = seconds = Fraction(0)
+    if hours * 3600 + minutes * 60 + seconds - max(times) > _LATE + length / len(times):
+        raise rejection(
+            "truncated", f"its frames end after {float(max(times)):.1f} seconds, before its announced end"
+        )
+    return len(times), (len(times) - 1) / length if length else None
 
 
 def _av() -> Any:
@@ -200,9 +155,3 @@ def _av() -> Any:
     except ImportError as error:
         raise rejection("needs-pyav", "it is a video, and PyAV is not installed") from error
     return av
-
-
-def _rgb() -> Any:
-    from av.video.reformatter import VideoReformatter
-
-    return VideoReformatter()

@@ -13,7 +13,8 @@ converted by the plain formula. Animations and multi-page files give their first
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
 
@@ -56,10 +57,6 @@ _LOSSY = re.compile(r"premature|bad Huffman|bad arithmetic|instead of RST", re.I
 class EncodedImage:
     """One image file in memory: its header is read once, its pixels are decoded when asked for.
 
-    Args:
-        data: All bytes of the file, the same that were hashed.
-        max_pixels: Largest area that is not rejected.
-
     Raises:
         UnusableSampleError: The file cannot be used; ``slug`` is the reason.
     """
@@ -76,17 +73,12 @@ class EncodedImage:
     def pixels(self, profile: PixelProfile) -> NDArray[np.uint8]:
         """RGB pixels (H, W, 3), upright, 0 to 255, C-contiguous; to be called once.
 
-        Args:
-            profile: Policies for orientation, color, transparency and depth.
-
         Raises:
             UnusableSampleError: The file is damaged; ``slug`` is the reason.
             UsageError: Some library has set Pillow to accept truncated files.
         """
-        ground = _ground(profile)
-        _check_pillow_is_strict()
-        check_png(self._data)
-        with translated_errors(self._stream):
+        ground = ImageColor.getrgb(profile.alpha)[:3]
+        with self._strictly():
             pixels = _pixels(self._image, self._data, icc=profile.icc == "srgb", ground=ground)
             turned = upright(pixels, self._orientation)
         found = Size(*turned.shape[:2])
@@ -95,17 +87,26 @@ class EncodedImage:
         return turned
 
     def opacity(self) -> NDArray[np.uint8]:
-        """Opacity (H, W, 3) in all channels, upright, 255 is opaque; to be called once, in place of :meth:`pixels`.
-
-        Raises:
-            UnusableSampleError: The file is damaged; ``slug`` is the reason.
-        """
-        _check_pillow_is_strict()
-        check_png(self._data)
-        with translated_errors(self._stream):
+        """Opacity (H, W, 3) in all channels, upright, 255 is opaque; in place of :meth:`pixels`, and raises as it."""
+        with self._strictly():
             color, alpha = _split(self._image, self._data)
             level = alpha or Image.new("L", color.size, 255)
             return upright(_array(level.convert("RGB")), self._orientation)
+
+    @contextmanager
+    def _strictly(self) -> Iterator[None]:
+        """Reject a damaged file, and keep half-decoded images with gray rests out of caches."""
+        if ImageFile.LOAD_TRUNCATED_IMAGES:
+            raise UsageError(
+                "Pillow is set to accept truncated images",
+                where="PIL.ImageFile.LOAD_TRUNCATED_IMAGES",
+                why="some library in this process set it; damaged images would be cached as if they were complete",
+                fix="set PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False, or build in a process of its own",
+                slug="load-truncated",
+            )
+        check_png(self._data)
+        with translated_errors(self._stream):
+            yield
 
 
 def decode(data: bytes, profile: PixelProfile, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -130,7 +131,8 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ...]) -> NDArray[np.uint8]:
     """RGB pixels as stored, before orientation."""
-    embedded = _embedded_profile(image) if icc else b""
+    held = image.info.get("icc_profile") if icc else None
+    embedded = held if isinstance(held, bytes) and len(held) <= MAX_ICC_BYTES else b""
     turbo = turbo_pixels(image, data)
     if turbo is None:
         color, alpha = _split(image, data)
@@ -140,7 +142,12 @@ def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ..
         color, alpha = Image.fromarray(turbo[..., 0] if image.mode == "L" else turbo), None
     if embedded and _moves_colors(embedded, color.mode):
         color = _to_srgb(color, embedded)
-    return _array(_composite(_in_mode(color, "RGB"), alpha, ground))
+    color = _in_mode(color, "RGB")
+    if alpha is None:
+        return _array(color)
+    canvas = Image.new("RGB", color.size, ground)
+    canvas.paste(color, mask=alpha)  # round((color * alpha + ground * (255 - alpha)) / 255)
+    return _array(canvas)
 
 
 def _split(image: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image | None]:
@@ -186,32 +193,12 @@ def _from_deep(image: Image.Image, key: object) -> tuple[Image.Image, Image.Imag
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 0xFFFF:
         raise rejection("float", f"integers from {low} to {high}, whose black and white are not defined")
-    shift = 0 if image.mode == "I" and high <= 0xFF else _deep_bits(image) - 8
+    bits = 12 if getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,) else 16  # 12: scanners, microscopes
+    shift = 0 if image.mode == "I" and high <= 0xFF else bits - 8
     alpha = None
     if isinstance(key, int):
         alpha = Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8))
     return Image.fromarray((values >> shift).astype(np.uint8)), alpha
-
-
-def _deep_bits(image: Image.Image) -> int:
-    """Bits of a deep sample: 12 for the TIFFs of some scanners and microscopes, 16 otherwise."""
-    tags = getattr(image, "tag_v2", {})
-    return 12 if tags.get(_BITS_PER_SAMPLE) == (12,) else 16
-
-
-def _composite(color: Image.Image, alpha: Image.Image | None, ground: tuple[int, ...]) -> Image.Image:
-    """``round((color * alpha + ground * (255 - alpha)) / 255)`` for every sample, as Pillow's paste does."""
-    if alpha is None:
-        return color
-    canvas = Image.new("RGB", color.size, ground)
-    canvas.paste(color, mask=alpha)
-    return canvas
-
-
-def _embedded_profile(image: Image.Image) -> bytes:
-    """The ICC profile; empty if there is none that is used."""
-    icc = image.info.get("icc_profile")
-    return icc if isinstance(icc, bytes) and len(icc) <= MAX_ICC_BYTES else b""
 
 
 @lru_cache(maxsize=16)
@@ -222,7 +209,7 @@ def _moves_colors(icc: bytes, mode: str) -> bool:
     grid = levels[np.indices((steps,) * channels).reshape(channels, -1).T]
     probe = Image.frombytes(mode, (1, len(grid)), grid.tobytes())
     try:
-        if _profile(icc).profile.xcolor_space.strip() != _SPACES[mode]:
+        if ImageCms.ImageCmsProfile(BytesIO(icc)).profile.xcolor_space.strip() != _SPACES[mode]:
             return False
         converted = np.asarray(_to_srgb(probe, icc), np.int16)
     except (OSError, ImageCms.PyCMSError):
@@ -233,44 +220,15 @@ def _moves_colors(icc: bytes, mode: str) -> bool:
 def _to_srgb(image: Image.Image, icc: bytes) -> Image.Image:
     """Convert 8-bit L, RGB or CMYK to sRGB."""
     intent = ImageCms.Intent.PERCEPTUAL
-    converted = ImageCms.profileToProfile(image, _profile(icc), ImageCms.createProfile("sRGB"), intent, "RGB")
+    profile = ImageCms.ImageCmsProfile(BytesIO(icc))
+    converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), intent, "RGB")
     return converted if converted is not None else image
-
-
-def _profile(icc: bytes) -> ImageCms.ImageCmsProfile:
-    """Open a profile."""
-    return ImageCms.ImageCmsProfile(BytesIO(icc))
-
-
-@lru_cache(maxsize=16)
-def _ground(profile: PixelProfile) -> tuple[int, ...]:
-    """The color under transparent pixels."""
-    return ImageColor.getrgb(profile.alpha)[:3]
-
-
-def _check_pillow_is_strict() -> None:
-    """Keep half-decoded images with gray rests out of caches."""
-    if ImageFile.LOAD_TRUNCATED_IMAGES:
-        raise UsageError(
-            "Pillow is set to accept truncated images",
-            where="PIL.ImageFile.LOAD_TRUNCATED_IMAGES",
-            why="some library in this process set it; damaged images would be cached as if they were complete",
-            fix="set PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False, or build in a process of its own",
-            slug="load-truncated",
-        )
 
 
 def turbo_pixels(image: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
     """RGB pixels (H, W, 3) as stored of a gray or YCbCr JPEG, by libjpeg-turbo; None for other images.
 
-    Pixels lost to damage are an error, which Pillow does not report.
-
-    Args:
-        image: Opened by Pillow.
-        data: All bytes of the file.
-
-    Raises:
-        ValueError: The data are damaged.
+    Pixels lost to damage are a ValueError, which Pillow does not report.
     """
     if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
         return None
@@ -298,7 +256,7 @@ def cut(
     recipe: LatentsRecipe,
     pixels: NDArray[np.uint8] | None = None,
 ) -> dict[Placement, NDArray[np.uint8]]:
-    """The pixels of some placements; the file is decoded once.
+    """The pixels of some placements of an image, or of a clip of so many frames; the file is decoded once.
 
     Args:
         source: To be used once.

@@ -1,10 +1,8 @@
 """Headers of image files: size, orientation, and the reason why a file cannot be used.
 
-Gives the size that geometry works with (after EXIF orientation), the pixel limit, and the reason of every rejection.
 Guarantee: a bad file raises ``UnusableSampleError`` and nothing else, no pixel is decoded here, only the formats in
 ``FORMATS`` are ever tried (so no Ghostscript, no fonts, no FITS), and Pillow prints nothing.
 Costs some 100 µs an image and a read of the first few kilobytes (the whole file for WebP and AVIF).
-
 Only the EXIF block counts for orientation, as in browsers: XMP and ImageMagick's text profiles do not.
 """
 
@@ -13,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import struct
 import time
 import warnings
 import zlib
@@ -36,7 +33,7 @@ from latentcache.fields.latents import MAX_PIXELS
 from latentcache.fields.table import Rejected, SampleTable, stat_numbers
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
-from latentcache.images.clips import EncodedClip, is_clip
+from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
 from latentcache.sources.archives.members import Place, close_tables, open_image, places, read_image
 from latentcache.sources.causes import as_rejected, cause_of, rejection, sniff_cause
 
@@ -52,11 +49,9 @@ _INSIDE_PILLOW = r"PIL\."
 _QUIET = ("ignore", None, Warning, re.compile(_INSIDE_PILLOW), 0)
 _HEAD_BYTES = 65_536
 _SHOWN_BYTES = 12
-#: Threads of header reads that wait for the disk. If they wait for a core, threads cost four times what they gain:
-#: 0.11 ms a file without threads, 0.4 ms with eight.
-_THREADS = 8
-#: Headers between two measurements of the disk, and the number of headers that are measured.
-_CHUNK, _PROBE = 1024, 8
+#: Threads of header reads that wait for the disk; headers between two measurements of it, and headers measured.
+#: If they wait for a core, threads cost four times what they gain: 0.11 ms a file without threads, 0.4 ms with eight.
+_THREADS, _CHUNK, _PROBE = 8, 1024, 8
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
@@ -65,11 +60,7 @@ for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
 
 
 def image_size(source: bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Size:
-    """Size in pixels after EXIF orientation, from the header alone.
-
-    Args:
-        source: All bytes of the file, or the file opened for binary reading (its position is moved).
-        max_pixels: Largest area that is not rejected.
+    """Size in pixels after EXIF orientation, from the header of a file alone (its position is moved).
 
     Raises:
         UnusableSampleError: The image cannot be used; ``slug`` is the reason.
@@ -90,14 +81,7 @@ def fill_sizes(
     max_pixels: int = MAX_PIXELS,
     stopping: Callable[[], bool] = bool,
 ) -> tuple[dict[str, NDArray[np.uint32]], list[tuple[int, Rejected]]]:
-    """Read the headers of some samples' images and videos.
-
-    Args:
-        root: DATA.
-        samples: With an input ``image``.
-        rows: (n,) rows of ``samples``.
-        max_pixels: Larger images are rejected.
-        stopping: Asked before each header; once True, no more headers are read.
+    """Read the headers of the images and videos of some rows of samples, until ``stopping`` gives True.
 
     Returns:
         ``original_size``, (n, 2) height and width after EXIF orientation, zeros for rejected images; the column
@@ -132,26 +116,19 @@ def fill_sizes(
 
 
 def opened(stream: BinaryIO, *, max_pixels: int) -> Image.Image:
-    """The image, header read and nothing decoded. Call within :func:`translated_errors`.
-
-    Raises:
-        UnusableSampleError: ``too-many-pixels``.
-    """
-    _silence_pillow()
+    """The image, header read and nothing decoded. Call within :func:`translated_errors`."""
+    # ``warnings.catch_warnings`` is not safe in threads; a filter that is inserted once and stays is.
+    if list(warnings.filters[:1]) != [_QUIET]:
+        warnings.filterwarnings("ignore", module=_INSIDE_PILLOW)
     image = Image.open(stream, formats=FORMATS)
     width, height = image.size
     if width * height > max_pixels:
-        raise rejection(
-            "too-many-pixels", f"{height}x{width} = {height * width} pixels, at most {max_pixels} allowed"
-        )
+        raise too_many_pixels(height, width, max_pixels)
     return image
 
 
 def stored_orientation(image: Image.Image, stream: BinaryIO) -> int:
-    """EXIF orientation that is still to be applied, 1 to 8; 1 if there is none, or nonsense.
-
-    ``stream`` is the file that the image was opened from; its position is kept.
-    """
+    """EXIF orientation that is still to be applied, 1 to 8; 1 if there is none, or nonsense."""
     if image.format == "TIFF":
         return 1  # Pillow turns these while loading, and has exchanged the sides already
     exif = image.info.get("exif")
@@ -161,18 +138,14 @@ def stored_orientation(image: Image.Image, stream: BinaryIO) -> int:
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Orientation tag (0x0112) of the first image file directory, 1 to 8; 1 if it is unreadable.
-
-    Layout: TIFF 6.0 section 2, as used by EXIF 2.3. Read here rather than by Pillow, because damaged
-    EXIF must not cost an image or print a warning.
-    """
-    while exif.startswith(b"Exif\0\0"):
-        exif = exif[6:]
-    order = {b"II": "<", b"MM": ">"}.get(exif[:2], "")
+    """Orientation tag of an EXIF block, 1 to 8; 1 if it is unreadable: damaged EXIF must not cost an image."""
+    block = Image.Exif()
     try:
-        return _orientation_tag(exif, order) if order else 1
-    except struct.error:
+        block.load(exif)
+        value = block.get(_ORIENTATION_TAG, 1)
+    except Exception:  # noqa: BLE001 - Pillow raises SyntaxError, struct.error, KeyError, ...
         return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def check_png(data: bytes) -> None:
@@ -236,27 +209,6 @@ def _rejected(root: Path, samples: SampleTable, row: int, place: Place, error: U
     return replace(found, content=content_hash(data), stat=stat_numbers(memo))
 
 
-def _silence_pillow() -> None:
-    """Ignore warnings of Pillow from now on, in this process.
-
-    ``warnings.catch_warnings`` is not safe in threads; a filter that is inserted once and stays is.
-    """
-    if list(warnings.filters[:1]) != [_QUIET]:
-        warnings.filterwarnings("ignore", module=_INSIDE_PILLOW)
-
-
-def _orientation_tag(exif: bytes, order: str) -> int:
-    """Value of the tag in a block of one byte order."""
-    (directory,) = struct.unpack_from(f"{order}I", exif, 4)
-    (count,) = struct.unpack_from(f"{order}H", exif, directory)
-    for entry in range(directory + 2, directory + 2 + 12 * count, 12):
-        tag, kind = struct.unpack_from(f"{order}HH", exif, entry)
-        if tag == _ORIENTATION_TAG:
-            (value,) = struct.unpack_from(order + {1: "B", 4: "I"}.get(kind, "H"), exif, entry + 8)
-            return int(value) if 1 <= value <= 8 else 1
-    return 1
-
-
 def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """(type, offset of the data, length of the data) of every chunk, as the headers claim."""
     position = len(_PNG_SIGNATURE)
@@ -274,10 +226,10 @@ def _late_exif(stream: BinaryIO) -> bytes | None:
     """The eXIf chunk of a PNG that keeps it after the pixels; Pillow finds such a chunk only after decoding."""
     before = stream.tell()
     try:
-        for kind, start, length in _png_chunks(stream):
-            if kind == b"eXIf":
-                stream.seek(start)
-                return stream.read(length)
+        start, length = next((at, size) for kind, at, size in _png_chunks(stream) if kind == b"eXIf")
+        stream.seek(start)
+        return stream.read(length)
+    except StopIteration:
         return None
     finally:
         stream.seek(before)

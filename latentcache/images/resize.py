@@ -23,23 +23,15 @@ from latentcache.identity.content import content_hash
 
 #: The two kernels agree if no sample differs by more levels, and no larger fraction of samples differs at all.
 MAX_LEVELS, MAX_FRACTION = 2, 0.01
+_TESTED = Size(56, 40), Size(201, 150)
 
 _THREADS = threading.Lock()
 
 
 def resize_crop(pixels: NDArray[np.uint8], placement: Placement, resample: str) -> NDArray[np.uint8]:
-    """Resize an image to ``placement.resize`` and crop ``placement.bucket`` from it.
+    """Resize RGB pixels (H, W, 3) to ``placement.resize`` and crop ``placement.bucket`` (h, w, 3) from them.
 
-    Args:
-        pixels: (H, W, 3), RGB, 0 to 255.
-        placement: Sizes and crop.
-        resample: ``lanczos-pil`` or ``lanczos-u8``, as in the pixel profile.
-
-    Returns:
-        Pixels (h, w, 3) of the bucket's size, C-contiguous.
-
-    Raises:
-        RecipeError: An unknown ``resample``.
+    ``resample`` is ``lanczos-pil`` or ``lanczos-u8``, as in the pixel profile; raises RecipeError for another word.
     """
     if resample not in ("lanczos-pil", "lanczos-u8"):
         raise RecipeError(f"resample={resample!r}: not a known kernel", fix="use lanczos-pil or lanczos-u8")
@@ -68,7 +60,8 @@ def resample_self_test() -> bool:
     waves = 120 + 100 * np.sin(x * y / 300)
     image = np.stack([waves, (x * 5 + y * 3) % 256, 255 * ((x // 9 + y // 7) % 2)], -1).astype(np.uint8)
     try:
-        return all(_kernels_agree(image, size) for size in (Size(56, 40), Size(201, 150)))
+        each = [np.abs(_torch(image, size).astype(np.int16) - _pillow(image, size)) for size in _TESTED]
+        return all(one.max() <= MAX_LEVELS and np.count_nonzero(one) <= MAX_FRACTION * one.size for one in each)
     except (NotImplementedError, ValueError, RuntimeError):
         return False
 
@@ -91,11 +84,6 @@ def thread_setup() -> None:
             keeper = threading.Thread(target=torch.set_num_threads, args=(threads,))
             keeper.start()
             keeper.join()
-
-
-def _kernels_agree(image: NDArray[np.uint8], size: Size) -> bool:
-    apart = np.abs(_torch(image, size).astype(np.int16) - _pillow(image, size))
-    return bool(apart.max() <= MAX_LEVELS and np.count_nonzero(apart) <= MAX_FRACTION * apart.size)
 
 
 def _pillow(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
