@@ -134,17 +134,13 @@ def _counted(video: Any) -> tuple[int, Fraction | None]:
         for packet in video.container.demux(video)
         if packet.size and packet.pts is not None
     ]
-    if len(times) < 2:
-        return len(times), None
-    length = max(times) - min(times)
+    length, last = (max(times) - min(times), max(times)) if times else (Fraction(0), Fraction(0))
     try:
         hours, minutes, seconds = map(Fraction, video.metadata.get("DURATION", "0:0:0").split(":"))
     except ValueError:
         hours = minutes = seconds = Fraction(0)
-    if hours * 3600 + minutes * 60 + seconds - max(times) > _LATE + length / len(times):
-        raise rejection(
-            "truncated", f"its frames end after {float(max(times)):.1f} seconds, before its announced end"
-        )
+    if hours * 3600 + minutes * 60 + seconds - last > _LATE + length / max(len(times), 1):
+        raise rejection("truncated", f"its frames end after {float(last):.1f} seconds, before its announced end")
     return len(times), (len(times) - 1) / length if length else None
 
 
