@@ -42,7 +42,6 @@ from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import RunResult
 from latentcache.pipeline.workers.scheduler import run_jobs, worker_count
 from latentcache.pipeline.workers.worker import Task
-from latentcache.sources.layouts.config import unanswered
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
@@ -93,10 +92,6 @@ class _Build:
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))
             for kind in kinds:
                 self.described[kind.name] = self.describe(kind)
-            # Notes on settings of a configuration that this build follows are no notes.
-            said = {name: one.recipe.as_json() for name, one in self.described.items()}
-            answered = unanswered(listing.notes, {"source": self.options.as_json(), **said})
-            self.listing = replace(listing, notes=answered)
             catalog = load_catalog(self.paths, open_shards=True)
             works = self.works(kinds, catalog)
             plan = self.plan(works)

@@ -107,7 +107,6 @@ HINTS: Mapping[str, str] = {
     "split-unused": "read another split with --split NAME",
     "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
     "text-column": "name the column of captions to use it: --caption-column NAME",
-    "caption-wildcard": "write each form as a line of its own, and give --caption-lines all",
     "caption-cut": "shorten the caption; --text-length N raises the limit of a pipeline that has no fixed length",
     "captions-left": "a larger --caption-variants stores all of them",
     "prompt-not-stored": "add --text-compute-dtype float32, or give another prompt",

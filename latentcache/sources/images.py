@@ -8,7 +8,6 @@ caption file, one read per caption file that is new or may have changed.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,10 +41,10 @@ from latentcache.sources.known import (
     take_rows,
 )
 from latentcache.sources.layouts.kohya import balanced
-from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.partners import ENDINGS, Partners
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS, CaptionRule, ImageSet, Layout
 from latentcache.sources.part import Part
+from latentcache.sources.table import Listed, listed_images
 from latentcache.sources.walk import (
     CLIP_EXTENSIONS,
     IMAGE_EXTENSIONS,
@@ -64,7 +63,6 @@ _SET_COLUMNS = ("repeats", "image_set", FOCUS, SPAN)
 _PLAIN_RULE = CaptionRule()
 #: In the names of masks and control images that are beside their images.
 _ASIDE = "label."
-_WILDCARD = re.compile(r"\{[^{}]*\|[^{}]*\}")
 _BLOCK = 1 << 14
 
 
@@ -334,7 +332,6 @@ class ImageScan(Scan):
         for item in (
             *found.notes(),
             *captions.unused_lines(chosen, caption.text),
-            *_wildcards(rules, chosen, caption.text, called),
         ):
             walk.notes.add(item)
         self._hash(walk.root, names, _used(chosen, further), held)
@@ -494,15 +491,6 @@ def _names(names: Strings, chosen: Chosen, held: Known) -> Strings:
     if not chosen.own:
         return _selected(names, chosen.image)
     return strings_of([[a + b for a, b in zip(names.take(chosen.image), chosen.own, strict=True)]])
-
-
-def _wildcards(rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings) -> Iterator[Rejected]:
-    """One note on captions with words that the trainer draws from."""
-    asked = np.flatnonzero(np.isin(chosen.owner, [number for number, rule in enumerate(rules) if rule.has_wildcards]))
-    rows = [row for row, text in zip(asked.tolist(), texts.take(asked), strict=True) if _WILDCARD.search(text)]
-    if rows:
-        words = "captions have words in braces, as {a|b}, which stay as they are"
-        yield counted(names[rows[0]], "caption-wildcard", len(rows), words)
 
 
 def _used(chosen: Chosen, further: Mapping[str, NDArray[np.integer]]) -> NDArray[np.integer]:

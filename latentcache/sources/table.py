@@ -1,33 +1,34 @@
 """Metadata tables: CSV, JSON lines, parquet and kohya's JSON, read exactly as they are written.
 
 No cell is shifted, converted or guessed (``NA``, ``001`` and ``None`` stay text). A table that is not well formed is
-an error with file and line before any work is done. Cost: the whole file in memory, about 3 us per row.
+an error with file and line before any work is done. Every row is a sample, a rejection or a note, and so is every
+image beside a table. Cost: the whole file in memory, about 3 us per row.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import math
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from latentcache.errors import TableError, UnusableSampleError
 from latentcache.fields.captions import BETWEEN
+from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import caption_fault
-from latentcache.sources.layouts.sets import CaptionRule
+from latentcache.sources.causes import counted, rejected, unused_lines
+from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.lines import UTF16_BOMS, listed, parse_json, shown
 from latentcache.sources.reading import read_source
 from latentcache.sources.walk import is_inside
-from latentcache.value import Value
 
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
@@ -36,25 +37,115 @@ CAPTION_COLUMNS = ("text", "caption", "prompt")
 FOCUS_COLUMNS = ("focus_x", "focus_y")
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")
+_LONGEST_NAME = 1000
 
 #: Line, and name of a column -> value, of each row.
 _Records = Iterator[tuple[int, dict[str, Any]]]
 
 
-class Row(Value):
-    """One row: a file name as it is written, and a caption or the reason why there is none."""
+class Row(NamedTuple):
+    """One row: a file name below the root, and a caption or the reason why there is none."""
 
     name: str
-    caption: str = ""
     line: int
+    caption: str = ""
     cause: str = ""
     detail: str = ""
     focus: tuple[float, float] = (-1, -1)
 
 
+@dataclass(slots=True, kw_only=True)
+class Listed:
+    """Images that are rows of the tables of a layout."""
+
+    taken: dict[str, tuple[int, Row, int]] = field(default_factory=dict)
+    """Image -> its set, its row and its repeats."""
+    tables: dict[str, tuple[bytes, StatMemo]] = field(default_factory=dict)
+    """Table -> content hash and memo."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+
+def listed_images(
+    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], said: Collection[str]
+) -> Listed:
+    """Read the tables of a layout, the deepest one first.
+
+    Args:
+        layout: Its sets.
+        root: Names are below it.
+        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
+        said: Names that are rejected or noted already.
+
+    Raises:
+        TableError: A table cannot be read as a whole.
+    """
+    found, unlisted = Listed(), dict[str, str]()
+    tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
+    others = {name for number, names in images.items() if number not in tables for name in names}
+    for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
+        one, inside = layout.sets[number], images.get(number, {})
+        table = one.captions.table
+        rows, content, memo = read_table(root, table, inside, one.prefix, one.captions)
+        found.tables[table] = content, memo
+        own = match_rows(found, table, rows, inside, {*said, *unlisted}, root)
+        _take(found, number, one, {name: row for name, row in own.items() if name in inside and not row.cause})
+        unlisted |= {name: table for name in inside if name not in own}
+        beside = sorted(text for name, text in inside.items() if text and name not in others)
+        if beside:
+            words = "caption files beside images are not used"
+            found.notes.append(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))
+    for name, table in unlisted.items():
+        if name not in found.taken and name not in others:
+            found.notes.append(rejected(name, "unlisted", f"{table} has no row for it"))
+    return found
+
+
+def _take(found: Listed, number: int, one: ImageSet, samples: Mapping[str, Row]) -> None:
+    """Add the samples of one table; an image of several tables is seen for each of them."""
+    other, unused = list[str](), list[tuple[str, int]]()
+    for name, row in samples.items():
+        unused += [(one.captions.table, row.line)] if one.captions.unused_line(row.caption) else []
+        row = row._replace(caption=one.captions.made(row.caption))
+        first, same, repeats = found.taken.get(name, (number, row, 0))
+        found.taken[name] = first, same, repeats + one.repeats
+        if same.caption != row.caption:
+            other.append(name)
+    found.notes += unused_lines(unused)
+    if other:
+        words = "images have another caption in a deeper table, which counts"
+        found.notes.append(counted(one.captions.table, "in-two-sets", len(other), words, first=other[0]))
+
+
+def match_rows(
+    found: Listed, table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
+) -> dict[str, Row]:
+    """The first row of each name; those that make no sample, and further ones, are rejected and noted."""
+    first_rows = dict[str, Row]()
+    for row in rows:
+        image = image_named(row.name, images)
+        name = image or _printable(row.name if leads_out(row.name) else _plain(row.name))
+        first = first_rows.setdefault(name, row)
+        if first is not row:
+            says = "another" if (first.caption, first.cause) != (row.caption, row.cause) else "the same"
+            detail = f"lines {first.line} and {row.line} are both for {name}, with {says} caption; the first is used"
+            found.notes.append(rejected(table, "duplicate-row", detail))
+        elif leads_out(row.name) and not image:
+            detail = f"{table}:{row.line} names a file outside the data folder"
+            found.rejected.append(rejected(name, "outside-root", detail))
+        elif not image and name not in said:
+            cause, why = "not-found", "there is no such file"
+            if _is_file(root, name):
+                cause, why = "unknown", "its extension is none of an image that is read"
+            found.rejected.append(rejected(name, cause, f"{table}:{row.line} names it, and {why}"))
+        elif image and row.cause:
+            found.rejected.append(rejected(name, row.cause, row.detail))
+    return first_rows
+
+
 def read_table(
     root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
-) -> tuple[tuple[Row, ...], bytes, StatMemo]:
+) -> tuple[list[Row], bytes, StatMemo]:
     """Rows of the table ``name``, in their order; content hash and memo of the file.
 
     Args:
@@ -76,21 +167,30 @@ def read_table(
     except UnusableSampleError as error:
         raise _error(path, 0, "the table cannot be read", error.what, error.fix) from error
     content, data = content_hash(data), data.removeprefix(codecs.BOM_UTF8)
-    if rule.tag_separator and path.suffix != ".jsonl":
-        records = _kohya_records(path, data)
+    if rule.tag_separator and path.suffix != ".jsonl":  # kohya's: an object of images, each with its caption and tags
+        each = enumerate(_json_object(path, data, 1).items(), start=1)
+        records: _Records = (
+            (at, {**(one if isinstance(one, dict) else {}), "image_path": image}) for at, (image, one) in each
+        )
     elif path.suffix == ".csv":
         records = _csv_records(path, data, images, prefix, rule.table_columns)
     elif path.suffix == ".parquet":
         records = _parquet_records(path, data)
     else:
-        records = _json_records(path, data)
-    rows = tuple(_placed(row, root, prefix) for row in _rows(path, records, rule))
+        lines = enumerate(data.split(b"\n"), start=1)
+        records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
+    rows, above = list(_rows(path, records, rule)), root.absolute().as_posix()
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
-    if rule.table_stems:
-        stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)}
-        rows = tuple(replace(row, name=stems.get(row.name, row.name)) for row in rows)
+    stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)} if rule.table_stems else {}
+    for number, row in enumerate(rows):
+        said = row.name
+        if said.startswith("/") and PurePosixPath(said).is_relative_to(above):
+            said = str(PurePosixPath(said).relative_to(above))
+        elif not leads_out(said):
+            said = prefix + said
+        rows[number] = row._replace(name=stems.get(said, said))
     return rows, content, memo
 
 
@@ -121,49 +221,22 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
 
 def make_row(path: Path, line: int, name: str, caption: Any, point: Sequence[Any] = ()) -> Row:
     """A row with its caption checked (text, without NUL and half surrogate pairs), and its point, if it has one."""
-
-    def rejected(cause: str, detail: str) -> Row:
-        return Row(name=name, line=line, cause=cause, detail=detail)
-
-    several = caption if isinstance(caption, list) and caption else [caption]
+    place, several = f"{path.name}:{line}", caption if isinstance(caption, list) and caption else [caption]
     if not all(isinstance(one, str) for one in several):
-        return rejected("table-row", f"{path.name}:{line} has {shown(caption)} as the caption, expected text")
+        detail = f"{place} has {shown(caption)} as the caption, expected text"
+        return Row(name, line, cause="table-row", detail=detail)
     if fault := next(filter(None, map(caption_fault, several)), ""):
-        return rejected("caption-unicode", f"the caption in {path.name}:{line} has {fault}")
+        return Row(name, line, cause="caption-unicode", detail=f"the caption in {place} has {fault}")
     focus = (-1.0, -1.0)
     if any(one not in (None, "") for one in point):
         try:
-            x, y = map(float, point)
+            x, y = focus = tuple(map(float, point))  # type: ignore[assignment]
             if not (0 <= x < math.inf and 0 <= y < math.inf):
                 raise ValueError
         except (ValueError, TypeError):
-            expected = "expected two numbers from 0: focus_x and focus_y"
-            return rejected("table-row", f"{path.name}:{line} has the point {shown(list(point))}, {expected}")
-        focus = x, y
-    return Row(name=name, caption=BETWEEN.join(several), line=line, focus=focus)
-
-
-def _placed(row: Row, root: Path, prefix: str) -> Row:
-    """A row with its name below the root; an absolute name below it is one, too."""
-    name, above = row.name, root.absolute().as_posix()
-    if name.startswith("/"):
-        inside = PurePosixPath(name).is_relative_to(above)
-        return replace(row, name=str(PurePosixPath(name).relative_to(above))) if inside else row
-    return row if leads_out(name) else replace(row, name=prefix + name)
-
-
-def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
-    """UTF-8 or an error with line and byte."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = first_line + data.count(b"\n", 0, error.start)
-        column = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
-        why = f"expected UTF-8, found byte 0x{data[error.start]:02x} at byte {column} of the line"
-        encoding = "UTF-16" if data.startswith(UTF16_BOMS) else "WINDOWS-1252"
-        old, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
-        fix = f"`iconv -f {encoding} -t UTF-8 {old} > {new} && mv {new} {old}`"
-        raise _error(path, line, "the table is not UTF-8", why, fix) from error
+            detail = f"{place} has the point {shown(list(point))}, expected two numbers from 0: focus_x and focus_y"
+            return Row(name, line, cause="table-row", detail=detail)
+    return Row(name, line, BETWEEN.join(several), focus=focus)
 
 
 def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
@@ -175,8 +248,24 @@ def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
 # formats
 
 
+def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
+    """UTF-8 or an error with line and byte."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        why = f"expected UTF-8, found byte 0x{data[error.start]:02x} at byte {column} of the line"
+        encoding = "UTF-16" if data.startswith(UTF16_BOMS) else "WINDOWS-1252"
+        old, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
+        fix = f"`iconv -f {encoding} -t UTF-8 {old} > {new} && mv {new} {old}`"
+        raise _error(path, line, "the table is not UTF-8", why, fix) from error
+
+
 def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, named: Sequence[str]) -> _Records:
     """The rows of a CSV; each has exactly as many fields as the first line."""
+    import csv
+
     text, header = _decode(path, data), list[str]()
     csv.field_size_limit(max(len(data), csv.field_size_limit()))  # 131,072 characters by default
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -202,29 +291,16 @@ def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, 
             yield line, dict(zip(header, cells, strict=True))
 
 
-def _json_records(path: Path, data: bytes) -> _Records:
-    for line, raw in enumerate(data.split(b"\n"), start=1):
-        if raw.strip():
-            yield line, _json_object(path, raw, line)
-
-
 def _json_object(path: Path, raw: bytes, line: int) -> dict[str, Any]:
-    cause: Exception | None = None
     try:
         value = parse_json(_decode(path, raw, line))
         found = f"found {shown(value)}"
     except UnusableSampleError as error:
-        value, cause, found = None, error, error.what.removeprefix("no JSON: ")
+        value, found = None, error.what.removeprefix("no JSON: ")
     if not isinstance(value, dict):
         fix = f"correct or remove line {line}; `sed -n {line}p {shlex.quote(str(path))}` shows it"
-        raise _error(path, line, "a line that is no JSON object", f"expected one object; {found}", fix) from cause
+        raise _error(path, line, "a line that is no JSON object", f"expected one object; {found}", fix)
     return value
-
-
-def _kohya_records(path: Path, data: bytes) -> _Records:
-    """An object of images, each with its caption and tags."""
-    for number, (name, one) in enumerate(_json_object(path, data, 1).items(), start=1):
-        yield number, {**(one if isinstance(one, dict) else {}), "image_path": name}
 
 
 def _parquet_records(path: Path, data: bytes) -> _Records:
@@ -244,37 +320,27 @@ def _parquet_records(path: Path, data: bytes) -> _Records:
 # columns and names
 
 
-def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[str] = ()) -> tuple[int, int]:
+def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[str] = ()) -> list[int]:
     """Positions of the file column and the caption column; ``named`` are their names if they are known.
 
     Raises:
         TableError: One of them is missing, or there are two.
     """
+    chosen = []
     files, captions = (named[:1], named[1:2]) if named else (FILE_COLUMNS, CAPTION_COLUMNS)
-    return (
-        _only_column(path, line, found, [name.lower() for name in files], "file names"),
-        _only_column(path, line, found, [name.lower() for name in captions], "captions"),
-    )
-
-
-def _matching(found: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    return [position for position, column in enumerate(found) if column.strip().lower() in wanted]
-
-
-def _only_column(path: Path, line: int, found: Sequence[str], wanted: Sequence[str], holds: str) -> int:
-    """The one column that holds file names or captions."""
-    positions = _matching(found, wanted)
-    if len(positions) == 1:
-        return positions[0]
-    if not positions:
-        why = f"expected a column named {' or '.join(wanted)}; found columns: {listed(found)}"
-        fix = f"name the columns in the first line of {path.name}, e.g. `file_name,text`"
-        if path.suffix != ".csv":
-            fix = f'give every line of {path.name} the form {{"file_name": "a.jpg", "text": "a caption"}}'
-        raise _error(path, line, f"no column of {holds}", why, fix)
-    names = listed([found[position] for position in positions])
-    why = f"each of {names} could be meant; found columns: {listed(found)}"
-    raise _error(path, line, f"{len(positions)} columns of {holds}", why, "keep one of them")
+    for names, holds in ((files, "file names"), (captions, "captions")):
+        wanted = [name.lower() for name in names]
+        positions = [position for position, column in enumerate(found) if column.strip().lower() in wanted]
+        if len(positions) != 1:
+            expected = "one" if positions else "a"
+            why = f"expected {expected} column named {' or '.join(wanted)}; found columns: {listed(found)}"
+            fix = f"name the columns in the first line of {path.name}, e.g. `file_name,text`"
+            if path.suffix != ".csv":
+                fix = f'give every line of {path.name} the form {{"file_name": "a.jpg", "text": "a caption"}}'
+            many = f"{len(positions)} columns" if positions else "no column"
+            raise _error(path, line, f"{many} of {holds}", why, "keep one of them" if positions else fix)
+        chosen += positions
+    return chosen
 
 
 def image_named(raw: str, images: Collection[str]) -> str:
@@ -287,7 +353,7 @@ def image_named(raw: str, images: Collection[str]) -> str:
         return raw
     if leads_out(raw):
         return ""
-    return next((name for name in (plain(raw), plain(raw.replace("\\", "/"))) if name in images), "")
+    return next((name for name in (_plain(raw), _plain(raw.replace("\\", "/"))) if name in images), "")
 
 
 def leads_out(raw: str) -> bool:
@@ -296,6 +362,23 @@ def leads_out(raw: str) -> bool:
     return path.startswith("/") or ".." in path.split("/") or _DRIVE.match(raw) is not None
 
 
-def plain(name: str) -> str:
+def _plain(name: str) -> str:
     """A name without ``.`` parts and doubled slashes."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def _printable(name: str) -> str:
+    """A name that can be encoded as file names are: a table can hold code points that no file name has."""
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        name = name.encode("utf-8", "backslashreplace").decode()
+    return name[:_LONGEST_NAME].replace("\0", "\\0") or "(no name)"
+
+
+def _is_file(root: Path, name: str) -> bool:
+    """True if there is such a file; a name that is too long or not allowed is none."""
+    try:
+        return (root / name).is_file()
+    except (OSError, ValueError):
+        return False

@@ -94,28 +94,21 @@ def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
 
 
 def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, config, tmp_path):
-    asks = "flip_aug = true\nshuffle_caption = true\nkeep_tokens = 1\ncaption_dropout_rate = 0.1\nresolution = 64\n"
-    config.write_text(f"[general]\n{asks}token_warmup_step = 2\n{TEXT % 1}")
-    (tmp_path / "data/dogs/c.caption").write_text("a dog, brown, old")
-    words = ("build", config, "--out", tmp_path / "c", *SMALL, "--text-encoder", "stub", "--json")
-
-    def notes(*more):
-        items = run(*words, *more).json["items"]
-        return [(one["reason"], one.get("line"), one["found"]) for one in items if one["reason"].startswith("config")]
-
-    ignored = ("config-ignored", 7, "1 setting of dataset.toml has no effect here: token_warmup_step")
-    dropout = "caption_dropout_rate = 0.1 (--empty-prompt, and read(caption_dropout=0.1) in training)"
-    assert notes() == [
-        ignored,
-        ("config-asks", 5, dropout),
-        ("config-asks", 2, "flip_aug = true (--flip)"),
-        ("config-asks", 4, "keep_tokens = 1 (--keep-tags 1)"),
-        ("config-asks", 3, "shuffle_caption = true (--shuffle-tags)"),
-    ], "the resolution is followed"
-    followed = ("--flip", "--shuffle-tags", "--keep-tags", "1", "--empty-prompt")
-    assert notes(*followed) == notes() == [ignored], "settings follow the cache"
-    counts = open_snapshot(tmp_path / "c").fields["prompt_embeds"].columns["cut"]
-    assert len(counts) == 2 + 2 + 1, "captions cat and cat, two orders of the dog, the empty prompt"
+    config.write_text(f"[general]\nflip_aug = true\nkeep_tokens = 1\ntoken_warmup_step = 2\n{TEXT % 1}")
+    words = ("build", config, "--out", tmp_path / "c", *SMALL, "--default-caption", "x", "--json")
+    notes = [(one["reason"], one["found"]) for one in run(*words).json["items"] if one["reason"].startswith("config")]
+    assert notes == [
+        ("config-ignored", "1 setting of dataset.toml has no effect here: token_warmup_step"),
+        (
+            "config-asks",
+            "the entries follow options, not dataset.toml: flip_aug = true (--flip), keep_tokens = 1 (--keep-tags)",
+        ),
+    ]
+    refused = run(*words, "--strict")
+    assert refused.status == 2
+    assert "config-asks" not in refused.error["why"]
+    config.write_text(config.read_text().replace("token_warmup_step = 2\n", ""))
+    assert run(*words, "--strict").status == 0
 
 
 def test_captions_that_are_not_stored_are_counted(run, data, tmp_path):

@@ -13,14 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latentcache.errors import TableError
-from latentcache.sources.layouts.listed import Listed, match_rows
 from latentcache.sources.table import (
     CAPTION_COLUMNS,
     FILE_COLUMNS,
+    Listed,
     Row,
     choose_columns,
     image_named,
     make_row,
+    match_rows,
     read_table,
 )
 
@@ -270,14 +271,11 @@ OUT, GONE = (
 @pytest.mark.parametrize(
     ("raw", "reason", "detail"),
     [
-        *((raw, "outside-root", f"{OUT}; did you mean sub/a.jpg?") for raw in (
-            "../a.jpg", "sub/../a.jpg", "C:\\pics\\a.jpg", "..\\a.jpg", "\\\\host\\a.jpg")),
-        *((raw, "outside-root", OUT) for raw in ("/etc/x.jpg", "..", "c:x.jpg")),
-        ("gone.jpg", "not-found", GONE),
-        ("A.JPG", "not-found", f"{GONE}; did you mean sub/a.jpg?"),
-        ("other/a.png ", "not-found", f"{GONE}; did you mean sub/a.jpg?"),
-        ("cafe\u0301.jpg", "not-found", f"{GONE}; did you mean caf\u00e9.jpg?"),
-        ("b.psd", "unknown", "metadata.csv:2 names it, but its extension is none of an image that is read"),
+        *((raw, "outside-root", OUT) for raw in (
+            "../a.jpg", "sub/../a.jpg", "C:\\pics\\a.jpg", "..\\a.jpg", "\\\\host\\a.jpg", "/etc/x.jpg", "..",
+            "c:x.jpg")),
+        *((raw, "not-found", GONE) for raw in ("gone.jpg", "A.JPG", "other/a.png ", "cafe\u0301.jpg")),
+        ("b.psd", "unknown", "metadata.csv:2 names it, and its extension is none of an image that is read"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_no_image_is_rejected(tmp_path, raw, reason, detail):
@@ -301,9 +299,9 @@ def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
     samples, found = matched(["a.jpg", "b.jpg"], *rows)
     assert samples == {"a.jpg": "one"}
     assert words(found.notes) == [
-        (CSV, "duplicate-row", "lines 2 and 3 are both for a.jpg, with the same caption"),
-        (CSV, "duplicate-row", "lines 2 and 4 are both for a.jpg, with another caption; that of line 2 is used"),
-        (CSV, "duplicate-row", "lines 5 and 6 are both for gone.jpg, with the same caption"),
+        (CSV, "duplicate-row", "lines 2 and 3 are both for a.jpg, with the same caption; the first is used"),
+        (CSV, "duplicate-row", "lines 2 and 4 are both for a.jpg, with another caption; the first is used"),
+        (CSV, "duplicate-row", "lines 5 and 6 are both for gone.jpg, with the same caption; the first is used"),
     ]
     detail = "the caption in metadata.csv:7 has a NUL at character 0"
     assert ("b.jpg", "caption-unicode", detail) in words(found.rejected)

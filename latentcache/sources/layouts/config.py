@@ -7,18 +7,14 @@ different folders are an error.
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from latentcache.errors import SourceError, SourceNotFoundError, UnusableSampleError, count_of
-from latentcache.fields.protocol import flat_settings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.layouts.partners import ALPHA, INPUTS
@@ -29,67 +25,43 @@ from latentcache.sources.reading import read_source
 Pair = tuple[str, str]
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
-#: Setting that makes other entries -> what to give for it, where a recipe (or the options of the source) says it, and
-#: the value there; by default the setting's own.
-ASKS: Mapping[str, tuple[Any, ...]] = {
-    "resolution": ("--resolution {}", "latents.geometry.resolutions"),
-    "bucket_reso_steps": ("--bucket-step {}", "latents.geometry.multiple"),
-    "bucket_no_upscale": ("--no-upscale", "latents.geometry.upscale", False),
-    "min_bucket_reso": ("--min-side {}", "latents.geometry.min_side"),
-    "max_bucket_reso": ("--max-side {}", "latents.geometry.max_side"),
-    "flip_aug": ("--flip", "latents.geometry.flip", True),
-    "random_crop": ("--crop random", "latents.geometry.crop", "random"),
-    "crop": ("--crop",),
-    "crop_aspect": ("--crop",),
-    "crop_style": ("--crop {}", "latents.geometry.crop"),
-    "resolution_type": ("--resolution",),
-    "minimum_image_size": ("--min-pixels",),
-    "maximum_image_size": ("--resolution",),
+#: Setting that makes other entries -> what to give for it.
+ASKS: Mapping[str, str] = {
+    "resolution": "--resolution",
+    "resolution_type": "--resolution",
+    "maximum_image_size": "--resolution",
+    "minimum_image_size": "--min-pixels",
+    "bucket_reso_steps": "--bucket-step",
+    "bucket_no_upscale": "--no-upscale",
+    "min_bucket_reso": "--min-side",
+    "max_bucket_reso": "--max-side",
+    "flip_aug": "--flip",
+    "random_crop": "--crop random",
+    **dict.fromkeys(("crop", "crop_aspect", "crop_style"), "--crop"),
+    **dict.fromkeys(("shuffle_caption", "enable_tag_shuffling", "caption_shuffle"), "--shuffle-tags"),
+    **dict.fromkeys(("keep_tokens", "keep_tags_count", "keep_tokens_separator"), "--keep-tags"),
+    "tag_delimiter": "--tag-separator",
     **dict.fromkeys(
-        ("shuffle_caption", "enable_tag_shuffling", "caption_shuffle"),
-        ("--shuffle-tags", "prompt_embeds.captions.reorder", True),
-    ),
-    **dict.fromkeys(
-        ("keep_tokens", "keep_tags_count", "keep_tokens_separator"),
-        ("--keep-tags {}", "prompt_embeds.captions.keep"),
-    ),
-    "tag_delimiter": ("--tag-separator {}", "prompt_embeds.captions.separator"),
-    **dict.fromkeys(
-        ("caption_dropout_rate", "caption_dropout_probability"),
-        ("--empty-prompt, and read(caption_dropout={}) in training", "prompt_embeds.empty_prompt", True),
-    ),
-    "caption_dropout_every_n_epochs": (
-        "--empty-prompt, and read(caption_dropout=1) in one of {} epochs", "prompt_embeds.empty_prompt", True
+        ("caption_dropout_rate", "caption_dropout_probability", "caption_dropout_every_n_epochs"),
+        "--empty-prompt, and read(caption_dropout=) in training",
     ),
     **dict.fromkeys(
-        ("caption_tag_dropout_rate", "tag_dropout_enable"),
-        ("tags are not dropped; write captions with fewer tags as further lines, and give --caption-lines all",
-         "source.caption_lines", "all"),
+        ("caption_tag_dropout_rate", "tag_dropout_enable"), "captions with fewer tags, and --caption-lines all"
     ),
-}  # fmt: skip
-_ASKS, _SIDES = "config-asks", re.compile(r"--resolution ([0-9]+)")
+}
 
 
-def unanswered(notes: Iterable[Rejected], said: Mapping[str, Mapping[str, Any]]) -> tuple[Rejected, ...]:
-    """The notes without those on settings that a build follows.
+class Trainer(NamedTuple):
+    """A kind of configuration files."""
 
-    Args:
-        notes: Of a listing.
-        said: Field -> JSON of its recipe; ``source``: options of the source.
-    """
-    flat = {f"{field}.{name}": value for field, one in said.items() for name, value in flat_settings(one).items()}
-    return tuple(note for note in notes if note.reason != _ASKS or not _is_followed(note, flat))
-
-
-def _is_followed(note: Rejected, flat: Mapping[str, Any]) -> bool:
-    """True if a note on a setting, as :meth:`Config.all_notes` writes it, asks for what a recipe says."""
-    asked = json.JSONDecoder().raw_decode(note.detail.partition(" = ")[2])[0]
-    place, *wanted = ASKS[note.field][1:] or ("",)
-    held = flat.get(place)
-    if note.field == "resolution" and isinstance(asked, list):
-        return isinstance(held, list) and {*map(int, _SIDES.findall(note.detail))} <= {*held}
-    value = wanted[0] if wanted else asked
-    return value in held if isinstance(held, list) else held in (value, str(value))
+    word: str
+    """Of ``--layout``."""
+    names: tuple[str, ...]
+    """Of the files in a folder."""
+    fits: Callable[[Any], bool]
+    """True if a parsed file has this form."""
+    read: Callable[[Config, Path | None, Any], Layout]
+    """The layout that a file, in a folder if given, describes; the last is ``find_layout``."""
 
 
 @dataclass(slots=True)
@@ -98,11 +70,10 @@ class Config:
 
     path: Path
     value: Any
-    text: str = ""
-    ignored: Counter[str] = field(default_factory=Counter)
-    """Settings that are not used, and in how many places each is given."""
+    ignored: set[str] = field(default_factory=set)
+    """Settings that are not used."""
     asks: dict[str, str] = field(default_factory=dict)
-    """Settings that would make other entries -> their value."""
+    """Settings that would make other entries -> their value, and what to give for it."""
     notes: list[Rejected] = field(default_factory=list)
 
     def take(self, said: Mapping[str, Any], used: Iterable[str]) -> None:
@@ -111,38 +82,25 @@ class Config:
             if name in used or value in (None, "", False) or value == [] or value == {}:
                 continue
             if name in ASKS:
-                self.asks.setdefault(name, json.dumps(value))
+                self.asks.setdefault(name, f"{name} = {json.dumps(value)} ({ASKS[name]})")
             else:
-                self.ignored[name] += 1
-
-    def line_of(self, name: str) -> int:
-        """The first line that gives a setting; 0 if it is not found."""
-        given = re.compile(rf"""[- \t{{,]*["']?{re.escape(name.rpartition(".")[2])}["']?\s*[=:]""")
-        return next((number for number, line in enumerate(self.text.split("\n"), 1) if given.match(line)), 0)
+                self.ignored.add(name)
 
     def note(self, detail: str, count: int = 1) -> None:
         """One thing in this file that is not used as the trainer would."""
         self.notes.append(rejected(self.path.name, "config", detail, count=count))
 
     def all_notes(self) -> tuple[Rejected, ...]:
-        """All of them, with one for what was ignored and one for each setting that would make other entries."""
-        notes = list(self.notes)
-        if self.ignored:
-            names = ", ".join(sorted(self.ignored))
-            detail = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here: {names}"
-            note = rejected(self.path.name, "config-ignored", detail, count=len(self.ignored))
-            notes.append(replace(note, line=min(map(self.line_of, self.ignored))))
-        for name, value in sorted(self.asks.items()):
-            detail = f"{name} = {value} ({self._option(name, json.loads(value))})"
-            notes.append(replace(rejected(self.path.name, _ASKS, detail), field=name, line=self.line_of(name)))
-        return tuple(notes)
-
-    def _option(self, name: str, value: Any) -> str:
-        """What to give for a setting."""
-        several = value if isinstance(value, list) and value else [value]
-        if name == "resolution" and len(several) == 2:
-            several = [round(math.sqrt(math.prod(several)))]
-        return " ".join(ASKS[name][0].format(one) for one in (several if name == "resolution" else [value]))
+        """All of them, with one for what was ignored and one for the settings that would make other entries."""
+        words = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here"
+        for cause, named, said in (
+            ("config-ignored", [*self.ignored], words),
+            ("config-asks", [*self.asks.values()], f"the entries follow options, not {self.path.name}"),
+        ):
+            if named:
+                detail = f"{said}: {', '.join(sorted(named))}"
+                self.notes.append(rejected(self.path.name, cause, detail, count=len(named)))
+        return tuple(self.notes)
 
     def place(self, said: Any, name: str) -> Path:
         """The folder or file that a setting names.
@@ -184,26 +142,16 @@ def read_config(path: Path) -> Config:
 
     try:
         data, _ = read_source(path, max_bytes=MAX_BYTES)
-        text = decode(data)
-        value = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _unreadable(path, str(error)) from error
-    except UnusableSampleError as error:
-        raise _unreadable(path, error.what) from error
-    return Config(path, value, text)
-
-
-def _unreadable(path: Path, why: str) -> SourceError:
-    fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout folder"
-    return SourceError(f"{path.name} cannot be read", where=str(path), why=why, fix=fix)
+        value = (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
+    except (tomllib.TOMLDecodeError, UnusableSampleError) as error:
+        why = error.what if isinstance(error, UnusableSampleError) else str(error)
+        fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout folder"
+        raise SourceError(f"{path.name} cannot be read", where=str(path), why=why, fix=fix) from error
+    return Config(path, value)
 
 
 def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: Path | None) -> Layout:
-    """One layout of several, names below their deepest common folder.
-
-    Raises:
-        SourceError: There are none.
-    """
+    """One layout of several, names below their deepest common folder."""
     if not parts:
         raise config.error("it names no images that could be read", "name a folder of images in it")
     places = [Path(os.path.abspath(base))] if base is not None else []  # noqa: PTH100
@@ -232,12 +180,7 @@ def aside(folder: Path, role: str) -> Layout:
 
 
 def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[list[Layout], tuple[Pair, ...]]:
-    """Folders of masks and control images, and (input, folder) of each; a mask ``alpha`` is the image's own.
-
-    Raises:
-        SourceNotFoundError: One is not there.
-        SourceError: There are too many.
-    """
+    """Folders of masks and control images, and (input, folder) of each; a mask ``alpha`` is the image's own."""
     parts, paired = list[Layout](), list[Pair]()
     for option, named in said.items():
         inputs = INPUTS[option]
@@ -250,13 +193,10 @@ def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> t
     return parts, tuple(paired)
 
 
-def of_folder(folder: Path, rule: CaptionRule, **more: Any) -> Layout:
-    """A layout of one folder."""
-    return Layout(word="", why="", root=folder, sets=(ImageSet(folder="", captions=rule, **more),))
-
-
-def of_table(folder: Path, table: Path, rule: CaptionRule, **more: Any) -> Layout:
-    """A layout of the images that a table lists, in a folder."""
+def of_set(folder: Path, rule: CaptionRule, table: Path | None = None, **more: Any) -> Layout:
+    """A layout of one folder, or of the images in it that a table lists."""
+    if table is None:
+        return Layout(word="", why="", root=folder, sets=(ImageSet(folder="", captions=rule, **more),))
     root = Path(os.path.commonpath([folder, table.parent]))
     one = ImageSet(folder=relative(folder, root), captions=replace(rule, table=relative(table, root)), **more)
     used = frozenset((one.captions.table,))

@@ -5,47 +5,30 @@ The plain folder is the last resort: images with caption files beside them, nest
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from latentcache.errors import SourceError, UsageError
 from latentcache.sources.archives.tars import kind_of_archive
-from latentcache.sources.layouts import (
-    archives,
-    imagefolder,
-    kohya,
-    kohya_config,
-    onetrainer,
-    own,
-    simpletuner,
-)
-from latentcache.sources.layouts.config import MAX_BYTES, Config, read_config
+from latentcache.sources.layouts import hub, kohya
+from latentcache.sources.layouts.config import MAX_BYTES, Trainer, read_config
 from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, choose_split, unfit
+from latentcache.sources.layouts.trainers import ONETRAINER, OWN, SIMPLETUNER
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
 from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Walk
 
 
 def _plain(tree: Tree) -> Layout:
-    """Every folder is one."""
     why = "images, with caption files beside them if there are any"
     return Layout(word=FOLDER, why=why, root=tree.root, sets=(ImageSet(folder=""),))
 
 
-#: Conventions of folders by their word; the plain folder is the last resort.
-FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
-    kohya.WORD: kohya.recognize,
-    imagefolder.WORD: imagefolder.recognize,
-    **archives.FORMS,
-    FOLDER: _plain,
-}
+#: Conventions of folders by their word.
+FOLDERS: dict[str, hub.Recognizer] = {kohya.WORD: kohya.recognize, **hub.FORMS, FOLDER: _plain}
 #: Conventions of configuration files by their word. Our own one decides alone.
-CONFIGS: dict[str, Any] = {
-    one.WORD: one for one in (own, kohya_config, simpletuner, onetrainer, kohya_config.METADATA)
-}
+CONFIGS = {one.word: one for one in (OWN, kohya.CONFIG, SIMPLETUNER, ONETRAINER, kohya.METADATA)}
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 #: Any of these is in the first bytes of a JSON file that is a configuration.
@@ -71,33 +54,7 @@ def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
     else:
         tree = Tree(data)
         found = replace(_of_folder(tree, word), listed=tree.listed)
-    return found if found.word == own.WORD and not split else choose_split(found, split)
-
-
-def _of_folder(tree: Tree, word: str) -> Layout:
-    data = tree.root
-    asked: dict[str, Callable[[Tree], Layout | None]] = {
-        name: partial(_in_folder, name) for name in CONFIGS
-    } | FOLDERS
-    if word:
-        found = asked[word](tree)
-        if found is None:
-            raise unfit(data, word, "nothing in the folder has this form")
-        return found
-    mine = asked.pop(own.WORD)(tree)
-    if mine is not None:
-        return mine
-    fitting = [one for name, ask in asked.items() if name != FOLDER and (one := ask(tree)) is not None]
-    if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
-        fitting = [one for one in fitting if one.word != kohya.WORD]
-    if not fitting:
-        return _plain(tree)
-    readings = [(one.word, one.why) for one in fitting]
-    if len(fitting) == 1 and fitting[0].doubt:
-        readings.append((FOLDER, fitting[0].doubt))
-    if len(readings) > 1:
-        raise ambiguous(data, readings)
-    return fitting[0]
+    return found if found.word == OWN.word and not split else choose_split(found, split)
 
 
 def is_config(data: Path) -> bool:
@@ -109,14 +66,14 @@ def is_config(data: Path) -> bool:
     try:
         with open_source(data) as file:
             head = file.read(_HEAD)
-        return any(mark in head for mark in _MARKS) and _reader(read_config(data)) is not None
+        return any(mark in head for mark in _MARKS) and _trainer(read_config(data).value) is not None
     except (SourceError, OSError):
         return False  # whoever reads it as something else says why
 
 
 def holds_images(data: Path) -> bool:
     """True if a folder holds a configuration, a metadata table, or any file that is an image by its name."""
-    tree, configs = Tree(data), {name for one in CONFIGS.values() for name in one.NAMES}
+    tree, configs = Tree(data), {name for one in CONFIGS.values() for name in one.names}
     if any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below()):
         return True
     return bool(tree.top.others & configs) or any(stop > start for _, start, stop in Walk(data, IMAGE_EXTENSIONS))
@@ -125,38 +82,56 @@ def holds_images(data: Path) -> bool:
 def holds_archives(data: Path) -> bool:
     """True if a folder has archives of images, or a file is one."""
     if data.is_file():
-        return archives.is_of_images(data)
-    return archives.recognize(Tree(data)) is not None
+        return hub.is_of_images(data)
+    tree = Tree(data)
+    return any(recognize(tree) is not None for recognize in hub.ARCHIVES.values())
 
 
-def _reader(config: Config) -> Any:
-    return next((one for one in CONFIGS.values() if one.fits(config.value)), None)
+def _of_folder(tree: Tree, word: str) -> Layout:
+    asked = {name: partial(_in_folder, one) for name, one in CONFIGS.items()} | FOLDERS
+    if word:
+        found = asked[word](tree)
+        if found is None:
+            raise unfit(tree.root, word, "nothing in the folder has this form")
+        return found
+    if mine := asked.pop(OWN.word)(tree):
+        return mine
+    del asked[FOLDER]
+    fitting = [one for ask in asked.values() if (one := ask(tree)) is not None]
+    if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
+        fitting = [one for one in fitting if one.word != kohya.WORD]
+    if not fitting:
+        return _plain(tree)
+    readings = [(one.word, one.why) for one in fitting]
+    if len(fitting) == 1 and fitting[0].doubt:
+        readings.append((FOLDER, fitting[0].doubt))
+    if len(readings) > 1:
+        raise ambiguous(tree.root, readings)
+    return fitting[0]
 
 
 def _of_file(data: Path, word: str) -> Layout:
     if kind_of_archive(data.name):
-        return archives.recognize_file(data, word)
+        return hub.recognize_file(data, word)
     config = read_config(data)
-    module = CONFIGS.get(word) if word else _reader(config)
-    if module is None or not module.fits(config.value):
-        why = f"expected a file as one of {', '.join(CONFIGS)} has it"
-        raise unfit(data, word, why) if word else UsageError(
-            f"{data.name} is no configuration that is known", where=str(data), why=why,
-            fix="give the folder that holds the images",
-        )  # fmt: skip
-    return _read(module, config, None)
+    trainer = CONFIGS.get(word) if word else _trainer(config.value)
+    if trainer is not None and trainer.fits(config.value):
+        return trainer.read(config, None, find_layout)
+    why = f"expected a file as one of {', '.join(CONFIGS)} has it"
+    if word:
+        raise unfit(data, word, why)
+    what, fix = f"{data.name} is no configuration that is known", "give the folder that holds the images"
+    raise UsageError(what, where=str(data), why=why, fix=fix)
 
 
-def _in_folder(word: str, tree: Tree) -> Layout | None:
+def _trainer(value: object) -> Trainer | None:
+    return next((one for one in CONFIGS.values() if one.fits(value)), None)
+
+
+def _in_folder(trainer: Trainer, tree: Tree) -> Layout | None:
     """The layout that a configuration in a folder describes."""
-    module = CONFIGS[word]
-    name = next((name for name in module.NAMES if name in tree.top.others), "")
-    if not name:
+    name = next((name for name in trainer.names if name in tree.top.others), "")
+    config = read_config(tree.root / name) if name else None
+    if config is None or not trainer.fits(config.value):
         return None
-    config = read_config(tree.root / name)
-    return _read(module, config, tree.root) if module.fits(config.value) else None
-
-
-def _read(module: Any, config: Config, base: Path | None) -> Layout:
-    found: Layout = module.read(config, base, find_layout) if module is own else module.read(config, base)
-    return found
+    return trainer.read(config, tree.root, find_layout)

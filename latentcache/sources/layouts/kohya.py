@@ -1,41 +1,53 @@
-"""Folders as kohya's sd-scripts has them: ``10_name class/`` is seen ten times per epoch, with class words.
+"""kohya's sd-scripts: folders named ``10_name class``, ``dataset.toml``, and metadata for fine-tuning.
 
-Rule (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``generate_dreambooth_subsets_config_by_subdirs``):
-what is before the first ``_`` is the number of repeats, the rest are the class words; other folders are ignored.
-Captions (``library/train_util.py``, ``DreamBoothDataset``): the first line of the file; without one the class words.
-Folders of regularization images are in a folder of their own (``reg_data_dir``); see :func:`balanced`.
+Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``):
+- Folders: what is before the first ``_`` is the number of repeats, the rest are the class words; other folders are
+  ignored. A caption is the first line of the file; without one the class words. Folders of regularization images are
+  in a folder of their own (``reg_data_dir``); see :func:`balanced`.
+- ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. A subset with
+  ``metadata_file`` has the images and captions of that file, one with ``conditioning_data_dir`` has control images,
+  others are folders (extension of captions ``.caption`` by default, not recursive). Within one data set a folder
+  counts once, in several it is seen for each; fewer repeats than one leave a subset out. With ``enable_wildcard`` one
+  line is drawn, so each is a caption; ``{a|b}`` stays as it is.
+- Metadata: an object of images, each with ``caption`` and ``tags``; the first line of both joined is the caption.
+  Names are paths, relative to the folder of images or absolute, or stems: the first image with it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import count_of
+from latentcache.sources.layouts.config import Config, Trainer, joined, of_set, partners
+from latentcache.sources.layouts.partners import ALPHA
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Folder, Tree
 
-Ints = NDArray[np.int64]
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
 IMAGE_FOLDERS, REG_FOLDERS = ("img", "image", "images"), ("reg", "regularization")
 _NAME = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
 #: More repeats than that are rather a year or a number of a series.
 _MOST = 1000
+_USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
+         "conditioning_data_dir", "alpha_mask", "enable_wildcard",
+         "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
+_OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
 
 
-def caption_rule(class_words: str, *, extensions: tuple[str, ...] = (".txt", ".caption")) -> CaptionRule:
-    """Where kohya looks for captions."""
-    return CaptionRule(
-        extensions=extensions,
-        face_crops=True,
-        lines="first",
-        text=class_words,
-        text_source="class words" if class_words else "",
-    )
+def _rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".caption")) -> CaptionRule:
+    source = "class words" if class_words else ""
+    return CaptionRule(extensions=extensions, face_crops=True, lines="first", text=class_words, text_source=source)
+
+
+# folders
 
 
 def recognize(tree: Tree) -> Layout | None:
@@ -45,34 +57,53 @@ def recognize(tree: Tree) -> Layout | None:
         return None
     train = _named(tree, base)
     reg = [one for name in REG_FOLDERS if name in tree.top.folders for one in _named(tree, name)]
-    root = str(tree.root)
-    sets = (*(_set(one, root, is_reg=False) for one in train), *(_set(one, root, is_reg=True) for one in reg))
+    sets = list[ImageSet]()
+    for number, folder in enumerate([*train, *reg]):
+        repeats, words = _told(folder)
+        more: dict[str, Any] = {"repeats": int(repeats), "class_words": words, "is_reg": number >= len(train)}
+        rule = _rule(words)
+        sets.append(ImageSet(folder=folder.path, recursive=False, balance=str(tree.root), captions=rule, **more))
     first = sets[0]
     why = f"{first.folder}/ reads as {first.repeats} repeats of {first.class_words or 'no class words'!r}"
-    doubt = _doubt(tree, base, [*train, *reg])
-    return Layout(word=WORD, why=why, root=tree.root, sets=sets, doubt=doubt)
+    return Layout(word=WORD, why=why, root=tree.root, sets=tuple(sets), doubt=_doubt(tree, base, [*train, *reg]))
 
 
 def _named(tree: Tree, base: str) -> list[Folder]:
     """Folders in a folder that are named so and hold images."""
     if base and base not in tree.top.folders:
         return []
-    found = []
-    for name in tree.folder(base).folders:
-        match = _NAME.fullmatch(name)
-        if match and int(match[1]) >= 1:
-            folder = tree.folder(f"{base}/{name}" if base else name)
-            found += [folder] if folder.images else []
-    return found
+    names = [name for name in tree.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1]
+    found = [tree.folder(f"{base}/{name}" if base else name) for name in names]
+    return [folder for folder in found if folder.images]
 
 
-def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, Ints]:
+def _told(folder: Folder) -> tuple[str, str]:
+    """Repeats and class words of a folder by its name."""
+    number, _, words = folder.path.rpartition("/")[2].partition("_")
+    return number, words
+
+
+def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
+    """What kohya would leave out, or numbers that are hardly repeats."""
+    numbers = [_told(folder)[0] for folder in named]
+    odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
+    if odd:
+        return f"{odd[0]} is hardly a number of repeats"
+    own, top = {folder.path for folder in named}, tree.folder(base)
+    if top.images:
+        return count_of(top.images, "images are in no such folder")
+    others = [f"{base}/{name}" if base else name for name in top.folders]
+    left = next((one for path in others if path not in own and (one := tree.folder(path)).images), None)
+    return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""
+
+
+def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, NDArray[np.int64]]:
     """Set of regularization images -> repeats of each of its images, in order; 0: left out by the trainer.
 
-    Rule (``library/train_util.py``, ``DreamBoothDataset``): images are taken in order, each with its repeats,
-    until they are as many as the training images with theirs; if all are fewer, each in turn is repeated once more.
+    Rule (``DreamBoothDataset``): images are taken in order, each with its repeats, until they are as many as the
+    training images with theirs; if all are fewer, each in turn is repeated once more.
     """
-    found = dict[int, Ints]()
+    found = dict[int, NDArray[np.int64]]()
     for name in {one.balance for one in sets} - {""}:
         own = [number for number, one in enumerate(sets) if one.balance == name]
         wanted = sum(sizes[number] * sets[number].repeats for number in own if not sets[number].is_reg)
@@ -90,29 +121,80 @@ def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, Ints]:
     return found
 
 
-def _set(folder: Folder, root: str, *, is_reg: bool) -> ImageSet:
-    match = _NAME.fullmatch(folder.path.rpartition("/")[2])
-    assert match is not None
-    return ImageSet(
-        folder=folder.path,
-        recursive=False,
-        repeats=int(match[1]),
-        class_words=match[2],
-        is_reg=is_reg,
-        balance=root,
-        captions=caption_rule(match[2]),
+# configurations
+
+
+def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
+    parts, general = list[Layout](), config.value.get("general", {})
+    config.take(general, _USED)
+    for number, dataset in enumerate(config.value["datasets"]):
+        config.take(dataset, _USED)
+        seen = set[str]()
+        for subset in dataset.get("subsets", []):
+            config.take(subset, {*_USED, *general, *dataset})
+            said = {**general, **dataset, **subset}
+            own = str(said.get("metadata_file") or said.get("image_dir"))
+            repeats = int(said.get("num_repeats", 1))
+            if own in seen or repeats < 1:
+                why = "it is there twice in one data set" if own in seen else "num_repeats is less than 1"
+                config.note(f"subset {own} is left out, as by the trainer: {why}")
+                continue
+            seen.add(own)
+            named = [("conditioning_data_dir", path)] if (path := said.get("conditioning_data_dir")) else []
+            masks = [("alpha_mask", ALPHA)] if said.get("alpha_mask") else []
+            further, paired = partners(config, {"controls": named, "masks": masks})
+            balance = f"{number}:{config.path}"
+            part = _subset(config, said, name=f"{number}:{own}", repeats=repeats, paired=paired, balance=balance)
+            parts += [*further, part]
+    subsets = count_of(sum(len(part.sets) for part in parts), "subsets")
+    return joined(config, CONFIG.word, f"{config.path.name} has {subsets} of kohya", parts, base)
+
+
+def _subset(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
+    words = "" if said.get("metadata_file") else str(said.get("class_tokens") or "")
+    prefix = f"{said['caption_prefix']} " if said.get("caption_prefix") else ""
+    suffix = f" {said['caption_suffix']}" if said.get("caption_suffix") else ""
+    bare = bool(prefix or suffix) and not words  # ``process_caption`` adds them to an empty caption too
+    rule = replace(
+        _rule(words, (str(said.get("caption_extension") or ".caption"),)),
+        prefix=prefix,
+        suffix=suffix,
+        bare=bare,
+        text_source="class words" if words else "prefix and suffix" if bare else "",
+        lines="all" if said.get("enable_wildcard") else "first",
     )
+    if not said.get("metadata_file"):
+        folder, is_reg = config.place(said.get("image_dir"), "image_dir"), bool(said.get("is_reg"))
+        return of_set(folder, rule, recursive=False, class_words=words, is_reg=is_reg, **more)
+    table = config.place(said["metadata_file"], "metadata_file")
+    folder = config.place(said["image_dir"], "image_dir") if said.get("image_dir") else table.parent
+    rule = replace(rule, table_stems=True, tag_separator=str(said.get("caption_separator") or ","))
+    return of_set(folder, rule, table, **more)
 
 
-def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
-    """What kohya would leave out, or numbers that are hardly repeats."""
-    numbers = [folder.path.rpartition("/")[2].partition("_")[0] for folder in named]
-    odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
-    if odd:
-        return f"{odd[0]} is hardly a number of repeats"
-    own, top = {folder.path for folder in named}, tree.folder(base)
-    if top.images:
-        return count_of(top.images, "images are in no such folder")
-    others = [f"{base}/{name}" if base else name for name in top.folders]
-    left = next((one for path in others if path not in own and (one := tree.folder(path)).images), None)
-    return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""
+def _read_metadata(config: Config, base: Path | None, _: Any) -> Layout:
+    config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
+    rule = CaptionRule(table=config.path.name, table_stems=True, tag_separator=",", lines="first")
+    part = Layout(word="", why="", root=config.path.absolute().parent, sets=(ImageSet(folder="", captions=rule),))
+    why = f"{config.path.name} lists {count_of(len(config.value), 'images')} of kohya"
+    return joined(config, METADATA.word, why, [part], base)
+
+
+def _is_config(value: Any) -> bool:
+    datasets = value.get("datasets") if isinstance(value, dict) else None
+    return isinstance(datasets, list) and any(isinstance(one, dict) and "subsets" in one for one in datasets)
+
+
+def _is_metadata(value: Any) -> bool:
+    first = next(iter(value.values()), None) if isinstance(value, dict) else None
+    return isinstance(first, dict) and bool(_OF_IMAGES & set(first))
+
+
+CONFIG = Trainer("kohya-config", ("dataset.toml", "dataset_config.toml"), _is_config, _read_config)
+#: Names of the files: those that kohya's scripts and their documentation use, the last step first.
+METADATA = Trainer(
+    "kohya-metadata",
+    ("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"),
+    _is_metadata,
+    _read_metadata,
+)

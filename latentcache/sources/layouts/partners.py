@@ -46,17 +46,14 @@ class Partners:
         """Note one file; ``ending``: it is beside its image."""
         stem = name.rpartition(".")[0]
         self.roles[name], self.stats[name] = role, stat
-        if ending and not name.endswith(".png"):
-            return  # as its trainer, which looks for no other format
-        if ending:
-            self.beside[role, stem.removesuffix(ending)] = name
-        else:
+        if not ending:
             self.apart[stem] = name
+        elif name.endswith(".png"):  # its trainer looks for no other format
+            self.beside[role, stem.removesuffix(ending)] = name
 
     def inputs(self, layout: Layout) -> list[str]:
         """Inputs that the samples of a layout have."""
-        named = {name for one in layout.sets for name, _ in one.paired}
-        found = named | {role for role, _ in self.beside}
+        found = {name for one in layout.sets for name, _ in one.paired} | {role for role, _ in self.beside}
         return [name for names in INPUTS.values() for name in names if name in found - layout.unpaired]
 
     def of(self, name: str, one: ImageSet, role: str) -> str | None:
@@ -110,20 +107,15 @@ def folders_below(layout: Layout, option: str, said: Sequence[str], recorded: Co
     Raises:
         UsageError: One is not there.
     """
-    for one in filter(None, said):
-        is_word = one == NONE or (one == ALPHA and option == "masks")
-        yield one if is_word else _below(layout, option, one, recorded)
-
-
-def _below(layout: Layout, option: str, said: str, recorded: Collection[str]) -> str:
     root = layout.root.absolute()
-    for place in (Path(os.path.abspath(root / said)), Path(os.path.abspath(said))):  # noqa: PTH100 - links stay
-        if place.is_dir() and place != root and place.is_relative_to(root):
-            return place.relative_to(root).as_posix()
-    if said in recorded:
-        return said
-    raise UsageError(
-        f"--{option}={said}: no such folder in {layout.root}",
-        why="names of files are kept below the folder of the data",
-        fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {said!r} beside path",
-    )
+    for one in filter(None, said):
+        places = (Path(os.path.abspath(root / one)), Path(os.path.abspath(one)))  # noqa: PTH100 - links stay
+        below = next((place for place in places if place.is_dir() and root in place.parents), None)
+        is_word = one == NONE or (one == ALPHA and option == "masks")
+        if not is_word and below is None and one not in recorded:
+            raise UsageError(
+                f"--{option}={one}: no such folder in {layout.root}",
+                why="names of files are kept below the folder of the data",
+                fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {one!r} beside path",
+            )
+        yield one if is_word or below is None else below.relative_to(root).as_posix()

@@ -55,8 +55,6 @@ class CaptionRule(Value):
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
     lines_by_choice: bool = False
     """True if the user, not the layout, says which lines are used."""
-    has_wildcards: bool = False
-    """True: the trainer draws one of the words in ``{a|b}``."""
     prefix: str = ""
     suffix: str = ""
     bare: bool = False
@@ -65,7 +63,7 @@ class CaptionRule(Value):
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
-        said = [self.lines == "first", self.prefix, self.suffix, self.text, *[self.lines][: self.lines == "all"]]
+        said = [self.lines, self.prefix, self.suffix, self.text]
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
     def with_options(
@@ -78,14 +76,21 @@ class CaptionRule(Value):
         caption_lines: str = "",
     ) -> CaptionRule:
         """With what a user says of captions, whatever the layout is."""
-        rule = self
-        if caption_ext and rule.extensions:
-            rule = replace(rule, extensions=("." + caption_ext.lower().removeprefix("."),))
-        if default_caption is not None and not rule.text and rule.from_name is None:
-            rule = replace(rule, text=default_caption, text_source="--default-caption")
-        prefix, suffix = caption_prefix + rule.prefix, rule.suffix + caption_suffix
-        rule = replace(rule, prefix=prefix, suffix=suffix, lines=caption_lines or rule.lines)
-        return replace(rule, lines_by_choice=rule.lines_by_choice or bool(caption_lines))
+        extensions, text, source = self.extensions, self.text, self.text_source
+        if caption_ext and extensions:
+            extensions = ("." + caption_ext.lower().removeprefix("."),)
+        if default_caption is not None and not text and self.from_name is None:
+            text, source = default_caption, "--default-caption"
+        return replace(
+            self,
+            extensions=extensions,
+            text=text,
+            text_source=source,
+            prefix=caption_prefix + self.prefix,
+            suffix=self.suffix + caption_suffix,
+            lines=caption_lines or self.lines,
+            lines_by_choice=self.lines_by_choice or bool(caption_lines),
+        )
 
     @property
     def is_empty_by_choice(self) -> bool:
@@ -102,9 +107,10 @@ class CaptionRule(Value):
         several = text.split(BETWEEN)
         if self.lines == "all" and len(several) == 1:
             several = text.split("\n")
+        if self.lines == "first":
+            several = [several[0].partition("\n")[0]]
         if self.lines:
-            several = [one.partition("\n")[0].strip() if self.lines == "first" else one.strip() for one in several]
-            several = several[:1] if self.lines == "first" else several
+            several = [one.strip() for one in several]
         several = [one for one in several if one] or [""] * self.bare
         return BETWEEN.join(self.prefix + one + self.suffix for one in several)
 
@@ -158,15 +164,8 @@ class ImageSet(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values for the manifest and for commands."""
-        said: dict[str, Any] = {
-            "name": self.label,
-            "folder": self.folder,
-            "repeats": self.repeats,
-            "class_words": self.class_words,
-            "is_reg": self.is_reg,
-            "split": self.split,
-            "paired": {name: folder or "alpha" for name, folder in self.paired},
-        }
+        said = {name: getattr(self, name) for name in ("folder", "repeats", "class_words", "is_reg", "split")}
+        said |= {"name": self.label, "paired": {name: folder or "alpha" for name, folder in self.paired}}
         return {name: value for name, value in said.items() if value or name in ("name", "folder", "repeats")}
 
 
@@ -221,12 +220,7 @@ class Layout(Value):
 
 
 def choose_split(layout: Layout, split: str) -> Layout:
-    """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted.
-
-    Raises:
-        UsageError: There is no such split.
-        SourceAmbiguousError: There are several, and none of them is ``train``.
-    """
+    """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted."""
     splits = [one.split for one in layout.sets]
     if len({*splits}) > 1:  # sets that name none are for training
         splits = [one or TRAIN for one in splits]
@@ -234,23 +228,19 @@ def choose_split(layout: Layout, split: str) -> Layout:
         return layout
     chosen = which_split(layout.root, splits, split)
     pairs = list(zip(layout.sets, splits, strict=True))
-    others = [(one, its) for one, its in pairs if its != chosen]
-    tables = {one.captions.table for one, _ in others} - {""}
-    notes = [
-        rejected(
-            min(one.files) if one.files else one.captions.table or one.folder,
-            "split-unused",
-            f"{count_of(len(one.files), 'file') if one.files else one.label} of the split {its}; {chosen} is read",
-            count=max(1, len(one.files)),
-        )
-        for one, its in others
-    ]
+    others, notes = [one for one, its in pairs if its != chosen], list(layout.notes)
+    for one, its in pairs:
+        if its != chosen:
+            name = min(one.files) if one.files else one.captions.table or one.folder
+            what = count_of(len(one.files), "file") if one.files else one.label
+            words = f"{what} of the split {its}; {chosen} is read"
+            notes.append(rejected(name, "split-unused", words, count=max(1, len(one.files))))
     return replace(
         layout,
         sets=tuple(one for one, its in pairs if its == chosen),
-        used=layout.used.union(tables, *(one.files for one, _ in others)),
-        unread=frozenset(one.folder for one, _ in others if not one.archives),
-        notes=(*layout.notes, *notes),
+        used=layout.used.union(*({one.captions.table} - {""} | one.files for one in others)),
+        unread=frozenset(one.folder for one in others if not one.archives),
+        notes=tuple(notes),
     )
 
 

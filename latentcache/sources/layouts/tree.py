@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS
 from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, common_endings, extension_of
@@ -19,30 +18,28 @@ from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, common_endi
 MAX_DEPTH, MAX_FOLDERS = 3, 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(NamedTuple):
     """One folder, links followed."""
 
-    path: str
+    path: str = ""
     """Below the root, without ``/`` at the end; empty: the root."""
-    folders: tuple[str, ...]
+    folders: tuple[str, ...] = ()
     """Names of the folders in it, in order."""
-    images: int
+    images: int = 0
     """Files in it with the name of an image."""
-    others: frozenset[str]
+    others: frozenset[str] = frozenset()
     """Names of its other files."""
 
 
-@dataclass
 class Tree:
     """The first levels of a folder, listed when they are asked for."""
 
-    root: Path
-    _known: dict[str, Folder] = field(default_factory=dict, repr=False)
-    listed: dict[str, str] = field(default_factory=dict, repr=False)
-    """Path of each folder -> the names in it, joined by ``/``; the walk need not list it again."""
+    def __init__(self, root: Path) -> None:
+        self.root, self._known = root, dict[str, Folder]()
+        self.listed = dict[str, str]()
+        """Path of each folder -> the names in it, joined by ``/``; the walk need not list it again."""
 
-    @cached_property
+    @property
     def top(self) -> Folder:
         """The root."""
         return self.folder("")
@@ -71,7 +68,7 @@ class Tree:
         try:
             names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
         except OSError:
-            return Folder(below, (), 0, frozenset())  # the walk says why
+            return Folder(below)  # the walk says why
         self.listed[path] = "/".join(names)
         plain = common_endings(names, _PLAIN)
         rest = [] if plain else [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]

@@ -1,0 +1,247 @@
+"""Configurations of SimpleTuner, of OneTrainer, and our own ``latentcache.toml``.
+
+SimpleTuner's ``multidatabackend.json`` (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``,
+``helpers/prompts.py``): ``repeats`` counts further passes, so 0 is once; folders are recursive; ``caption_strategy``
+is ``textfile`` (``a.txt``, each line a caption of its own unless ``disable_multiline_split``), ``filename`` (the stem
+with blanks for underscores, the default), ``instanceprompt``, or ``parquet``.
+
+OneTrainer's ``concepts.json`` (Nerogar/OneTrainer 23df383, ``ConceptConfig.py``, ``DataLoaderText2ImageMixin.py``;
+Nerogar/mgds 3a6994a): ``text.prompt_source`` is ``sample`` (``a.txt``), ``concept`` (the file ``prompt_path``) or
+``filename`` (the stem); of several lines one is drawn, so each is a caption. ``-masklabel`` and ``-condlabel`` are no
+samples; the type ``VALIDATION`` is a split. ``balancing`` 2.0 is twice per epoch with the strategy ``REPEATS``.
+
+[[sets]]                    # latentcache.toml: several data sets as one
+path = "portraits"          # a folder, an archive or a configuration, beside this file; required
+layout = "kohya"            # as --layout; split = "train" as --split; name = "people"
+repeats = 2                 # times those of the layout itself
+caption_ext = ".txt"        # as --caption-ext; also default_caption, caption_prefix, caption_suffix, caption_lines
+masks = "masks"             # folder of masks, or "alpha"
+controls = ["edges"]        # folders of control images
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import SourceError, UnusableSampleError, count_of
+from latentcache.fields.captions import BETWEEN
+from latentcache.sources.captions import read_caption
+from latentcache.sources.layouts.config import Config, Pair, Trainer, aside, joined, of_set, partners
+from latentcache.sources.layouts.partners import INPUTS
+from latentcache.sources.layouts.sets import CAPTION_OPTIONS, CaptionRule, Layout
+
+_SIMPLE = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_strategy", "instance_prompt",
+           "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
+           "parquet", "metadata_backend", "conditioning_type", "conditioning_data",
+           "is_regularisation_data")  # fmt: skip
+_CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
+_CONCEPT = ("name", "path", "enabled", "include_subdirectories", "balancing", "balancing_strategy", "repeats",
+            "type", "text", "image", "seed", "concept_stats", "__version", "validation_concept")  # fmt: skip
+_TEXT_DEFAULTS = {"tag_delimiter": ",", "keep_tags_count": 1, "tag_dropout_mode": "FULL"}
+_SETTINGS = {"path": str, "repeats": int, "controls": list} | dict.fromkeys(
+    ("masks", "layout", "split", *CAPTION_OPTIONS, "name"), str
+)
+
+
+def _is_list(value: Any, required: str, others: set[str]) -> bool:
+    """True for a list of objects that all have one name, and some of which have one of others."""
+    found = isinstance(value, list) and len(value) > 0 and all(isinstance(one, dict) for one in value)
+    return found and all(required in one for one in value) and any(others & set(one) for one in value)
+
+
+# SimpleTuner
+
+
+def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
+    parts, further = [], dict[str, Layout]()
+    for one in config.value:
+        if one.get("dataset_type") == "conditioning" and not _is_off(one) and one.get("type", "local") == "local":
+            role = "mask" if one.get("conditioning_type") == "mask" else "control"
+            config.take(one, _SIMPLE)
+            further[str(one["id"])] = aside(config.place(one.get("instance_data_dir"), "instance_data_dir"), role)
+    for one in config.value:
+        kind = one.get("dataset_type", "image")
+        if str(one["id"]) in further:
+            parts.append(further[str(one["id"])])
+        elif _is_off(one) or kind in _CACHES:
+            config.ignored.add(f"{one['id']} ({'disabled' if kind not in _CACHES else kind})")
+        elif kind != "image":
+            config.note(f"data set {one['id']} ({kind}) is not read: it is not one of images")
+        elif one.get("type", "local") != "local":
+            raise _elsewhere(config, one)
+        else:
+            parts.append(_backend(config, one, _conditioning(one, further)))
+    sets = count_of(sum(len(part.sets) for part in parts), "data sets")
+    return joined(config, "simpletuner", f"{config.path.name} has {sets} of SimpleTuner", parts, base)
+
+
+def _is_off(one: Mapping[str, Any]) -> bool:
+    return bool(one.get("disabled") or one.get("disable"))
+
+
+def _conditioning(one: Mapping[str, Any], further: Mapping[str, Layout]) -> tuple[Pair, ...]:
+    """Inputs of a data set and the folders of its conditioning data sets, in their order."""
+    named, free, found = one.get("conditioning_data") or [], list(INPUTS["controls"]), list[Pair]()
+    for part in [further[name] for name in ([named] if isinstance(named, str) else named) if name in further]:
+        name = "mask" if part.aside[""] == "mask" else free.pop(0) if free else ""
+        found += [(name, str(part.root))] if name else []
+    return tuple(found)
+
+
+def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
+    config.take(one, _SIMPLE)
+    folder, table = config.place(one.get("instance_data_dir"), "instance_data_dir"), None
+    if one.get("caption_strategy") == "parquet" and not one.get("only_instance_prompt"):
+        table = config.place(one.get("parquet", {}).get("path"), "parquet.path")
+    elif one.get("metadata_backend") == "parquet":
+        config.note(f"data set {one['id']}: images without a row of its parquet file are used, too")
+    return of_set(
+        folder,
+        _simple_rule(config, one),
+        table,
+        name=str(one["id"]),
+        repeats=int(one.get("repeats") or 0) + 1,
+        is_reg=bool(one.get("is_regularisation_data")),
+        paired=paired,
+        paired_by_path=True,
+    )
+
+
+def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
+    """The error for a data set of another type than ``local``."""
+    fetch = {
+        "aws": f"`aws s3 sync s3://{one.get('aws_bucket_name')} FOLDER`, and name FOLDER as instance_data_dir",
+        "huggingface": f"`hf download --repo-type dataset {one.get('dataset_name')} --local-dir FOLDER`, and name it",
+    }.get(one["type"], "copy its images here, and name their folder with the type local")
+    what, why = f"data set {one['id']} has the type {one['type']}", "only folders of images on this disk are read"
+    return config.error(what, fetch + '; "disabled": true leaves it out', why)
+
+
+def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
+    strategy, said = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
+    prompts = [str(one).strip() for one in (said if isinstance(said, list) else [said])]
+    prefix = f"{prompts[0]} " if one.get("prepend_instance_prompt") else ""
+    if strategy == "instanceprompt" or one.get("only_instance_prompt"):
+        return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
+    if strategy == "filename":
+        return CaptionRule(extensions=(), from_name=_with_blanks, prefix=prefix)
+    if strategy == "textfile":
+        lines = "" if one.get("disable_multiline_split") else "all"
+        return CaptionRule(extensions=(".txt",), lines=lines, prefix=prefix)
+    if strategy != "parquet":
+        what = f"data set {one['id']}: caption_strategy {strategy!r} is not read"
+        raise config.error(what, "give textfile, filename, instanceprompt or parquet")
+    table = one.get("parquet", {})
+    captions = table.get("caption_column")
+    columns = table.get("filename_column"), *(captions if isinstance(captions, list) else [captions])
+    return CaptionRule(
+        table_columns=tuple(str(name) for name in columns if name),
+        table_fallback=str(table.get("fallback_caption_column") or ""),
+        table_stems=not table.get("identifier_includes_extension"),
+        prefix=prefix,
+    )
+
+
+def _with_blanks(stem: str) -> str:
+    return stem.replace("_", " ")
+
+
+# OneTrainer
+
+
+def _onetrainer(config: Config, base: Path | None, _: Any) -> Layout:
+    parts = []
+    for one in config.value:
+        repeats = float(one.get("balancing", one.get("repeats", 1.0)))
+        off = "disabled" if not one.get("enabled", True) else "" if repeats else "balancing 0"
+        if off:
+            config.ignored.add(f"{one.get('name') or one['path']} ({off})")
+        else:
+            parts.append(_concept(config, one, repeats))
+    why = f"{config.path.name} has {count_of(len(parts), 'concepts')} of OneTrainer"
+    return joined(config, "onetrainer", why, parts, base)
+
+
+def _concept(config: Config, one: Mapping[str, Any], repeats: float) -> Layout:
+    text, kind, label = one.get("text") or {}, str(one.get("type", "STANDARD")), one.get("name") or one["path"]
+    config.take(one, _CONCEPT)
+    image = {name: value for name, value in (one.get("image") or {}).items() if name.startswith("enable_")}
+    config.take({f"image.{name}": value for name, value in image.items()}, ())
+    config.take({k: v for k, v in text.items() if v != _TEXT_DEFAULTS.get(k)}, ("prompt_source", "prompt_path"))
+    if one.get("balancing_strategy", "REPEATS") != "REPEATS":
+        config.note(f"concept {label} asks for {count_of(int(repeats), 'samples')} per epoch; each is seen once")
+        repeats = 1
+    elif repeats < 1 or repeats != int(repeats):
+        config.note(f"concept {label} asks for {repeats:g} repeats; whole numbers from 1 are used")
+    return of_set(
+        config.place(one["path"], "path"),
+        _concept_rule(config, text),
+        name=str(one.get("name") or ""),
+        recursive=bool(one.get("include_subdirectories")),
+        repeats=max(1, int(repeats)),
+        is_reg=kind == "PRIOR_PREDICTION",
+        split="validation" if kind == "VALIDATION" or one.get("validation_concept") else "",
+    )
+
+
+def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
+    source = text.get("prompt_source", "sample")
+    if source == "filename":
+        return CaptionRule(extensions=(), from_name=str)
+    if source != "concept":
+        return CaptionRule(extensions=(".txt",), lines="all")
+    path = config.place(text.get("prompt_path"), "text.prompt_path")
+    try:
+        said = read_caption(str(path.parent), path.name)[0]
+    except UnusableSampleError as error:
+        raise config.error(f"text.prompt_path: {error.what}", error.fix) from error
+    return CaptionRule(extensions=(), text=said, lines="all", text_source="concept prompt")
+
+
+# latentcache.toml
+
+
+def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Layout]) -> Layout:
+    parts = []
+    for name in set(config.value) - {"sets"}:
+        raise config.error(f"unknown table {name!r}", "keep [[sets]] only")
+    for said in config.value["sets"]:
+        for name, value in said.items():
+            if type(value) is not _SETTINGS.get(name) or value == 0:
+                raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {', '.join(_SETTINGS)}")
+        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
+        rule = {name: said[name] for name in CAPTION_OPTIONS if name in said}
+        masks = [("masks", said["masks"])] if said.get("masks") else []
+        controls = [("controls", one) for one in said.get("controls", []) if one]
+        further, paired = partners(config, {"masks": masks, "controls": controls})
+        sets = [
+            replace(one, captions=one.captions.with_options(**rule), repeats=one.repeats * said.get("repeats", 1),
+                    name=said.get("name", one.name), paired=paired or one.paired)
+            for one in layout.sets
+        ]  # fmt: skip
+        parts += [*further, replace(layout, sets=tuple(sets))]
+    why = f"{config.path.name} has {count_of(len(config.value['sets']), 'sets')}"
+    return joined(config, OWN.word, why, parts, base)
+
+
+OWN = Trainer(
+    "latentcache",
+    ("latentcache.toml",),
+    lambda value: isinstance(value, dict) and isinstance(value.get("sets"), list),
+    _own,
+)
+SIMPLETUNER = Trainer(
+    "simpletuner",
+    ("multidatabackend.json",),
+    lambda value: _is_list(value, "id", {"instance_data_dir", "dataset_type", "cache_dir_vae", "aws_bucket_name"}),
+    _simpletuner,
+)
+ONETRAINER = Trainer(
+    "onetrainer",
+    ("concepts.json",),
+    lambda value: _is_list(value, "path", {"text", "image", "include_subdirectories", "balancing", "enabled"}),
+    _onetrainer,
+)
