@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 SCHEMA = 2
 #: Items of one category in text output; JSON output has all items.
 SHOWN = 10
-#: Examples of a cause, and their keys.
-EXAMPLES = 3
-_OF_EXAMPLES = ("path", "path_b64", "key", "field", "file", "found")
 EXIT_BUG = 70
 #: Arguments of Python that are flags of commands, with a value.
 _ARGUMENT = re.compile(
@@ -96,21 +93,6 @@ def rejected_item(category: str, rejected: Rejected) -> dict[str, Any]:
     more: dict[str, Any] = {"line": rejected.line, "field": rejected.field or getattr(rejected, "target", "")}
     more |= {"count": rejected.count} if rejected.count > 1 else {}
     return item(category, rejected.reason, rejected.name, hint=hint, found=rejected.detail, **more)
-
-
-def causes(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items by category and reason, most frequent first: count, hint and up to three examples."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in items:
-        category, reason = one["category"], one["reason"]
-        cause = found.setdefault(
-            (category, reason),
-            {"category": category, "reason": reason, "count": 0, "hint": one["hint"], "examples": []},
-        )
-        cause["count"] += int(one.get("count", 1))
-        if len(cause["examples"]) < EXAMPLES:
-            cause["examples"].append({key: one[key] for key in _OF_EXAMPLES if one.get(key)})
-    return sorted(found.values(), key=lambda cause: -int(cause["count"]))
 
 
 # errors
@@ -302,6 +284,12 @@ def human_bytes(size: float) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun: 1 sample, 2 samples; 1 entry, 2 entries."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def repeats_text(repeats: Sequence[Mapping[str, int]]) -> str:
+    """How often an epoch serves the samples; empty if it serves each once."""
+    some = [f"{counted(one['samples'], 'sample')} {one['times']} times" for one in repeats]
+    return f"repeats: {', '.join(some)} per epoch" if any(one["times"] != 1 for one in repeats) else ""
 
 
 def show_table(rows: Iterable[Iterable[object]], indent: str = "  ") -> None:

@@ -85,7 +85,7 @@ class _Asked(Value):
         given, words = " ".join(more), ["latentcache build", shlex.quote(str(self.data))]
         words += [f"--out {shlex.quote(str(self.out))}"] if self.out and "--out" not in given else []
         words += [f"--fields {','.join(self.requested.fields)}"] if self.requested.exact else []
-        words += [self.requested.words, self.requested.common, flags.source_words(self.source)]
+        words += [self.requested.words, self.requested.common, self.requested.source]
         words += [f"--device {self.device}"] if self.device != "auto" and "--device" not in given else []
         return " ".join(word for word in (*words, *more) if word)
 

@@ -13,7 +13,7 @@ import functools
 import inspect
 import shlex
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -106,15 +106,10 @@ class Requested(Value):
     exact: bool = False
     """True: ``--fields`` names every field."""
 
-    @property
-    def given(self) -> bool:
-        """True if the recipe of any field is affected."""
-        return any(_is_given(settings) for settings in self.fields.values())
-
-    @property
-    def words(self) -> str:
-        """The recipe flags as they were given."""
-        return shlex.join(word for pair in dict.fromkeys(_given_options(self.fields)) for word in pair)
+    words: str = ""
+    """The recipe flags as they were given."""
+    source: str = ""
+    """The options of DATA as they were given."""
 
     @property
     def common(self) -> str:
@@ -152,9 +147,13 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     def with_options(**given: Any) -> int:
         values = {name: given.pop(name) for name in options}
         names, kinds = given.pop("fields"), tuple(given.pop("field") or ())
+        words = ""
         if "source" in own.parameters:
-            given["source"] = _source({name: given.pop(one.name) for name, one in sources.items()})
-        return command(requested=_requested(options, values, names, kinds), **given)
+            said = {name: given.pop(name) for name in _SOURCE}
+            given["source"] = _source(said)
+            words = _words((_SOURCE[name][1].split()[0], value) for name, value in said.items())
+        requested = _requested(options, values, names, kinds)
+        return command(requested=dataclasses.replace(requested, source=words), **given)
 
     vars(with_options)["__signature__"] = own.replace(parameters=merged)
     return with_options
@@ -244,7 +243,8 @@ def _requested(
             attribute = option.targets[field]
             settings.setdefault(field, {})[attribute.name] = _value(option.flag, attribute, values[name])
     made = {name: known[name].settings(**given) for name, given in settings.items()}
-    return Requested(fields=made, kinds=kinds, exact=wanted is not None)
+    words = _words((option.flag, values[name]) for name, option in options.items())
+    return Requested(fields=made, kinds=kinds, exact=wanted is not None, words=words)
 
 
 def _source(given: Mapping[str, Any]) -> Any:
@@ -261,17 +261,15 @@ def _source(given: Mapping[str, Any]) -> Any:
     return SourceOptions(**said)
 
 
-def source_words(source: Source) -> str:
-    """The options of DATA as they were given."""
-    from latentcache.sources.scan import SourceOptions
-
-    words, defaults = list[str](), SourceOptions()
-    for name, (_, about, _) in _SOURCE.items():
-        flag, value = about.split()[0], getattr(source or defaults, name)
-        if isinstance(value, bool) and value != getattr(defaults, name):
-            words.append(flag.split("/")[not value])
-        elif value != getattr(defaults, name):
-            words += [word for one in (value if isinstance(value, tuple) else (value,)) for word in (flag, one)]
+def _words(given: Iterable[tuple[str, Any]]) -> str:
+    """Options as they were given: ``--flip --bucket 64x96``."""
+    words = list[str]()
+    for flag, value in given:
+        if isinstance(value, bool):
+            both = flag.split("/")
+            words.append(both[0] if value else both[-1] if len(both) > 1 else f"--no-{flag.lstrip('-')}")
+        elif value is not None:
+            words += [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]
     return shlex.join(words)
 
 
@@ -288,22 +286,3 @@ def _value(flag: str, attribute: dataclasses.Field[Any], value: Any) -> Any:
         raise UsageError(f"{flag}={value}: unknown value", fix=f"{flag} {'|'.join(choices)}")
     parse = attribute.metadata.get("parse")
     return parse(value) if parse else value
-
-
-def _is_given(settings: Any) -> bool:
-    return any(getattr(settings, one.name) is not None for one in dataclasses.fields(settings))
-
-
-def _given_options(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Each given option with its value."""
-    for settings in fields.values():
-        for attribute in dataclasses.fields(settings):
-            value = getattr(settings, attribute.name)
-            flag = attribute.metadata.get("flag", "--" + attribute.name.replace("_", "-"))
-            if value is None or flag is None:
-                continue
-            if isinstance(value, bool):
-                yield (flag if value else f"--no-{flag.lstrip('-')}",)
-                continue
-            for one in value if isinstance(value, tuple) else (value,):
-                yield flag, str(attribute.metadata.get("format", str)(one))

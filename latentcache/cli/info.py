@@ -1,26 +1,21 @@
-"""``latentcache info``: the contents of a cache, finished or not."""
+"""``latentcache info``: the contents of a cache, finished or not.
+
+Cost: one pass over the columns of the rows; payloads are read for ``--entries`` alone.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import counted, human_bytes, out, rejected_item
-from latentcache.cli.contents import (
-    begun_contents,
-    field_contents,
-    sample_repeats,
-    show_captions,
-    show_field,
-    show_repeats,
-    without_caption,
-)
+from latentcache.cli.console import counted, human_bytes, out, rejected_item, repeats_text, show_table
 from latentcache.cli.flags import option
-from latentcache.errors import CacheFormatError, LatentcacheError
+from latentcache.errors import CacheFormatError, LatentcacheError, RecipeError
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot
@@ -47,14 +42,12 @@ def info(
         "cache": str(cache),
         "complete": snapshot is not None and snapshot.complete and not paths.building.exists(),
         "snapshot": snapshot.number if snapshot else 0,
-        "counts": {
-            "samples": len(snapshot.samples) + _outside_table(snapshot) if snapshot else int(state.get("samples", 0)),
-            "entries": len(stored),
-            "quarantined": len(_rejected(snapshot)) if snapshot else 0,
-        },
+        "counts": {"samples": int(state.get("samples", 0)), "entries": len(stored), "quarantined": 0},
         "bytes": disk_bytes(cache),
-        **(_facts(snapshot) if snapshot else _begun(state)),
     }
+    if snapshot:
+        payload["counts"] |= _counts(snapshot)
+    payload |= _of_snapshot(snapshot) if snapshot else _begun(state)
     if entries:
         payload["entries"] = _entries(list(stored_entries(cache)), snapshot)
     if as_json:
@@ -64,20 +57,22 @@ def info(
     return 0
 
 
-def _rejected(snapshot: Snapshot) -> set[str]:
-    """Names of rejected samples; a sample that several fields reject counts once."""
-    return {f"{one.name}:{one.line}" if one.line else one.name for one in snapshot.rejected}
+def _counts(snapshot: Snapshot) -> dict[str, int]:
+    """Samples, those among them that no field could use too; a sample that several fields reject counts once."""
+    rejected = {one.label for one in snapshot.rejected}
+    outside = rejected.difference(snapshot.samples.names) if rejected and len(snapshot.fields) > 1 else rejected
+    return {"samples": len(snapshot.samples) + len(outside), "quarantined": len(rejected)}
 
 
-def _outside_table(snapshot: Snapshot) -> int:
-    """Rejected samples that no field of the cache holds."""
-    rejected = _rejected(snapshot)
-    if rejected and len(snapshot.fields) > 1:
-        rejected.difference_update(snapshot.samples.names)
-    return len(rejected)
+def _of_snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    import numpy as np
 
+    from latentcache.plan.samples import times_counted
 
-def _facts(snapshot: Snapshot) -> dict[str, Any]:
+    column = snapshot.samples.columns.get("repeats")
+    repeats = times_counted(None if column is None else np.asarray(column), len(snapshot.samples))
+    captions = None if snapshot.empty_by_choice else snapshot.samples.inputs.get("caption")
+    count, first = captions.text.empty() if captions is not None and captions.text is not None else (0, -1)
     return {
         "created": snapshot.manifest.get("created", ""),
         "demo": snapshot.demo,
@@ -85,76 +80,115 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
         "part": snapshot.part,
         "allow_failed": snapshot.allow_failed,
         "fingerprint": snapshot.fingerprint,
-        "repeats": sample_repeats(snapshot),
-        "no_caption": without_caption(snapshot),
+        "repeats": [{"times": times, "samples": number} for times, number in repeats.items()],
+        "no_caption": {"count": count, "first": snapshot.samples.names[first] if count else ""},
         "notes": [rejected_item("note", one) for one in snapshot.notes if one.target],
-        "fields": {name: field_contents(rows) for name, rows in snapshot.fields.items()},
+        "fields": {name: _field(rows) for name, rows in snapshot.fields.items()},
     }
+
+
+def _field(rows: FieldRows) -> dict[str, Any]:
+    import numpy as np
+
+    counts = np.bincount(np.asarray(rows.group), minlength=len(rows.groups)).tolist()
+    found: dict[str, Any] = {
+        "installed": rows.kind is not None,
+        "recipe_id": rows.recipe_id.hex(),
+        "recipe": dict(rows.recipe_json),
+        "provenance": dict(rows.provenance),
+        "dtype": rows.spec.dtype,
+        "items": len(rows),
+        "entries": rows.entries,
+        "bytes": int(np.asarray(rows.bytes).sum(dtype=np.int64)),
+        **_saved(rows),
+        "groups": [
+            {"label": group.label, "shape": list(group.shape), "items": count}
+            for group, count in zip(rows.groups, counts, strict=True)
+        ],
+    }
+    if rows.kind is not None and rows.recipe is not None:
+        columns = {**rows.columns, **rows.ragged_columns, "length": rows.length}
+        found["about"] = dict(rows.kind.describe(rows.recipe, rows.provenance))
+        found["numbers"] = dict(rows.kind.numbers(rows.recipe, columns))
+    if rows.spec.ragged:
+        lengths = np.asarray(rows.length)
+        low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        found["lengths"] = {"total": int(lengths.sum(dtype=np.int64)), "shortest": low, "longest": high}
+    return found
+
+
+def _saved(rows: FieldRows) -> dict[str, Any]:
+    """Items that share the bytes of an equal one, the bytes that this saves, and those of padding left out."""
+    import numpy as np
+
+    from latentcache.fields.dtypes import DTYPES
+
+    place = np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start)
+    again = np.ones(len(rows), dtype=np.bool_)
+    again[np.unique(place, return_index=True)[1]] = False
+    size = (
+        np.array([abs(int(np.prod(group.shape))) for group in rows.groups], dtype=np.int64)
+        * DTYPES[rows.spec.dtype][1]
+    )
+    unit, length = size[np.asarray(rows.group)], np.asarray(rows.length).astype(np.int64)
+    each = unit * length if rows.spec.ragged else unit
+    trimmed = ((rows.spec.length - length) * unit)[~again] if rows.spec.length else np.zeros(0)
+    shared = {"items": int(again.sum()), "bytes": int(each[again].sum())}
+    return {"shared": shared, "trimmed_bytes": int(trimmed.sum())}
 
 
 def _build_state(building: Path) -> dict[str, Any]:
     """The state of a build that has not ended; empty if there is none."""
     from latentcache.store.atomic_io import read_json
 
-    try:
+    with contextlib.suppress(LatentcacheError):
         return dict(read_json(building)) if building.exists() else {}
-    except LatentcacheError:
-        return {}
+    return {}
 
 
 def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a first build that has not ended."""
+    from latentcache.fields.registry import field_kind
     from latentcache.pipeline.settings import WHOLE
 
     fields = {}
     for name, field in dict(state.get("fields") or {}).items():
         if isinstance(field, Mapping) and "recipe" in field:
-            fields[name] = begun_contents(name, field["recipe"], field.get("provenance", {}))
+            kind, recipe, provenance = field_kind(name), field["recipe"], field.get("provenance", {})
+            fields[name] = {"installed": kind is not None, "recipe": recipe, "provenance": provenance}
+            with contextlib.suppress(RecipeError):
+                about = {} if kind is None else dict(kind.describe(kind.recipe_from_json(recipe), provenance))
+                fields[name] |= {"about": about}
     part = str(state.get("part") or "")
     return {"part": "" if part == WHOLE else part, "fields": fields}
 
 
-def _item_keys(rows: FieldRows) -> Any:
-    """(n, 32) item keys; none of packed items whose kind is not installed, because the kind makes them."""
-    try:
-        return rows.row_keys()
-    except CacheFormatError:
-        return ()
-
-
 def _entries(stored: Sequence[Any], snapshot: Snapshot | None) -> list[dict[str, Any]]:
     """Every committed item with the samples that need it."""
-    names: dict[bytes, list[str]] = {}
-    kinds: dict[int, str] = {}
-    for name, rows in snapshot.fields.items() if snapshot else ():
-        kinds[rows.kind_byte] = name
-        _name_items(rows, snapshot, names)
-    return [_entry(one, kinds, names.get(one.key, [])) for one in stored]
-
-
-def _name_items(rows: FieldRows, snapshot: Snapshot | None, names: dict[bytes, list[str]]) -> None:
-    assert snapshot is not None
     import numpy as np
 
-    all_names = list(snapshot.samples.names)
-    for key, sample in zip(_item_keys(rows), np.asarray(rows.sample).tolist(), strict=False):
-        names.setdefault(key.tobytes(), []).append(all_names[sample])
-
-
-def _entry(stored: Any, kinds: Mapping[int, str], names: list[str]) -> dict[str, Any]:
     from latentcache.fields.registry import field_kinds
 
-    installed = {kind.kind: name for name, kind in field_kinds().items()}
-    field = kinds.get(stored.key[0]) or installed.get(stored.key[0]) or str(stored.key[0])
-    return {
-        "key": stored.key.hex(),
-        "field": field,
-        "shape": list(stored.shape),
-        "dtype": stored.dtype,
-        "checksum": f"{stored.checksum:016x}" if stored.intact else None,
-        "paths": names,
-        "paths_b64": [base64.b64encode(os.fsencode(name)).decode("ascii") for name in names],
-    }
+    names: dict[bytes, list[str]] = {}
+    kinds = {kind.kind: name for name, kind in field_kinds().items()}
+    all_names = list(snapshot.samples.names) if snapshot else []
+    for name, rows in snapshot.fields.items() if snapshot else ():
+        kinds[rows.kind_byte] = name
+        with contextlib.suppress(CacheFormatError):  # keys of packed items are made by their kind
+            for key, sample in zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True):
+                names.setdefault(key.tobytes(), []).append(all_names[sample])
+    return [
+        {
+            "key": one.key.hex(),
+            "field": kinds.get(one.key[0], str(one.key[0])),
+            "shape": list(one.shape),
+            "dtype": one.dtype,
+            "checksum": f"{one.checksum:016x}" if one.intact else None,
+            "paths": names.get(one.key, []),
+            "paths_b64": [base64.b64encode(os.fsencode(name)).decode("ascii") for name in names.get(one.key, [])],
+        }
+        for one in stored
+    ]
 
 
 # text
@@ -166,19 +200,44 @@ def _show(payload: Mapping[str, Any]) -> None:
     out(f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}")
     held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
     out(f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}")
-    if payload.get("part"):
+    if payload["part"]:
         out(f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`")
     if "created" in payload:
-        source = payload["source"]
+        source, without = payload["source"], payload["no_caption"]
         out(f"made {payload['created']} from {source.get('data') or source.get('root', '')}")
-    if "no_caption" in payload:
-        show_captions(payload["no_caption"], sum(one["samples"] for one in payload["repeats"]))
-        show_repeats(payload["repeats"])
-    for note in payload.get("notes", ()):
-        out(f"note: {note['reason']}: {note['found']}")
+        if without["count"] == sum(one["samples"] for one in payload["repeats"]) > 0:
+            out("captions: none")
+        elif without["count"]:
+            out(f"captions: {counted(without['count'], 'sample')} without one, the first is {without['first']}")
+        if text := repeats_text(payload["repeats"]):
+            out(text)
+        for note in payload["notes"]:
+            out(f"note: {note['reason']}: {note['found']}")
     for name, field in payload["fields"].items():
-        show_field(name, field, demo=bool(payload.get("demo")))
+        for line in _field_lines(name, field, demo=bool(payload.get("demo"))):
+            out(line)
+        if groups := [(one["label"], one["items"]) for one in field.get("groups", ()) if one["label"]]:
+            show_table([("bucket", "items"), *groups])
     for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))
         about = f"{entry['field']} {entry['dtype']} {shape}  {entry['checksum'] or 'DAMAGED'}"
         out(f"{entry['key']}  {about}  {' '.join(entry['paths'])}")
+
+
+def _field_lines(name: str, field: Mapping[str, Any], *, demo: bool) -> Iterator[str]:
+    recipe = f" (recipe {field['recipe_id'][:8]})" if "recipe_id" in field else ""
+    size = f": {counted(field['items'], 'item')}, {human_bytes(field['bytes'])}" if "items" in field else ""
+    state = "" if field["installed"] else ", kind not installed"
+    yield f"{name}{recipe}{size}{state}{'  (demo: not for training)' if demo else ''}"
+    for label, text in field.get("about", {}).items():
+        yield f"  {label:9} {text}"
+    shared, trimmed = field.get("shared", {"items": 0}), field.get("trimmed_bytes", 0)
+    if shared["items"]:
+        yield f"  shared    {counted(shared['items'], 'item')} of equal inputs, {human_bytes(shared['bytes'])} saved"
+    if trimmed:
+        yield f"  trimmed   padding is not stored, {human_bytes(trimmed)} saved"
+    if numbers := field.get("numbers"):
+        yield "  " + ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in numbers.items())
+    if (lengths := field.get("lengths")) and field["items"]:
+        mean = lengths["total"] / field["items"]
+        yield f"  length {lengths['shortest']} to {lengths['longest']}, mean {mean:.0f}, total {lengths['total']:,}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import SHOWN, counted, out, rejected_item
-from latentcache.cli.contents import captions_text, data_contents, set_text
+from latentcache.cli.console import SHOWN, counted, out, path_fields, rejected_item
 from latentcache.cli.flags import argument, option
-from latentcache.cli.progress import about, planned_entries
+from latentcache.cli.progress import about, captions_text, planned_entries
 from latentcache.errors import LatentcacheError, count_of
 
 if TYPE_CHECKING:
-    from latentcache.fields.table import Rejected
+    from latentcache.fields.table import SampleTable
     from latentcache.pipeline.report import BuildPlan
     from latentcache.sources.scan import Listing
 
@@ -22,6 +22,10 @@ HELP = """Show what is recognized in DATA and why, and what build would do. Noth
 
 Exit status: 0 fine, 1 inputs are rejected (or noticed and not used, with --strict), 2 build would refuse DATA.
 """
+#: ``Record.form`` of a conversation.
+_CHAT = 1
+#: Records whose roles are counted.
+_ROLES_OF = 200
 
 
 def inspect(
@@ -51,13 +55,15 @@ def inspect(
     except LatentcacheError as failure:
         error, listing = failure, _scanned(settings, failure)
         samples = listing.samples
-    rejected = plan.rejected if plan else listing.rejected
-    notes = plan.notes if plan else listing.notes
-    payload = {"data": str(data), **data_contents(listing, samples), **_items(rejected, notes)}
+    rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
+    payload = {"data": str(data), **_contents(listing, samples)}
+    payload["items"] = [rejected_item("quarantined", one) for one in rejected]
+    payload["items"] += [rejected_item("note", one) for one in notes]
     payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
     payload |= about(plan) if plan else {"plan": None}
     if not as_json:
-        _show(payload, plan)
+        for label, text in _lines(payload, plan):
+            out(f"{label:10} {text}")
     if error is not None:
         console.fail("inspect", error, as_json=as_json, payload=payload)
         return error.exit_code
@@ -78,78 +84,126 @@ def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
         raise failure from None
 
 
-def _items(rejected: Sequence[Rejected], notes: Sequence[Rejected]) -> dict[str, Any]:
-    items = [rejected_item("quarantined", one) for one in rejected] + [rejected_item("note", one) for one in notes]
-    return {"items": items, "causes": console.causes(items)}
+def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
+    """What a listing says of DATA, as JSON values."""
+    import numpy as np
+
+    from latentcache.fields.clips import CLIP
+    from latentcache.pipeline.report import quarantined
+
+    found: dict[str, Any] = {"data_kind": listing.data_kind}
+    counts = {"samples": len(samples) + quarantined(listing.rejected), "no_caption": listing.no_caption}
+    layout, images = listing.layout, listing.images
+    if layout is not None and images is not None:
+        sets = [
+            {**one.as_json(), "samples": count} for one, count in zip(layout.sets, images.set_samples, strict=False)
+        ]
+        found["layout"] = {"word": layout.word, "why": layout.why, "sets": sets}
+        found["captions"] = dict(images.captions)
+        found |= {"first_without_caption": images.first_without, "several_captions": images.several}
+        counts |= {name: getattr(images, name) for name in ("masks", "controls", "orphans", "outside")}
+    sizes = samples.columns.get("original_size")
+    if sizes is not None:
+        area = np.asarray(sizes).astype(np.int64).prod(axis=1)
+        read = np.flatnonzero(area)
+        found["sizes"] = {"read": len(read)}
+        for name, choose in (("smallest", np.argmin), ("largest", np.argmax)) if len(read) else ():
+            row = int(read[choose(area[read])])
+            height, width = map(int, sizes[row])
+            found["sizes"][name] = {"height": height, "width": width, **path_fields(samples.names[row])}
+    clips = samples.columns.get(CLIP)
+    if clips is not None and clips.any():
+        frames = clips[clips[:, 0] > 0, 0]
+        found["clips"] = {"samples": len(frames), "shortest": int(frames.min()), "longest": int(frames.max())}
+    if listing.data_kind == "records":
+        found["records"] = _records(listing, samples)
+    # Contents are known as far as files were hashed.
+    content = np.ascontiguousarray(next(iter(samples.inputs.values())).content)
+    known = np.flatnonzero(content.any(axis=1))
+    _, first = np.unique(content[known].view("V16").reshape(-1), return_index=True)
+    again = known[np.setdiff1d(np.arange(len(known)), first)]
+    found["duplicates"] = {"known": len(again), "first": samples.names[int(again[0])] if len(again) else ""}
+    return {**found, "counts": counts}
+
+
+def _records(listing: Listing, samples: SampleTable) -> dict[str, Any]:
+    """Forms, lengths, files and roles of records; roles of the first ones only."""
+    import numpy as np
+
+    chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
+    files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
+    some = [int(one) for one in np.flatnonzero(files)[:SHOWN]]
+    found: dict[str, Any] = {"conversations": chat, "texts": len(samples) - chat}
+    found["files"] = [{**path_fields(samples.files.names[one]), "records": int(files[one])} for one in some]
+    characters = samples.columns.get("characters")
+    if characters is not None and len(characters):
+        found["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}
+    roles, fields = Counter[str](), Counter[str]()
+    looked = np.arange(min(len(samples), _ROLES_OF))
+    for _, inputs in listing.job_inputs(looked, ("record",), strict=False):
+        record = {} if inputs["record"] is None else inputs["record"].as_json()
+        fields.update(name for name in record if name not in ("source", "line"))
+        roles.update(role for role, *_ in record.get("messages") or ())
+    return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(looked)}
 
 
 # text
 
 
-def _show(payload: Mapping[str, Any], plan: BuildPlan | None) -> None:
-    for label, text in _lines(payload):
-        out(f"{label:10} {text}")
-    for cause in payload["causes"]:
-        out(f"{cause['category']:10} {_cause(cause)}")
-    if not payload["causes"]:
-        out(f"{'notes':10} every file is used as given")
-    if plan is None:
-        out("build      would refuse DATA:")
-        return
-    for field in plan.fields.values():
+def _lines(payload: Mapping[str, Any], plan: BuildPlan | None) -> Iterator[tuple[str, str]]:
+    """(label, text) of what was recognized, of findings by cause, and of the build."""
+    yield from _recognized(payload)
+    causes = Counter[tuple[str, str]]()
+    first: dict[tuple[str, str], str] = {}
+    for one in payload["items"]:
+        cause = one["category"], one["reason"]
+        causes[cause] += one.get("count", 1)
+        first.setdefault(cause, one["path"] + (f": {one['found']}" if one.get("found") else ""))
+    for (category, reason), count in causes.most_common():
+        yield category, f"{count} {reason}, the first is {first[category, reason]}"
+    if not causes:
+        yield "notes", "every file is used as given"
+    for field in plan.fields.values() if plan else ():
         groups = ", ".join(f"{label} ({count})" for label, count in field.groups[:SHOWN] if label)
         buckets = f", buckets {groups}" if groups else ""
-        out(f"{field.name:10} {field.label}, recipe {field.recipe.recipe_id.hex()[:8]}{buckets}")
-    out(f"{'build':10} {planned_entries(plan)}")
+        yield field.name, f"{field.label}, recipe {field.recipe.recipe_id.hex()[:8]}{buckets}"
+    yield "build", planned_entries(plan) if plan else "would refuse DATA:"
 
 
-def _lines(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(label, text) of what was recognized."""
-    counts = payload["counts"]
-    layout = payload.get("layout")
+def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    counts, layout = payload["counts"], payload.get("layout")
     read = f", layout {layout['word']}: {layout['why']}" if layout else ""
     yield "data", f"{payload['data']}: {counted(counts['samples'], 'sample')} of {payload['data_kind']}{read}"
     sets = layout["sets"] if layout else []
     for one in sets[:SHOWN] if len(sets) > 1 or (sets and sets[0]["repeats"] > 1) else ():
-        yield "set", set_text(one)
+        words = [f"{one['name']}: {counted(one['samples'], 'sample')}"]
+        words += [f"{one['repeats']} repeats"] if one["repeats"] != 1 else []
+        words += [f'class words "{one["class_words"]}"'] if one.get("class_words") else []
+        words += ["regularization"] if one.get("is_reg") else []
+        yield "set", ", ".join([*words, f"split {one['split']}"] if one.get("split") else words)
     if len(sets) > SHOWN:
         yield "", f"and {len(sets) - SHOWN} more sets (all of them with --json)"
     if "captions" in payload:
-        yield (
-            "captions",
-            captions_text(payload["captions"], payload["first_without_caption"], payload["several_captions"]),
-        )
-    if "records" in payload:
-        yield from _record_lines(payload["records"])
+        several = payload["several_captions"]
+        yield "captions", captions_text(payload["captions"], payload["first_without_caption"], several)
+    if records := payload.get("records"):
+        kinds = [counted(records[name], name[:-1]) for name in ("conversations", "texts") if records[name]]
+        ends = records.get("characters")
+        lengths = f", {ends['shortest']} to {ends['longest']} characters" if ends else ""
+        yield "records", f"{' and '.join(kinds) or 'none'}{lengths}"
+        yield "files", ", ".join(f"{one['path']} {one['records']}" for one in records["files"])
+        if records["roles"]:
+            roles = ", ".join(f"{role} {count}" for role, count in records["roles"].items())
+            yield "roles", f"{roles} (in the first {counted(records['looked_at'], 'record')})"
     if payload.get("sizes", {}).get("read"):
         ends = (payload["sizes"][name] for name in ("smallest", "largest"))
         low, high = (f"{one['height']}x{one['width']} ({one['path']})" for one in ends)
         yield "sizes", f"smallest {low}, largest {high} (height x width)"
-    if "clips" in payload:
-        clips = payload["clips"]
+    if clips := payload.get("clips"):
         yield "videos", f"{clips['samples']}, of {clips['shortest']} to {counted(clips['longest'], 'frame')}"
     aside = {"masks": "masks", "controls": "control images", "outside": "images outside all sets"}
-    told = [count_of(counts[name], words) for name, words in aside.items() if counts.get(name)]
-    if told:
+    if told := [count_of(counts[name], words) for name, words in aside.items() if counts.get(name)]:
         yield "aside", f"{', '.join(told)} (no samples)"
     if payload["duplicates"]["known"]:
-        found = payload["duplicates"]
-        equal = count_of(found["known"], "samples have the content of another one")
-        yield "duplicates", f"{equal}, the first is {found['first']}"
-
-
-def _record_lines(records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    kinds = [counted(records[name], name[:-1]) for name in ("conversations", "texts") if records[name]]
-    ends = records.get("characters")
-    lengths = f", {ends['shortest']} to {ends['longest']} characters" if ends else ""
-    yield "records", f"{' and '.join(kinds) or 'none'}{lengths}"
-    yield "files", ", ".join(f"{one['path']} {one['records']}" for one in records["files"])
-    if records["roles"]:
-        roles = ", ".join(f"{role} {count}" for role, count in records["roles"].items())
-        yield "roles", f"{roles} (in the first {counted(records['looked_at'], 'record')})"
-
-
-def _cause(cause: Mapping[str, Any]) -> str:
-    first: Mapping[str, Any] = next(iter(cause["examples"]), {})
-    found = f": {first['found']}" if first.get("found") else ""
-    return f"{cause['count']} {cause['reason']}, the first is {first.get('path', '')}{found}"
+        equal = count_of(payload["duplicates"]["known"], "samples have the content of another one")
+        yield "duplicates", f"{equal}, the first is {payload['duplicates']['first']}"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import SHOWN, counted, out, show_table
-from latentcache.cli.contents import show_repeats
+from latentcache.cli.console import SHOWN, counted, out, repeats_text, show_table
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError
 from latentcache.value import Value
@@ -138,7 +137,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     planned = plan_build(BuildSettings(data=path, **given))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
-        raise _no_lengths(path, requested, source)
+        raise _no_lengths(path, requested)
     items, samples = field.plan, planned.samples_table
     assert samples is not None  # of every build
     first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
@@ -157,10 +156,10 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     )
 
 
-def _no_lengths(path: Path, requested: flags.Requested, source: flags.Source) -> UsageError:
+def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:
     cache = shlex.quote(f"{path}.latentcache")
     common = f" {requested.common}" if requested.common else ""
-    words = "".join(f" {one}" for one in (flags.source_words(source), requested.words, requested.common) if one)
+    words = "".join(f" {one}" for one in (requested.source, requested.words, requested.common) if one)
     return UsageError(
         f"{path}: the rows of documents are known after tokenization",
         where=str(path),
@@ -208,7 +207,8 @@ def _show(payload: dict[str, Any]) -> None:
         label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
-    show_repeats(payload["repeats"])
+    if text := repeats_text(payload["repeats"]):
+        out(text)
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     out(

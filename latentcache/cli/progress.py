@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console
 from latentcache.cli.console import SHOWN, counted, human_bytes, say
-from latentcache.cli.contents import data_lines
 
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
@@ -92,7 +93,7 @@ class BuildProgress(ProgressDisplay):
             return
         part = f", part {plan.part}" if plan.part else ""
         say(f"{counted(plan.samples, 'sample')} in {plan.data}{part}, cache {plan.cache}")
-        for label, text in data_lines(plan.listing, plan.notes) if plan.listing is not None else ():
+        for label, text in _data_lines(plan):
             say(f"  {label:8} {text}")
         for field in plan.fields.values():
             _show_field(field)
@@ -123,6 +124,34 @@ class BuildProgress(ProgressDisplay):
         left = f"{clock(cost / speed) if speed else '-:--'} left"
         counts = f"{encoded} encoded, {reused} reused, {progress.failed} rejected"
         return f"{rate:.1f} {progress.field}/s, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}", left
+
+
+def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
+    """(label, text): what was recognized in DATA, in a few lines."""
+    from latentcache.sources.layouts.partners import INPUTS
+
+    listing, counts = plan.listing, Counter[str]()
+    if listing is None:
+        return
+    layout, images = listing.layout, listing.images
+    yield "data", f"{listing.data_kind}, layout {layout.word}: {layout.why}" if layout else listing.data_kind
+    if images is not None:
+        yield "captions", captions_text(images.captions, images.first_without, images.several)
+    for option, names in INPUTS.items():
+        for name, one in ((name, listing.samples.inputs[name]) for name in names if name in listing.samples.inputs):
+            found = int((one.file >= 0).sum())
+            yield name, f"{found} of {len(one.file)} samples (--{option} none leaves them out)"
+    for note in plan.notes:
+        counts[note.reason] += note.count
+    if counts:
+        yield "notes", ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+
+
+def captions_text(captions: Mapping[str, int], first_without: str, several: int) -> str:
+    """Where captions are from, how many images have several, and the first image without one."""
+    told = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
+    told += f", {counted(several, 'sample')} with several" if several else ""
+    return f"{told} (the first without a caption is {first_without})" if first_without else told
 
 
 def _show_field(field: FieldWork) -> None:

@@ -80,14 +80,13 @@ WORDS = [
 
 def test_nothing_given_is_nothing(seen):
     assert seen() == flags.Requested()
-    assert (seen().given, seen().words, seen().common) == (False, "", "")
+    assert (seen().words, seen().common) == ("", "")
 
 
 def test_each_type_of_setting_is_an_option(seen):
     asked = seen(*WORDS)
     expected = AllTypes(switch=True, number=3, words=("x y", "z"), choice="a", size="BIG", file=Path("f"))
     assert asked.fields == {"toy": expected}
-    assert asked.given
 
 
 def test_words_are_those_of_the_command_line(seen):
@@ -107,7 +106,6 @@ def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
 
 def test_fields_by_name(seen):
     assert set(seen("--fields", "latents,toy").fields) == {"latents", "toy"}
-    assert not seen("--fields", "toy").given
     with pytest.raises(UsageError, match="--fields=no: unknown field"):
         seen("--fields", "no")
     with pytest.raises(UsageError, match="--switch: belongs to the field toy"):

@@ -6,7 +6,7 @@ from small_cache import SMALL, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
-    "captions", "first_without_caption", "several_captions", "sizes", "duplicates", "items", "causes",
+    "captions", "first_without_caption", "several_captions", "sizes", "duplicates", "items",
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_what_was_recognized_and_why(run, kohya):
     assert value["sizes"]["smallest"] == {"height": 20, "width": 40, "path": "1_cat/small.png"}
     assert (value["sizes"]["largest"]["height"], value["sizes"]["read"]) == (96, 5)
     assert value["duplicates"] == {"known": 1, "first": "1_cat/z.png"} or value["duplicates"]["known"] == 1
-    assert "caption-unused" in {cause["reason"] for cause in value["causes"]}
+    assert "caption-unused" in {item["reason"] for item in value["items"]}
     assert value["plan"]["entries_to_make"] == 4
     assert not kohya.with_name("kohya.latentcache").exists()
 
