@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
-from latentcache.images.headers import image_size
 from latentcache.images.resize import pixel_hash, thread_setup
 from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
@@ -34,55 +32,9 @@ from latentcache.sources.causes import hint_for
 Pixels = NDArray[np.uint8]
 """RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor."""
 
-#: Bytes that decoding and resizing hold per source pixel at their peak, beside the file, by its first bytes: measured
-#: on 16 megapixels, the most expensive kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
-_DECODE_BYTES = {b"\xff\xd8": 12, b"RIFF": 25}
-_MOST_BYTES, _OTHER_BYTES = 25, 17
-_BOXED = b"ftyp"
-_HEAD_BYTES = 12
-#: RGB, one byte each.
-_RGB_BYTES = 3
-
-
-@dataclass(slots=True)
-class _Inputs:
-    """The image files of a job, as far as they are read."""
-
-    job: Job
-    contents: bytes = b""
-    stat: tuple[int, ...] = ()
-    images: list[EncodedImage | EncodedClip] = field(default_factory=list)
-
-    def read(self, root: str, max_pixels: int) -> None:
-        """Read them in the order of the kind's inputs; the items are made of the last one."""
-        for place in self.job.inputs.values():
-            data, memo = read_image(root, place)
-            self.contents += content_hash(data)
-            self.stat += stat_numbers(memo)
-            image = encoded_file(data, max_pixels=max_pixels)
-            if not self.images:
-                _check_size(self.job, image)
-            self.images.append(image)
-
-    @property
-    def failing(self) -> str:
-        """Name of the file that an error is about, for messages; empty for the image of the sample."""
-        paths = [place["path"] for place in self.job.inputs.values()]
-        number = min(len(self.images), len(paths) - 1)
-        return f"{paths[number]}: " if number else ""
-
-    @property
-    def content(self) -> bytes:
-        """What keys are made from; empty if a file was not read."""
-        several = len(self.job.inputs) > 1
-        if len(self.contents) < HASH_BYTES * len(self.job.inputs):
-            return b""
-        return content_hash(self.contents) if several else self.contents
-
-    def failure(self, reason: str, detail: str, hint: str) -> Failure:
-        """Why the job gives no item."""
-        whole = self.contents if len(self.job.inputs) > 1 and self.content else b""
-        return Failure(reason=reason, detail=detail, hint=hint, content=self.content, stat=self.stat, contents=whole)
+#: Bytes that decoding and resizing hold per source pixel at their peak, beside the file: measured on 16 megapixels,
+#: the most expensive kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
+_JPEG_BYTES, _MOST_BYTES = 12, 25
 
 
 class PixelProducer(Producer):
@@ -97,22 +49,35 @@ class PixelProducer(Producer):
         """See :class:`Producer`."""
         if None in job.inputs.values():
             return self._without(job)
-        files = _Inputs(job)
+        places, images = list(job.inputs.values()), list[EncodedImage | EncodedClip]()
+        contents, content, stat = b"", b"", tuple[int, ...]()
         try:
-            files.read(self._context.root, self._max_pixels)
-            size, content = files.images[0].size, files.content
+            for place in places:
+                data, memo = read_image(self._context.root, place)
+                contents, stat = contents + content_hash(data), stat + stat_numbers(memo)
+                if len(contents) == HASH_BYTES * len(places):
+                    content = contents if len(places) == 1 else content_hash(contents)
+                image = encoded_file(data, max_pixels=self._max_pixels)
+                if not images:
+                    _check_size(job, image)
+                images.append(image)
             outputs = self._context.missing(job, content)
-            items = self._items(files, outputs) if outputs else []
+            items = self._items(job, images, contents[:HASH_BYTES], outputs) if outputs else []
         except UnusableSampleError as error:
+            reason, hint = error.slug, error.fix
             detail = "; ".join(part for part in (error.what, error.why) if part)
-            return files.failure(error.slug, files.failing + detail, error.fix)
+            number = min(len(images), len(places) - 1)
+            detail = f"{places[number]['path']}: {detail}" if number else detail
         except MemoryError:
-            return files.failure(
-                "out-of-memory", "there is not enough memory to decode it", hint_for("out-of-memory")
-            )
-        several = files.contents if len(job.inputs) > 1 else b""
-        facts = {"original_size": (size.height, size.width)}
-        return Read(content=content, stat=files.stat, contents=several, facts=facts, items=items)
+            reason, hint = "out-of-memory", hint_for("out-of-memory")
+            detail = "there is not enough memory to decode it"
+        else:
+            size = images[0].size
+            facts = {"original_size": (size.height, size.width)}
+            whole = contents if len(places) > 1 else b""
+            return Read(content=content, stat=stat, contents=whole, facts=facts, items=items)
+        whole = contents if content and len(places) > 1 else b""
+        return Failure(reason=reason, detail=detail, hint=hint, content=content, stat=stat, contents=whole)
 
     def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the image that the items of a job are made of."""
@@ -120,21 +85,17 @@ class PixelProducer(Producer):
 
     def host_bytes(self, job: Job) -> int:
         """File, decoded image and crops at the peak of decoding."""
-        crops = _RGB_BYTES * int(sum(np.prod(self._groups[output.group].dims) for output in job.outputs))
+        crops = 3 * int(sum(np.prod(self._groups[output.group].dims) for output in job.outputs))
         height, width = (int(side) for side in job.facts.get("original_size", (0, 0)))
         place = list(job.inputs.values())[-1]
         if place is None:
             return crops
+        each = _JPEG_BYTES if place["path"].lower().endswith((".jpg", ".jpeg")) else _MOST_BYTES
         try:
             with open_image(self._context.root, place) as file:
-                each = bytes_per_pixel(file.read(_HEAD_BYTES))
                 size = file.seek(0, 2)
-                if len(job.inputs) > 1:
-                    file.seek(0)
-                    own = image_size(file, max_pixels=self._max_pixels)
-                    height, width = own.height, own.width
         except (OSError, UnusableSampleError):
-            each, size = _MOST_BYTES, 0  # prepare gives the reason
+            size = 0  # prepare gives the reason
         return each * height * width + size + crops
 
     def close(self) -> None:
@@ -152,17 +113,16 @@ class PixelProducer(Producer):
         facts = {"original_size": job.facts["original_size"]}
         return Read(content=job.content, contents=contents, stat=stat, facts=facts, items=items)
 
-    def _items(self, files: _Inputs, outputs: Sequence[Output]) -> list[Prepared]:
-        """Decode once, crop once for each group and place, flip the crop for the second half of the variants."""
+    def _items(
+        self, job: Job, images: Sequence[EncodedImage | EncodedClip], content: bytes, outputs: Sequence[Output]
+    ) -> list[Prepared]:
+        """Decode the last image once, crop once for each group and place, flip the crop where a variant is one."""
         self._set_up_thread()
-        geometry = self._recipe.geometry
-        size, content, source = files.images[0].size, files.contents[:HASH_BYTES], files.images[-1]
-        groups = [self._groups[output.group] for output in outputs]
-        places = [
-            _placement(output, group, size, content, geometry) for output, group in zip(outputs, groups, strict=True)
-        ]
-        own = self.own_pixels(files.job, source) if isinstance(source, EncodedImage) else None
-        crops = cut(source, dict.fromkeys(places), groups[0].dims[0], self._recipe, own)
+        geometry, size, source = self._recipe.geometry, images[0].size, images[-1]
+        places = [_placement(one, self._groups[one.group], size, content, geometry) for one in outputs]
+        own = self.own_pixels(job, source) if isinstance(source, EncodedImage) else None
+        frames = self._groups[outputs[0].group].dims[0]
+        crops = cut(source, dict.fromkeys(places), frames, self._recipe, own)
         items = []
         for output, upright in zip(outputs, places, strict=True):
             pixels, placement = crops[upright], upright
@@ -177,14 +137,6 @@ class PixelProducer(Producer):
             if threading.get_ident() != self._encodes:
                 thread_setup()
             self._local.is_set_up = True
-
-
-def bytes_per_pixel(head: bytes) -> int:
-    """Bytes that decoding holds per pixel at its peak, beside the file; from the first 12 bytes of the file."""
-    if head[4:8] == _BOXED:  # AVIF
-        return _MOST_BYTES
-    found = (size for magic, size in _DECODE_BYTES.items() if head.startswith(magic))
-    return next(found, _OTHER_BYTES)
 
 
 def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -246,29 +246,24 @@ class Made:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Pending(Protocol):
-    """A batch that the encoder has been given."""
+class Pending:
+    """A batch that the encoder has been given.
 
-    def done(self) -> bool:
-        """True if ``result`` would return at once."""
+    Args:
+        result: Gives one :class:`Made` or :class:`Failure` per item, in order; waits. Raises DeviceMemoryError (the
+            engine halves the batch) or DeviceError.
+        done: True if ``result`` would return at once.
+    """
 
-    def result(self) -> Sequence[Made | Failure]:
-        """One per item, in order; waits. Raises DeviceMemoryError (the engine halves the batch) or DeviceError."""
+    def __init__(self, result: Callable[[], Any], done: Callable[[], bool] = lambda: True) -> None:
+        self.result, self.done = result, done
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Pending):
     """A batch that was encoded before ``encode`` returned."""
 
-    results: Sequence[Made | Failure]
-
-    def done(self) -> bool:
-        """Always True."""
-        return True
-
-    def result(self) -> Sequence[Made | Failure]:
-        """The results."""
-        return self.results
+    def __init__(self, results: Any) -> None:
+        super().__init__(lambda: results)
 
 
 class Producer:

@@ -1,7 +1,6 @@
 """Encoders of images as producers see them: uint8 pixels in, latents of the storage type out; and one without torch.
 
-A batch is submitted and fetched later, so that copies and the work of the host overlap the computation. An encoder
-that computes in the call returns the batch itself.
+A batch is submitted and fetched later, so that copies and the work of the host overlap the computation.
 
 ``stub`` for tests and ``demo`` for trying the tool are one encoder under two names, NumPy only. Latents are 8x8 block
 means. Channels are the means of red, green and blue and the mean of all three, mapped from [0, 255] to [-1, 1]:
@@ -14,19 +13,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import finite, stored
 from latentcache.fields.latents import EncoderSpec
+from latentcache.fields.protocol import Finished, Pending
 from latentcache.identity.content import json_hash
-from latentcache.value import Value
 
 if TYPE_CHECKING:  # a check that compares recipes decodes no image
     from latentcache.encoders.pixels import Pixels
-    from latentcache.encoders.vae.encoder import Download
 
 #: Frames of a latent frame: the first of each is encoded, as an image.
 FRAME_STEP = 4
@@ -36,7 +34,7 @@ _CHANNELS = 4
 _VERSION = 1
 
 
-class EncodedBatch(Value):
+class EncodedBatch(NamedTuple):
     """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
 
     latents: NDArray[Any]
@@ -44,14 +42,6 @@ class EncodedBatch(Value):
     all means before all logvars."""
     finite: NDArray[np.bool_]
     """(B,) True if every value of the item is finite in the storage type."""
-
-    def done(self) -> bool:
-        """Always True."""
-        return True
-
-    def result(self) -> EncodedBatch:
-        """This batch."""
-        return self
 
 
 class Encoder:
@@ -62,8 +52,8 @@ class Encoder:
     device: str = "cpu"
     """Where it runs: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
 
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> EncodedBatch | Download:
-        """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
+        """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size; the result is an EncodedBatch.
 
         Args:
             images: Their memory is not needed after the call.
@@ -78,7 +68,8 @@ class Encoder:
 
     def encode(self, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
         """Encode one batch and wait for it."""
-        return self.submit(list(images), precise=precise).result()
+        found: EncodedBatch = self.submit(list(images), precise=precise).result()
+        return found
 
     def close(self) -> None:
         """Free the memory of the device."""
@@ -104,14 +95,14 @@ class StubEncoder(Encoder):
     def __init__(self, spec: EncoderSpec, delay_ms: int = 0) -> None:
         self.spec, self._delay_s = spec, delay_ms / 1000
 
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """Encode now; ``precise`` changes nothing."""
         pixels = np.stack(images)
         if pixels.ndim == 4:
-            return self._stored(self._values(pixels))
+            return Finished(self._stored(self._values(pixels)))
         clips = pixels[:, ::FRAME_STEP]
         values = self._values(np.ascontiguousarray(clips).reshape(-1, *clips.shape[2:]))
-        return self._stored(np.stack(np.split(values, len(clips))).swapaxes(1, 2))
+        return Finished(self._stored(np.stack(np.split(values, len(clips))).swapaxes(1, 2)))
 
     def _values(self, pixels: Pixels) -> NDArray[np.floating]:
         """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments."""

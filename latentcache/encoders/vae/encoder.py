@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.fold import fold_single_frames
 from latentcache.encoders.vae.modules import load_module
 from latentcache.errors import DeviceError, EncoderError
+from latentcache.fields.protocol import Finished, Pending
 
 _OUTPUTS = ("latent_dist", "latent", "latents")
 #: Types that NumPy lacks travel as their bits.
@@ -61,36 +61,6 @@ def has_bfloat16(device: str = "auto") -> bool:
     return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
-    """A batch on its way to host memory: its end is asked for as that of an ``EncodedBatch``."""
-
-    latents: Tensor
-    finite: Tensor
-    event: torch.cuda.Event | None
-    """End of the copies; None: they have ended."""
-    guard: Guard
-    subject: str
-
-    def done(self) -> bool:
-        """True if the copies have ended; the error of a failed device is raised by ``result``."""
-        try:
-            return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            return True
-
-    def result(self) -> EncodedBatch:
-        """The latents, in memory of their own."""
-        return self.guard.run(self._arrays, self.subject)
-
-    def _arrays(self) -> EncodedBatch:
-        latents, finite = self.latents.numpy(), self.finite.numpy()
-        if self.event is not None:
-            self.event.synchronize()
-            latents, finite = latents.copy(), finite.copy()
-        return EncodedBatch(latents=latents, finite=finite)
-
-
 class VaeEncoder(Encoder):
     """Encoder half of one autoencoder on one device, for one thread; ``fold``: see fold.py."""
 
@@ -104,7 +74,7 @@ class VaeEncoder(Encoder):
         self._guard = Guard(device=device, name=description.spec.family, label=description.label, fix=advice)
         self._guard.run(lambda: self._module(self._dtype), "the weights")
 
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Download:
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """See :class:`Encoder`: latents (B, C, H/f, W/f), moments (B, 2C, ...), of clips (B, C, F', H/f, W/f)."""
         dtype = torch.float32 if precise else self._dtype
         *frames, height, width, _ = images[0].shape
@@ -119,7 +89,7 @@ class VaeEncoder(Encoder):
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Download:
+    def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Pending:
         module = self._module(dtype)
         # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved. On the CPU such input
         # costs digits: torch's group normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 so).
@@ -199,15 +169,31 @@ def _up(images: Sequence[Pixels], device: torch.device) -> Tensor:
     return slab.to(device, non_blocking=True)
 
 
-def _down(latents: Tensor, finite: Tensor, guard: Guard, subject: str) -> Download:
+def _down(latents: Tensor, finite: Tensor, guard: Guard, subject: str) -> Pending:
     """Begin to copy a batch to host memory, once it is computed."""
     device = latents.device
     if device.type != "cuda":
-        return Download(latents.cpu(), finite.cpu(), None, guard, subject)
+        return Finished(EncodedBatch(latents.cpu().numpy(), finite.cpu().numpy()))
     latents, finite = (_host(one.shape, one.dtype, device).copy_(one, non_blocking=True) for one in (latents, finite))
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))  # whoever waits sleeps: the core belongs to the decoders
-    return Download(latents, finite, event, guard, subject)
+    return copying(latents, finite, event, guard, subject)
+
+
+def copying(latents: Tensor, finite: Tensor, event: Any, guard: Guard, subject: str) -> Pending:
+    """A batch on its way to host memory; the error of a failed device is raised by ``result``."""
+
+    def done() -> bool:
+        try:
+            return bool(event.query())
+        except RuntimeError:
+            return True
+
+    def arrays() -> EncodedBatch:
+        event.synchronize()
+        return EncodedBatch(latents.numpy().copy(), finite.numpy().copy())  # in memory of their own
+
+    return Pending(lambda: guard.run(arrays, subject), done)
 
 
 def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

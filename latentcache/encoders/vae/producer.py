@@ -7,9 +7,8 @@ proves that the encoder works.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +19,9 @@ from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
 from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.noise import EXACT, measured
-from latentcache.fields.protocol import Failure, Made, Prepared, ProducerContext
+from latentcache.fields.protocol import Failure, Made, Pending, Prepared, ProducerContext
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
-
-if TYPE_CHECKING:
-    from latentcache.encoders.vae.encoder import Download
 
 #: Least side of the test image.
 _SIDE = 64
@@ -56,11 +52,12 @@ class VaeProducer(PixelProducer):
         if self._description.needs_torch:
             self.noise = checked_noise(self._encoder)
 
-    def encode(self, batch: Sequence[Prepared]) -> _Batch:
+    def encode(self, batch: Sequence[Prepared]) -> Pending:
         """See :class:`Producer`. Items of one group."""
         self.open()
         values = [item.value for item in batch]
-        return _Batch(values, self._encoder.submit(values), self._made)
+        pending = self._encoder.submit(values)
+        return Pending(lambda: self._made(values, pending.result()), pending.done)
 
     def close(self) -> None:
         """Free the memory of the device, and close files."""
@@ -87,23 +84,6 @@ class VaeProducer(PixelProducer):
             storage = self._recipe.encoder.storage_dtype
             return _failure("storage-overflow", f"values beyond the range of {storage}")
         return _failure("non-finite", "the encoder gives NaN or infinity for it, also in float32")
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A batch that the device has been given; see :class:`fields.protocol.Pending`."""
-
-    values: Sequence[Pixels]
-    pending: EncodedBatch | Download
-    made: Callable[[Sequence[Pixels], EncodedBatch], list[Made | Failure]]
-
-    def done(self) -> bool:
-        """True if ``result`` would return at once."""
-        return self.pending.done()
-
-    def result(self) -> list[Made | Failure]:
-        """One per item, in order."""
-        return self.made(self.values, self.pending.result())
 
 
 def _failure(reason: str, detail: str) -> Failure:

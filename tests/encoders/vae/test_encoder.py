@@ -8,7 +8,8 @@ import torch
 from described_models import described_model
 from made_weights import rewrite
 
-from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+from latentcache.encoders.faults import Guard
+from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, copying
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.producer import checked_noise, open_encoder
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
@@ -120,10 +121,9 @@ class Late:
     synchronize = query
 
 
-def test_a_device_that_fails_later_raises_in_result(tiny, images):
-    encoder = opened(tiny("AutoencoderTiny"))
-    pending = encoder.submit(list(images))
-    pending = replace(pending, event=Late())
+def test_a_device_that_fails_later_raises_in_result():
+    guard = Guard(device=torch.device("cpu"), name="A", label="a")
+    pending = copying(torch.zeros(1), torch.zeros(1), Late(), guard, "3 images of 64x96")
     assert pending.done()
     with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:
         pending.result()

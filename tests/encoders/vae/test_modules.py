@@ -58,9 +58,9 @@ def test_diffusers_reads_the_original_layout_as_we_do(tiny, tmp_path):
 def test_attention_layers_that_are_convolutions_in_diffusers_too(copied, tiny):
     """AutoencoderKLHunyuanImage calls its 1x1 convolutions as AutoencoderKL calls its linear layers."""
     model, folder = copied("AutoencoderKLHunyuanImage"), tiny("AutoencoderKLHunyuanImage")
-    model.weights.rename(model.folder / "lone.safetensors")
+    lone = model.weights.rename(model.folder / "lone.safetensors")
     assert loaded(folder).encoder.mid_block.attentions[0].to_q.weight.ndim == 4
-    assert_equal(loaded(model.folder), loaded(folder))
+    assert_equal(loaded(lone), loaded(folder))
 
 
 def test_shards_are_loaded(copied, tiny):
