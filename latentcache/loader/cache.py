@@ -32,9 +32,8 @@ from latentcache.plan.numbers import choice, whole
 from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_rows, padded_rows
 from latentcache.plan.samples import plan_report, times_counted
 from latentcache.plan.split import in_validation
-from latentcache.store.lease import open_leased
 from latentcache.store.reader import Checksum, EntryReader
-from latentcache.store.snapshot import Snapshot
+from latentcache.store.snapshot import Snapshot, open_leased
 
 if TYPE_CHECKING:
     import torch

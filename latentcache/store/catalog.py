@@ -1,8 +1,8 @@
 """Every item that is committed in a cache, whichever build wrote it: what a new build need not encode.
 
-The catalog is four sorted columns and no Python object per item: 22 bytes an item, about 40 more while it is loaded.
-A search looks up 8 bytes that mix the content hash with the rest of the key, then compares the other 24 bytes.
-Workers open the same columns from one file, so they share its memory.
+The items of all shards are numbered, shard by shard; the number of an item is its place. A search looks a number of
+64 bits up, which mixes the content hash with the rest of the key, and then compares keys in the indexes: 12 bytes an
+item, and no Python object. Workers map the sorted numbers from one file, so they share its memory.
 """
 
 from __future__ import annotations
@@ -11,30 +11,35 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
-from latentcache.identity.key import Keys, joined_keys, split_keys
+from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
 from latentcache.value import Value
 
-#: Items whose same-hashes are read together.
+#: Items that are read together.
 _TOGETHER = 1 << 17
-_NO_PLACE = 0xFFFF_FFFF
+#: Names of the two tables.
+_KEY, _SAME = "key", "same"
+
+Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]
+"""Sorted numbers, and the item of each."""
+HeaderOf = tuple[NDArray[np.int64], NDArray[Any], EntryHeader]
+"""Positions in the places that were asked for, the position of each item in its entry, and the entry's header."""
 
 
-class CatalogRows(Value):
+class CatalogRows(Value, eq=False):
     """Where n items are. Offsets and lengths in bytes, except for start and length."""
 
     shard: NDArray[np.int32]
@@ -55,46 +60,42 @@ class CatalogRows(Value):
     """(n,) elements; 0 if items are not ragged."""
 
 
-HeaderOf = tuple[NDArray[np.int64], NDArray[np.int64], EntryHeader]
-"""Positions in the places that were asked for, the position of each item in its entry, and the entry's header."""
+_ENTRY_TYPES = {"offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
 
 
 class Catalog:
-    """Finds committed items by key, or by what the encoder saw. A place is a position in its columns.
+    """Finds committed items by key, or by the input of the encoder. A place is the number of an item.
 
     Args:
         folders: Of the shards, by which :attr:`shards` are named.
-        columns: ``mixed``, ``tail``, ``frame``, ``row``, ``frames``, ``bases`` and, if it was built, ``same``; None
-            if they are to be made of the indexes when they are first needed.
-        damaged: Shards that could not be opened.
-        indexes: Indexes that are open already.
+        counts: Items of each shard.
+        indexes: Indexes that are open already, by position.
+        damaged: Shards that could not be opened; their items count as missing.
         without: Shards whose items are not found.
+        tables: As :meth:`save_lookup` has them; by default they are made of the indexes when they are first needed.
     """
 
     def __init__(
         self,
         folders: Sequence[Path],
-        columns: dict[str, NDArray[Any]] | None,
-        damaged: Sequence[str] = (),
+        counts: Sequence[int],
         indexes: Sequence[ShardIndex] = (),
+        *,
+        damaged: Sequence[str] = (),
         without: Collection[str] = (),
+        tables: dict[str, Table] | None = None,
     ) -> None:
-        self._folders, self._indexes = tuple(folders), dict(enumerate(indexes))
-        self.shards, self._without = tuple(folder.name for folder in folders), without
-        self.damaged = tuple(damaged)
-        """Shards that could not be opened; their items count as missing."""
-        self._lengths: dict[int, tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]] = {}
-        if columns is not None:
-            self._columns = columns
-
-    @cached_property
-    def _columns(self) -> dict[str, NDArray[Any]]:
-        return _sorted_columns(list(self._indexes.values()), self._without)
+        self._folders, self._counts, self._indexes = tuple(folders), counts, dict(enumerate(indexes))
+        self._bases = np.cumsum([0, *counts])
+        self.shards, self.damaged, self._without = tuple(one.name for one in folders), tuple(damaged), without
+        self._tables = {} if tables is None else tables
 
     @cached_property
     def frames(self) -> NDArray[np.uint8]:
         """(F, 16) frames of all keys, in memcmp order."""
-        return _frames(list(self._indexes.values())) if "_columns" not in vars(self) else self._columns["frames"]
+        known = [np.asarray(self._index(number).columns["frames"]) for number in range(len(self.shards))]
+        # With an index, which loads no numpy.ma.
+        return np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0, return_index=True)[0]
 
     @cached_property
     def frame_numbers(self) -> dict[bytes, int]:
@@ -103,71 +104,67 @@ class Catalog:
 
     def count(self, kind: int, recipe: bytes) -> int:
         """Number of items of one kind whose keys end in these bytes of a recipe."""
-        own, frames = np.frombuffer(recipe, dtype=np.uint8), self.frames
-        mine = (frames[:, 0] == kind) & (frames[:, -len(own) :] == own).all(axis=1)
-        return int(np.bincount(self._columns["frame"], minlength=len(mine))[mine].sum())
+        own, found = np.frombuffer(recipe, dtype=np.uint8), 0
+        for number in range(len(self.shards)):
+            index = self._index(number)
+            frames = np.asarray(index.columns["frames"])
+            mine = (frames[:, 0] == kind) & (frames[:, -len(own) :] == own).all(axis=1)
+            found += int(np.count_nonzero(mine[np.asarray(index.of_items("frame"))]))
+        return found
 
     def __len__(self) -> int:
-        return len(self._columns["mixed"])
+        return len(self._table(_KEY)[0])
+
+    def all_places(self) -> NDArray[np.int64]:
+        """(n,) places of all distinct items, shard by shard and entry by entry."""
+        return np.sort(self._table(_KEY)[1]).astype(np.int64)
 
     def keys(self, place: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
-        """(n, 32) item keys, of all places if none are given."""
-        chosen: Any = slice(None) if place is None else place
-        frame = self._columns["frame"][chosen]
-        head = self._columns["mixed"][chosen] ^ _mixtures(self._columns["frames"])[frame]
-        content = np.stack([head, self._columns["tail"][chosen]], axis=1).astype(">u8").view(np.uint8)
-        return joined_keys(content.reshape(-1, 16), self._columns["frames"][frame])
+        """(n, 32) item keys, of all distinct items if no places are given."""
+        place = self.all_places() if place is None else place
+        found = np.empty((len(place), 32), dtype=np.uint8)
+        for at, _, index, item in self._parts(place):
+            found[at] = index.keys(item)
+        return found
 
     def find(self, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) place of each item key (n, 32); -1 if it is not committed."""
-        mixed, tail, frame = self._split(keys)
-        columns = self._columns
-
-        def right(at: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
-            held: NDArray[np.bool_] = (columns["tail"][at] == tail[row]) & (columns["frame"][at] == frame[row])
-            return held
-
-        return self._search(columns["mixed"], mixed, right)
-
-    def forget(self) -> None:
-        """Give the memory back; what is needed again is made again."""
-        vars(self).pop("_columns", None)
-        self._lengths = {}
+        content, frames, frame = split_keys(np.ascontiguousarray(keys).reshape(-1, 32))
+        return self._search(_KEY, _mixed(content, frames, frame), lambda at, row: (self.keys(at) == keys[row]).all(1))
 
     def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) place of an item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
-        hashes, places = self._same_columns()
-        _, _, frame = self._split(keys)
-        halves = np.ascontiguousarray(same).view(">u8").astype(np.uint64)
-        known = frame >= 0
-        mixed = halves[:, 0] ^ np.append(_mixtures(self._columns["frames"]), np.uint64(0))[frame]
+        _, frames, frame = split_keys(keys)
 
         def right(at: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.bool_]:
-            found = places[at].astype(np.int64)
-            held: NDArray[np.bool_] = known[row] & (self._columns["frame"][found] == frame[row])
-            held[held] = (self._stored_same(found[held]) == same[row[held]]).all(axis=1)
+            stored, wanted = self.keys(at), keys[row].copy()
+            wanted[:, 8:24] = stored[:, 8:24]
+            held: NDArray[np.bool_] = (stored == wanted).all(axis=1)
+            for some, _, index, item in self._parts(at):
+                held[some] &= (index.of_items("same")[item] == same[row][some]).all(axis=1)
             return held
 
-        at = self._search(hashes, mixed, right)
-        return np.where(at >= 0, np.append(places, 0)[at].astype(np.int64), -1)
+        return self._search(_SAME, _mixed(same, frames, frame), right)
+
+    def forget(self) -> None:
+        """Give the memory back; what is needed again is made again."""
+        self._tables = {}
+        for index in self._indexes.values():
+            index.forget()
 
     def places(self, place: NDArray[np.integer]) -> CatalogRows:
         """Where items are."""
-        shard, item = self._located(place)
-        rows: dict[str, NDArray[Any]] = {"shard": shard}
-        rows |= {name: np.zeros(len(shard), dtype=dtype) for name, dtype in _ROW_TYPES.items()}
-        for number in np.unique(shard).tolist():
-            at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
-            index = self._index(number)
-            entry, start, length = self._items(number, item[at])
-            rows["entry"][at], rows["start"][at], rows["length"][at] = entry, start, length
-            for name in ("offset", "head", "bytes", "checksum"):
+        types = {"shard": "i4", "entry": "u4", **_ENTRY_TYPES, "start": "u4", "length": "u4"}
+        rows: dict[str, NDArray[Any]] = {name: np.zeros(len(place), dtype=dtype) for name, dtype in types.items()}
+        for at, number, index, item in self._parts(place):
+            entry, _, start, length = index.places(item)
+            rows["shard"][at], rows["entry"][at], rows["start"][at], rows["length"][at] = number, entry, start, length
+            for name in _ENTRY_TYPES:
                 rows[name][at] = getattr(index, name)[entry]
         return CatalogRows(**rows)
 
     def entry_keys(self, rows: CatalogRows) -> Keys:
         """(n, 32) keys of the entries that hold items."""
-        frames = self.frames
         content = np.empty((len(rows.shard), 16), dtype=np.uint8)
         frame = np.empty(len(rows.shard), dtype=np.uint32)
         for number in np.unique(rows.shard).tolist():
@@ -176,46 +173,35 @@ class Catalog:
             theirs = [self.frame_numbers[one.tobytes()] for one in np.asarray(columns["frames"])]
             content[at] = columns["content"][entry]
             frame[at] = np.array(theirs, dtype=frame.dtype)[columns["frame"][entry]]
-        return Keys(content, frame, frames)
+        return Keys(content, frame, self.frames)
 
     def headers(self, place: NDArray[np.integer]) -> Iterator[HeaderOf]:
         """The heads of the entries that hold these items, each read once."""
-        shard, item = self._located(place)
-        for number in np.unique(shard).tolist():
-            at = np.flatnonzero(shard == number)
-            index = self._index(number)
-            entry, _, _ = self._items(number, item[at])
+        for chosen, _, index, item in self._parts(place):
+            at = np.arange(len(place))[chosen]
+            entry, position, _, _ = index.places(item)
             order = np.argsort(entry, kind="stable")
-            starts = np.flatnonzero(np.diff(entry[order], prepend=-1))
+            starts = np.flatnonzero(np.diff(entry[order].astype(np.int64), prepend=-1))
             distinct = entry[order[starts]]
-            first = item[at[order[starts]]] if not index.has_blocks else self._first_items(number)[distinct]
-            places = [index.offset[distinct], index.head[distinct], index.bytes[distinct]]
-            with reading(index.data.parent), _reading(index.data) as file:
-                rows = zip(np.split(order, starts[1:]), first, *(column.tolist() for column in places), strict=True)
-                for some, begin, offset, head, size in rows:
-                    header = checked_head(file, offset - head, head + size)
-                    yield at[some], item[at[some]] - begin, header
-
-    def in_order(self) -> NDArray[np.int64]:
-        """(n,) all places, shard by shard and entry by entry."""
-        return np.argsort(self._columns["row"], kind="stable")
+            places = [column[distinct].tolist() for column in (index.offset, index.head, index.bytes)]
+            with reading(index.folder), _opened(index) as file:
+                for some, offset, head, size in zip(np.split(order, starts[1:]), *places, strict=True):
+                    yield at[some], position[some], checked_head(file, offset - head, head + size)
 
     def stored(self, place: int) -> tuple[EntryHeader, int, bytes] | None:
         """Head and payload of the entry that holds an item, and the item's position; None if a check fails."""
-        shard, item = (int(one[0]) for one in self._located(np.array([place])))
+        one = np.array([place])
         try:
-            rows = self.places(np.array([place]))
-            offset, head, size = int(rows.offset[0]), int(rows.head[0]), int(rows.bytes[0])
-            with _reading(self._index(shard).data) as file:
+            ((_, _, index, item),) = self._parts(one)
+            entry, (position,), _, _ = index.places(item)
+            offset, head, size = (int(column[entry][0]) for column in (index.offset, index.head, index.bytes))
+            with _opened(index) as file:
                 header, payload = checked_head(file, offset - head, head + size), os.pread(file, size, offset)
-            if len(payload) != size or checksum(payload) != header.payload_checksum:
-                return None
-            index = self._index(shard)
-            position = item - int(self._first_items(shard)[int(rows.entry[0])]) if index.has_blocks else 0
-            right = header.item_keys()[position].tobytes() == self.keys(np.array([place])).tobytes()
+            right = checksum(payload) == header.payload_checksum
+            right = right and header.item_keys()[position].tobytes() == self.keys(one).tobytes()
         except (StoreError, OSError, IndexError):
             return None
-        return (header, position, payload) if right else None
+        return (header, int(position), payload) if right else None
 
     def item(self, place: int) -> Item | None:
         """One item with its own columns, for storing it under another key; None if its entry fails its check."""
@@ -230,30 +216,25 @@ class Catalog:
             columns=header.item_columns(position),
         )
 
-    def read(self, place: int) -> NDArray[Any] | None:
-        """One item's array; None if its entry fails its check."""
-        item = self.item(place)
-        return None if item is None else item.array
-
     def save_lookup(self, folder: Path) -> None:
-        """Write the columns, with those of same-hashes, to a folder that :func:`open_lookup` reads."""
-        self._same_columns()
+        """Write the tables to a folder that :func:`open_lookup` reads."""
         make_folder(folder)
         with writing(folder):
-            for name, column in self._columns.items():
-                with (folder / f"{name}.npy").open("wb") as file:  # numpy.save does not say that the disk is full
-                    npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(column))
-                    file.write(np.ascontiguousarray(column).data)
-            about = [list(map(str, self._folders)), self.damaged, list(self._columns)]
+            for name in (_KEY, _SAME):
+                numbers, items = self._table(name)
+                (folder / f"{name}.u8").write_bytes(numbers.data)
+                (folder / f"{name}.u4").write_bytes(items.data)
+            about = [list(map(str, self._folders)), list(map(int, self._counts))]
             (folder / "shards.json").write_text(json.dumps(about), "ascii")
 
     @contextlib.contextmanager
     def shared_lookup(self, paths: CachePaths) -> Iterator[str]:
-        """A scratch folder with the columns, for worker processes. Errors as :meth:`save_lookup`."""
+        """A scratch folder with the tables, for worker processes. Errors as :meth:`save_lookup`."""
         folder = paths.scratch / f"lookup-{os.urandom(4).hex()}"
         try:
             self.save_lookup(folder)
-            self._columns = open_lookup(folder)._columns
+            self.forget()
+            self._tables = open_lookup(folder)._tables
             yield str(folder)
         finally:
             self.forget()
@@ -261,106 +242,67 @@ class Catalog:
             with contextlib.suppress(OSError):
                 paths.scratch.rmdir()
 
-    def _split(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
-        """Mixed, tail and frame of keys; frame -1 for one that no committed item has."""
-        content, frames, number = split_keys(np.ascontiguousarray(keys).reshape(-1, 32))
-        known = np.array([self.frame_numbers.get(frame.tobytes(), -1) for frame in frames], dtype=np.int32)
-        halves = content.view(">u8").astype(np.uint64)
-        mixed = halves[:, 0] ^ _mixtures(frames)[number] if len(number) else halves[:, 0]
-        return mixed, halves[:, 1], known[number]
+    def _parts(self, place: NDArray[np.integer]) -> Iterator[tuple[Any, int, ShardIndex, NDArray[np.int64]]]:
+        """For each shard of some places: their positions, its number, its index, and the items in it."""
+        shard = (np.searchsorted(self._bases, place, "right") - 1).astype(np.int32)
+        for number in np.unique(shard).tolist():
+            at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
+            yield at, number, self._index(number), place[at].astype(np.int64) - self._bases[number]
 
-    @staticmethod
-    def _search(column: NDArray[np.uint64], wanted: NDArray[np.uint64], right: Any) -> NDArray[np.int64]:
-        """(n,) position of each wanted number for which ``right(positions, rows)`` is true; -1 for none."""
+    def _search(
+        self,
+        table: str,
+        wanted: NDArray[np.uint64],
+        right: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]],
+    ) -> NDArray[np.int64]:
+        """(n,) the first item of each wanted number for which ``right(items, rows)`` is true; -1 for none."""
+        numbers, items = self._table(table)
         found = np.full(len(wanted), -1, dtype=np.int64)
         rows = np.argsort(wanted, kind="stable")  # neighbours are looked up together
-        at = np.searchsorted(column, wanted[rows]).astype(np.int64)
+        at = np.searchsorted(numbers, wanted[rows]).astype(np.int64)
         while len(rows):
-            inside = at < len(column)
+            inside = at < len(numbers)
             rows, at = rows[inside], at[inside]
-            equal = column[at] == wanted[rows]
+            equal = numbers[at] == wanted[rows]
             rows, at = rows[equal], at[equal]
-            held = right(at, rows)
-            found[rows[held]] = at[held]
+            place = items[at].astype(np.int64)
+            held = right(place, rows)
+            found[rows[held]] = place[held]
             rows, at = rows[~held], at[~held] + 1
         return found
 
-    def _same_columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-        """Sorted mixed same-hashes of the items that have one, and their places."""
-        if "same" not in self._columns:
-            mixed, places = np.empty(len(self), dtype=np.uint64), np.empty(len(self), dtype=np.uint32)
-            count = 0
-            for some, its_places in self._same_parts():
-                part = slice(count, count + len(some))
-                mixed[part], places[part] = some, its_places
-                count = part.stop
-            order = _order(mixed[:count])
-            mixed = mixed[order]
-            self._columns |= {"same": mixed, "same_place": places[order]}
-        return self._columns["same"], self._columns["same_place"]
+    def _table(self, name: str) -> Table:
+        if name not in self._tables:
+            parts = [*self._mixed_parts(name)]
+            mixed = np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)])
+            items = np.concatenate([np.zeros(0, np.uint32), *(part[1] for part in parts)])
+            del parts
+            order = _order(mixed)
+            mixed, items = mixed[order], items[order]
+            if name == _KEY and len(near := np.flatnonzero(mixed[1:] == mixed[:-1])):
+                twice = near[(self.keys(items[near]) == self.keys(items[near + 1])).all(axis=1)] + 1
+                mixed, items = np.delete(mixed, twice), np.delete(items, twice)
+            self._tables[name] = mixed, items
+        return self._tables[name]
 
-    def _same_parts(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
-        """Mixed same-hashes and places, shard by shard, of the items that have one."""
-        bases, mixtures = self._columns["bases"], _mixtures(self._columns["frames"])
-        place_of = np.full(int(bases[-1]), _NO_PLACE, dtype=np.uint32)
-        place_of[self._columns["row"]] = np.arange(len(self), dtype=np.uint32)
-        for shard, base in enumerate(bases[:-1].tolist()):
-            index = self._index(shard)
-            source = index.item_columns("same")["same"] if index.has_blocks else index.columns["same"]
-            for start in range(0, index.items, _TOGETHER):
-                hashes = source[start : start + _TOGETHER]
-                places = place_of[base + start : base + start + len(hashes)]
-                some = hashes.any(axis=1) & (places != _NO_PLACE)
-                halves = np.ascontiguousarray(hashes[some]).view(">u8").astype(np.uint64)
-                yield halves[:, 0] ^ mixtures[self._columns["frame"][places[some]]], places[some]
-
-    def _stored_same(self, place: NDArray[np.integer]) -> NDArray[np.uint8]:
-        """(n, 16) same-hashes of items."""
-        shard, item = self._located(place)
-        found = np.zeros((len(shard), 16), dtype=np.uint8)
-        for number in np.unique(shard).tolist():
-            at = np.flatnonzero(shard == number)
+    def _mixed_parts(self, name: str) -> Iterator[Table]:
+        """Numbers of the keys or same-hashes of items, and the items; those without a same-hash are left out."""
+        for number, base in enumerate(self._bases[:-1].tolist()):
             index = self._index(number)
-            source = index.item_columns("same")["same"] if index.has_blocks else index.columns["same"]
-            found[at] = source[item[at]]
-        return found
-
-    def _located(self, place: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Shard of each place, and its item in the shard."""
-        if not len(place):
-            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
-        row, bases = self._columns["row"][place].astype(np.int64), self._columns["bases"]
-        shard = (np.searchsorted(bases, row, "right") - 1).astype(np.int32)
-        row -= bases[shard]
-        return shard, row
-
-    def _first_items(self, shard: int) -> NDArray[np.int64]:
-        """(E,) number of the first item of each entry."""
-        counts = np.maximum(np.asarray(self._index(shard).block).astype(np.int64), 1)
-        return np.cumsum(counts) - counts
-
-    def _items(
-        self, shard: int, item: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]:
-        """Entry, start and length of items of a shard."""
-        index = self._index(shard)
-        if not index.has_blocks:
-            return item, np.zeros(len(item), dtype=np.uint32), index.columns["length"][item]
-        if shard not in self._lengths:
-            self._lengths[shard] = (index.entry_of_items(), *index.lengths())
-        entry, start, length = self._lengths[shard]
-        return entry[item], start[item], length[item]
+            frames, frame = np.asarray(index.columns["frames"]), index.of_items("frame")
+            source = index.of_items("content" if name == _KEY else "same")
+            for start in range(0, 0 if self.shards[number] in self._without else index.items, _TOGETHER):
+                part = slice(start, start + _TOGETHER)
+                hashes = source[part]
+                mixed = _mixed(hashes, frames, frame[part])
+                items = np.arange(base + start, base + start + len(hashes), dtype=np.uint32)
+                there = slice(None) if name == _KEY else hashes.any(axis=1)
+                yield mixed[there], items[there]
 
     def _index(self, shard: int) -> ShardIndex:
         if shard not in self._indexes:
             self._indexes[shard] = load_index(self._folders[shard], check_data=False)
         return self._indexes[shard]
-
-
-_ROW_TYPES = {
-    "entry": "u4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8", "start": "u4",
-    "length": "u4",
-}  # fmt: skip
 
 
 def load_catalog(paths: CachePaths, *, open_shards: bool = False, without: Collection[str] = ()) -> Catalog:
@@ -374,11 +316,11 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, without: Colle
     found: list[ShardIndex] = []
     damaged: list[str] = []
     for folder in paths.sealed_shards():
-        index = undamaged_index(folder)
-        if index is None:
+        try:
+            found.append(checked_index(folder))
+        except CacheDamagedError as error:
+            raise_unreadable(error, folder)
             damaged.append(folder.name)
-        else:
-            found.append(index)
     for folder in paths.open_shards() if open_shards else ():
         with contextlib.suppress(CacheDamagedError, CorruptEntryError, OSError):
             found.append(open_shard_index(folder))
@@ -387,60 +329,22 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False, without: Colle
 
 def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = (), without: Collection[str] = ()) -> Catalog:
     """The items of these shards; of two items with one key the first counts."""
-    return Catalog([index.folder for index in indexes], None, damaged, indexes, without)
-
-
-def _frames(indexes: Sequence[ShardIndex]) -> NDArray[np.uint8]:
-    known = [np.zeros((0, 16), np.uint8), *(np.asarray(index.columns["frames"]) for index in indexes)]
-    # With an index, which loads no numpy.ma.
-    return np.unique(np.concatenate(known), axis=0, return_index=True)[0]
-
-
-def _sorted_columns(indexes: Sequence[ShardIndex], without: Collection[str]) -> dict[str, NDArray[Any]]:
-    known, frames = [np.asarray(index.columns["frames"]) for index in indexes], _frames(indexes)
-    numbers = {frame.tobytes(): number for number, frame in enumerate(frames)}
-    counts = [0 if index.folder.name in without else index.items for index in indexes]
-    bases = np.cumsum([0, *counts])
-    mixtures = _mixtures(frames)
-    narrow = np.dtype(np.uint16 if len(frames) < 1 << 16 else np.uint32)
-    mixed, tail = np.empty(bases[-1], dtype=np.uint64), np.empty(bases[-1], dtype=np.uint64)
-    frame = np.empty(bases[-1], dtype=narrow)
-    for index, theirs, base, count in zip(indexes, known, bases.tolist(), counts, strict=False):
-        numbers_of = np.array([numbers[one.tobytes()] for one in theirs], dtype=narrow)
-        columns = index.item_columns("content", "frame") if index.has_blocks else index.columns
-        for start in range(0, count, _TOGETHER):
-            part = slice(start, min(start + _TOGETHER, count))
-            into = slice(base + part.start, base + part.stop)
-            frame[into] = numbers_of[columns["frame"][part]]
-            halves = np.ascontiguousarray(columns["content"][part]).view(">u8")
-            mixed[into], tail[into] = halves[:, 0], halves[:, 1]
-            mixed[into] ^= mixtures[frame[into]]
-    order = _order(mixed)
-    mixed = mixed[order]
-    tail = tail[order]  # one after the other: memory
-    frame = frame[order]
-    twice = np.flatnonzero((mixed[1:] == mixed[:-1]) & (tail[1:] == tail[:-1]) & (frame[1:] == frame[:-1])) + 1
-    columns = {"mixed": mixed, "tail": tail, "frame": frame, "row": order}
-    if len(twice):
-        columns = {name: np.delete(column, twice) for name, column in columns.items()}
-    return columns | {"frames": frames, "bases": bases}
+    folders, counts = [one.folder for one in indexes], [one.items for one in indexes]
+    return Catalog(folders, counts, indexes, damaged=damaged, without=without)
 
 
 def open_lookup(folder: Path) -> Catalog:
-    """The catalog that another process saved; its columns are mapped read-only. The files are complete and ours."""
+    """The catalog that another process saved; its tables are mapped read-only. The files are complete and ours."""
     with writing(folder):
-        folders, damaged, names = json.loads((folder / "shards.json").read_text("ascii"))
-        columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
-    return Catalog([Path(one) for one in folders], columns, damaged)
+        folders, counts = json.loads((folder / "shards.json").read_text("ascii"))
+        tables: dict[str, Any] = {}
+        for name in (_KEY, _SAME):
+            tables[name] = _mapped(folder / f"{name}.u8", np.uint64), _mapped(folder / f"{name}.u4", np.uint32)
+    return Catalog([Path(one) for one in folders], counts, tables=tables)
 
 
-def undamaged_index(folder: Path) -> ShardIndex | None:
-    """The index of a sealed shard, or None if the shard is surely damaged."""
-    try:
-        return checked_index(folder)
-    except CacheDamagedError as error:
-        raise_unreadable(error, folder)
-        return None
+def _mapped(path: Path, dtype: type) -> Any:
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 def _order(numbers: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -458,15 +362,18 @@ def _order(numbers: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return order[np.argsort(nearly, kind="stable")]  # linear: only numbers with equal high bits change places
 
 
-def _mixtures(frames: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """(F,) a number for each frame (F, 16), which is mixed into the first 8 bytes of contents."""
-    return np.array([checksum(frame.tobytes()) for frame in frames], dtype=np.uint64)
+def _mixed(hashes: NDArray[np.uint8], frames: NDArray[np.uint8], frame: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """(n,) the first 8 bytes of hashes (n, 16), mixed with the frame (F, 16) of each."""
+    mixtures = np.array([checksum(one.tobytes()) for one in frames], dtype=np.uint64)
+    mixed: NDArray[np.uint64] = np.ascontiguousarray(hashes).view(">u8")[:, 0] ^ mixtures[frame]
+    return mixed
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[int]:
+def _opened(index: ShardIndex) -> Iterator[int]:
+    path = index.folder / "data.mdb"
     try:  # a worker whose build was killed seals its shard, perhaps since it was listed
-        descriptor = open_file(path if path.exists() else path.parent.with_suffix("") / path.name)
+        descriptor = open_file(path if path.exists() else index.folder.with_suffix("") / path.name)
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
     try:

@@ -137,7 +137,7 @@ def stored_catalog(cache: Path) -> Catalog:
 def stored_entries(cache: Path) -> Iterator[StoredEntry]:
     """Every committed item, read and checked. Errors as :func:`stored_catalog`."""
     catalog = stored_catalog(cache)
-    order = catalog.in_order()
+    order = catalog.all_places()
     rows = catalog.places(order)
     place = np.stack([rows.shard.astype(np.int64), rows.entry.astype(np.int64)])
     starts = np.flatnonzero((place[:, 1:] != place[:, :-1]).any(axis=0)) + 1

@@ -11,15 +11,14 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
-from latentcache.fields.dtypes import DTYPES
 from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import KEY_BYTES, joined_keys, split_keys
 from latentcache.store.atomic_io import open_file
@@ -29,13 +28,11 @@ from latentcache.store.entry import (
     FIXED_BYTES,
     FIXED_DTYPE,
     MAGIC,
-    MAX_DIMENSIONS,
     PACKED,
     RAGGED,
     EntryHeader,
     read_header,
 )
-from latentcache.value import Value
 
 #: Name of the index in the folder of a shard.
 INDEX = "index.safetensors"
@@ -56,19 +53,15 @@ _FLAGS_WORD, _LOWER_WORD = 5, 6
 #: Bytes of a value that are read at first; the head of an entry that is no block is shorter.
 _FRONT_BYTES = 256
 _HEADS_TOGETHER = 1 << 14
-_VALUES = ("keys", "offsets", "lengths")
-_WIDTHS = np.zeros(256, dtype=np.float64)
-_WIDTHS[[code for code, _ in DTYPES.values()]] = [width for _, width in DTYPES.values()]
 
 
-class Meta(Value):
+class Meta(NamedTuple):
     """The newer of a file's two meta pages."""
 
     page_size: int
     last_page: int
     transaction: int
     root: int
-    map_size: int
 
     @property
     def file_bytes(self) -> int:
@@ -77,11 +70,8 @@ class Meta(Value):
 
     def as_metadata(self) -> dict[str, str]:
         """What the index says of the file it was made from."""
-        return {
-            "data_bytes": str(self.file_bytes),
-            "page_size": str(self.page_size),
-            "transaction": str(self.transaction),
-        }
+        about = {"data_bytes": self.file_bytes, "page_size": self.page_size, "transaction": self.transaction}
+        return {name: str(value) for name, value in about.items()}
 
 
 def read_meta(path: Path) -> Meta:
@@ -96,35 +86,34 @@ def read_meta(path: Path) -> Meta:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
-    first = _parse_meta(front, 0)
-    seconds = [first.page_size] if first else [4096, 8192, 16_384, 32_768, 65_536]
-    metas = [meta for meta in (first, *(_parse_meta(front, at) for at in seconds)) if meta is not None]
-    if not metas:
+    metas = [_parse_meta(front, at) for at in (0, 4096, 8192, 16_384, 32_768, 65_536)]
+    found = [meta for meta in metas if meta is not None]
+    if not found:
         raise CacheDamagedError("a shard is no LMDB 0.9 file", where=str(path), why="no valid meta page")
-    meta = max(metas, key=lambda found: found.transaction)
+    meta = max((one for one in found if one.page_size == found[0].page_size), key=lambda one: one.transaction)
     if size < meta.file_bytes:
-        raise CacheDamagedError(
-            "a shard is truncated", where=str(path), why=f"expected {meta.file_bytes} bytes, found {size}"
-        )
+        why = f"expected {meta.file_bytes} bytes, found {size}"
+        raise CacheDamagedError("a shard is truncated", where=str(path), why=why)
     return meta
 
 
 def _parse_meta(front: bytes, offset: int) -> Meta | None:
+    """The meta page at an offset, which is 0 or the page size."""
     if len(front) < offset + PAGE_HEADER_BYTES + _META_BYTES:
         return None
-    magic, version, _, map_size = _META.unpack_from(front, offset + PAGE_HEADER_BYTES)
+    magic, version, _, _ = _META.unpack_from(front, offset + PAGE_HEADER_BYTES)
     databases = offset + PAGE_HEADER_BYTES + _META.size
     page_size = _DB.unpack_from(front, databases)[0]
-    if magic != _MAGIC or version & 0x3FFF != _VERSION:
+    if magic != _MAGIC or version & 0x3FFF != _VERSION or (offset and offset != page_size):
         return None
     if not 512 <= page_size <= 65_536 or page_size & (page_size - 1):
         return None
     root = _DB.unpack_from(front, databases + _DB.size)[-1]
     last_page, transaction = struct.unpack_from("<QQ", front, databases + 2 * _DB.size)
-    return Meta(page_size=page_size, last_page=last_page, transaction=transaction, root=root, map_size=map_size)
+    return Meta(page_size, last_page, transaction, root)
 
 
-class Values(Value):
+class Values(NamedTuple):
     """Keys of a database and the places of their values, in key order."""
 
     keys: NDArray[np.uint8]
@@ -134,12 +123,19 @@ class Values(Value):
     lengths: NDArray[np.int64]
     """(N,) bytes of each value."""
 
+    def part(self, start: int, stop: int) -> Values:
+        """Some of them."""
+        return Values(self.keys[start:stop], self.offsets[start:stop], self.lengths[start:stop])
 
-def walk(descriptor: int, meta: Meta) -> Iterator[Values]:
-    """Every committed key with the place of its value, in key order, some thousand at a time."""
-    seen: set[int] = set()
-    for numbers, pages in _leaf_pages(descriptor, meta, seen, [] if meta.root == _NO_PAGE else [meta.root], 1):
-        yield leaf_values(meta, numbers, pages)
+
+def walk(descriptor: int, meta: Meta) -> Values:
+    """Every committed key with the place of its value."""
+    nothing = np.zeros(0, dtype=np.int64)
+    found, seen = [Values(np.zeros((0, KEY_BYTES), dtype=np.uint8), nothing, nothing)], set[int]()
+    numbers = [] if meta.root == _NO_PAGE else [meta.root]
+    found += (_leaf_values(meta, *some) for some in _leaf_pages(descriptor, meta, seen, numbers, 1))
+    keys, offsets, lengths = zip(*found, strict=True)
+    return Values(np.concatenate(keys), np.concatenate(offsets), np.concatenate(lengths))
 
 
 def _leaf_pages(
@@ -154,7 +150,10 @@ def _leaf_pages(
         if max(some) > meta.last_page or len({*some}) < len(some) or not seen.isdisjoint(some):
             raise ValueError("a page is out of reach or met twice")
         seen.update(some)
-        pages = _read_pages(descriptor, meta.page_size, some)
+        pages = np.empty((len(some), meta.page_size), dtype=np.uint8)
+        for page, number in zip(pages, some, strict=True):
+            if os.preadv(descriptor, [page.data], number * meta.page_size) != meta.page_size:
+                raise ValueError("a page ends early")
         kinds = pages.view("<u2")[:, _FLAGS_WORD] & (_BRANCH_PAGE | _LEAF_PAGE)
         if (kinds == _LEAF_PAGE).all():
             yield some, pages
@@ -164,15 +163,6 @@ def _leaf_pages(
                 yield from _leaf_pages(descriptor, meta, seen, (low | high << 16 | flags << 32).tolist(), level + 1)
         else:
             raise ValueError("pages of one level are of several kinds")
-
-
-def _read_pages(descriptor: int, size: int, numbers: list[int]) -> NDArray[np.uint8]:
-    pages = np.empty((len(numbers), size), dtype=np.uint8)
-    flat = pages.reshape(-1).data
-    for place, number in enumerate(numbers):
-        if os.preadv(descriptor, [flat[place * size : (place + 1) * size]], number * size) != size:
-            raise ValueError("a page ends early")
-    return pages
 
 
 def _nodes(pages: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -198,7 +188,7 @@ def _node_words(pages: NDArray[np.uint8], starts: NDArray[np.int64]) -> list[NDA
     return [words[starts // 2 + place].astype(np.int64) for place in range(4)]
 
 
-def leaf_values(meta: Meta, numbers: list[int], pages: NDArray[np.uint8]) -> Values:
+def _leaf_values(meta: Meta, numbers: list[int], pages: NDArray[np.uint8]) -> Values:
     """Keys and places of some leaves, after checking that each value is inside its page or inside the file."""
     size, starts = meta.page_size, _nodes(pages)
     low, high, flags, key_lengths = _node_words(pages, starts)
@@ -208,12 +198,10 @@ def leaf_values(meta: Meta, numbers: list[int], pages: NDArray[np.uint8]) -> Val
         raise ValueError("a key has another length, or a value leaves its page")
     offsets = np.array(numbers, dtype=np.int64)[starts // size] * size + places
     pointers = gather_bytes(pages, starts[big] + _NODE_BYTES + KEY_BYTES, 8).view("<u8")[:, 0]
-    if (pointers > meta.last_page).any():
-        raise ValueError("a value leaves the file")
-    offsets[big] = pointers.astype(np.int64) * size + PAGE_HEADER_BYTES
+    offsets[big] = np.minimum(pointers, meta.last_page + 1).astype(np.int64) * size + PAGE_HEADER_BYTES
     if (offsets + lengths > meta.file_bytes).any():
         raise ValueError("a value leaves the file")
-    return Values(keys=gather_bytes(pages, starts + _NODE_BYTES, KEY_BYTES), offsets=offsets, lengths=lengths)
+    return Values(gather_bytes(pages, starts + _NODE_BYTES, KEY_BYTES), offsets, lengths)
 
 
 def gather_bytes(pages: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
@@ -234,64 +222,58 @@ class ShardIndex:
         offset, head, bytes, checksum: (E,) where the payload begins, bytes before it, its bytes, its xxh3-64.
     """
 
-    def __init__(self, folder: Path, columns: Any, metadata: dict[str, str]) -> None:
-        self.folder, self.columns, self.metadata = folder, columns, metadata
+    def __init__(self, folder: Path, columns: Any) -> None:
+        self.folder, self.columns = folder, columns
         self.block, self.offset, self.head = columns["block"], columns["offset"], columns["head"]
         self.bytes, self.checksum = columns["bytes"], columns["checksum"]
         self.entries = len(self.offset)
         self.has_blocks = bool(len(columns["item.content"]))
         self.items = int(np.maximum(np.asarray(self.block), 1).sum()) if self.has_blocks else self.entries
 
-    @property
-    def data(self) -> Path:
-        """The LMDB file."""
-        return self.folder / "data.mdb"
-
-    def check(self) -> None:
-        """Read every column and hold it against its checksum."""
-        self.columns.check()
-
     def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of entries."""
         frames = np.asarray(self.columns["frames"])
         return joined_keys(self.columns["content"][entries], frames[self.columns["frame"][entries]])
 
-    def entry_of_items(self) -> NDArray[np.int64]:
-        """(I,) the entry of each item."""
-        counts = np.maximum(np.asarray(self.block).astype(np.int64), 1)
-        return np.repeat(np.arange(self.entries), counts)
+    def keys(self, items: Any = slice(None)) -> NDArray[np.uint8]:
+        """(n, 32) keys of items."""
+        frames = np.asarray(self.columns["frames"])
+        return joined_keys(self.of_items("content")[items], frames[self.of_items("frame")[items]])
 
-    def item_columns(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Of all items, in entry order, as asked for: ``content`` (I, 16), ``frame`` (I,) and ``same`` (I, 16)."""
-        found = {name: np.asarray(self.columns[name]) for name in names}
-        if self.has_blocks:
-            entry = self.entry_of_items()
-            in_block = np.asarray(self.block)[entry] > 0
-            found = {name: column[entry] for name, column in found.items()}
-            for name in {"content", "same"}.intersection(names):
-                found[name][in_block] = self.columns[f"item.{name}"]
-        return found
+    def of_items(self, name: str) -> Any:
+        """(I, ...) ``content``, ``frame``, ``same`` or ``length`` of all items."""
+        return self._expanded[name] if self.has_blocks else self.columns[name]
 
-    def keys(self) -> NDArray[np.uint8]:
-        """(I, 32) keys of all items."""
-        columns = self.item_columns("content", "frame")
-        return joined_keys(columns["content"], np.asarray(self.columns["frames"])[columns["frame"]])
-
-    def lengths(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """(I,) start and (I,) length of all items in their entries."""
-        length = np.asarray(self.columns["length"])
+    def places(self, items: NDArray[np.integer]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """(n,) the entry of items, their position in it, and their start and length in its payload."""
         if not self.has_blocks:
-            return np.zeros(self.items, dtype=np.uint32), length
-        entry = self.entry_of_items()
-        block = np.asarray(self.block)
-        in_block = block[entry] > 0
-        length = length[entry]
-        length[in_block] = self.columns["item.length"]
-        first = np.cumsum(np.maximum(block, 1).astype(np.int64)) - np.maximum(block, 1)
-        width = np.where((length == 0) & in_block, 1, length).astype(np.int64)
-        ends = np.cumsum(width)
-        before = (ends - width)[first]
-        return (ends - width - before[entry]).astype(np.uint32), length
+            nothing = np.zeros(len(items), dtype=np.uint32)
+            return items, nothing, nothing, self.columns["length"][items]
+        entry, start, length = (self._expanded[name][items] for name in ("entry", "start", "length"))
+        return entry, items - self._expanded["first"][entry], start, length
+
+    def forget(self) -> None:
+        """Give the memory back that items of blocks take; it is taken again when they are asked for."""
+        vars(self).pop("_expanded", None)
+
+    @cached_property
+    def _expanded(self) -> dict[str, NDArray[Any]]:
+        """Columns of all items, blocks taken apart; ``first`` (E,) is the first item of each entry."""
+        counts = np.asarray(self.block).astype(np.int64)
+        times = np.maximum(counts, 1)
+        entry = np.repeat(np.arange(self.entries, dtype=np.uint32), times)
+        in_block, first = counts[entry] > 0, np.cumsum(times) - times
+        found = {"entry": entry, "first": first, "frame": np.asarray(self.columns["frame"])[entry]}
+        for name in ("content", "same", "length"):
+            both = np.asarray(self.columns[name]), np.asarray(self.columns[f"item.{name}"])
+            if not any(one.any() for one in both):
+                found[name] = np.broadcast_to(both[0][:1], (len(entry), *both[0].shape[1:]))
+                continue
+            found[name] = both[0][entry]
+            found[name][in_block] = both[1]
+        width = np.where((found["length"] == 0) & in_block, 1, found["length"])
+        starts = np.cumsum(width, dtype=np.int64) - width
+        return found | {"start": (starts - starts[first][entry]).astype(np.uint32)}
 
 
 def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any]]:
@@ -308,7 +290,9 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(data), why=str(error)) from error
     try:
-        parts = [_indexed(descriptor, some, data) for some in _together(walk(descriptor, meta))]
+        values = walk(descriptor, meta)
+        starts = range(0, max(len(values.keys), 1), _HEADS_TOGETHER)
+        parts = [_indexed(descriptor, values.part(start, start + _HEADS_TOGETHER)) for start in starts]
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
@@ -318,41 +302,30 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
     finally:
         os.close(descriptor)
-    parts = parts or [_indexed(-1, Values(keys=np.zeros((0, 32), np.uint8), offsets=_NONE, lengths=_NONE), data)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    columns["content"], columns["frames"], columns["frame"] = split_keys(columns.pop("key"))
+    columns["content"], columns["frames"], columns["frame"] = split_keys(values.keys)
     return columns
 
 
-_NONE = np.zeros(0, dtype=np.int64)
-
-
-def _together(values: Iterator[Values]) -> Iterator[Values]:
-    """The same, more at a time: the heads of a few thousand entries are checked at once."""
-    waiting = list[Values]()
-    for some in chain(values, [None]):
-        waiting += [] if some is None else [some]
-        if waiting and (some is None or sum(len(one.keys) for one in waiting) >= _HEADS_TOGETHER):
-            yield Values(**{name: np.concatenate([getattr(one, name) for one in waiting]) for name in _VALUES})
-            waiting = []
-
-
-def _indexed(descriptor: int, values: Values, data: Path) -> dict[str, NDArray[Any]]:
-    """Columns of some entries, with ``key``, after checking their heads."""
+def _indexed(descriptor: int, values: Values) -> dict[str, NDArray[Any]]:
+    """Columns of some entries, after checking their heads."""
     fronts = _fronts(descriptor, values)
     fixed = np.ascontiguousarray(fronts[:, :FIXED_BYTES]).view(FIXED_DTYPE)[:, 0]
-    single = (fixed["flags"] & PACKED == 0) & (fixed["head_bytes"] <= _FRONT_BYTES)
-    good = single & _plausible(fixed, fronts, values)
-    good[good] = _signed(fronts[good], fixed["head_bytes"][good])
+    single, head = fixed["flags"] & PACKED == 0, fixed["head_bytes"]
+    # What the checksum of a head and its own key prove needs no closer look.
+    good = single & (head > FIXED_BYTES) & (head <= _FRONT_BYTES) & (fixed["magic"] == np.void(MAGIC))
+    good &= (fixed["key"] == values.keys).all(axis=1)
+    good &= head.astype(np.int64) + fixed["payload_bytes"].astype(np.int64) == values.lengths
+    good[good] = _signed(fronts[good], head[good])
+    first = np.ascontiguousarray(fronts[:, FIXED_BYTES : FIXED_BYTES + 4]).view("<u4")[:, 0]
     columns: dict[str, NDArray[Any]] = {
-        "key": values.keys,
-        "offset": (values.offsets + fixed["head_bytes"]).astype(np.uint64),
-        "head": fixed["head_bytes"].astype(np.uint32),
+        "offset": (values.offsets + head).astype(np.uint64),
+        "head": head.astype(np.uint32),
         "bytes": fixed["payload_bytes"].astype(np.uint64),
         "checksum": fixed["payload_checksum"].astype(np.uint64),
         "block": np.zeros(len(fixed), dtype=np.uint32),
-        "same": np.where((fixed["flags"] & PACKED == 0)[:, None], fixed["same"], 0).astype(np.uint8),
-        "length": np.where(fixed["flags"] & (PACKED | RAGGED) == RAGGED, _first_dimension(fronts), np.uint32(0)),
+        "same": np.where(single[:, None], fixed["same"], 0).astype(np.uint8),
+        "length": np.where(fixed["flags"] & (PACKED | RAGGED) == RAGGED, first, np.uint32(0)),
     }
     blocks = []
     for row in np.flatnonzero(~good).tolist():
@@ -380,37 +353,17 @@ def _fronts(descriptor: int, values: Values) -> NDArray[np.uint8]:
     return fronts
 
 
-def _plausible(fixed: NDArray[Any], fronts: NDArray[np.uint8], values: Values) -> NDArray[np.bool_]:
-    """(N,) True if the fixed part of a head agrees with its key, its shape and the length of its value."""
-    ndim = fixed["ndim"]
-    shapes = np.ascontiguousarray(fronts[:, FIXED_BYTES : FIXED_BYTES + 4 * MAX_DIMENSIONS]).view("<u4")
-    inside = np.arange(MAX_DIMENSIONS) < ndim[:, None]
-    elements = np.where(inside, shapes, 1).astype(np.float64).prod(axis=1)
-    right = (fixed["magic"] == np.void(MAGIC)) & (fixed["items"] == 1) & (fixed["kind"] == values.keys[:, 0])
-    right &= (ndim >= 1) & (ndim <= MAX_DIMENSIONS) & (fixed["key"] == values.keys).all(axis=1)
-    right &= (fixed["head_bytes"] > FIXED_BYTES) & (fixed["head_bytes"] % 64 == 48)
-    right &= (elements > 0) & (elements * _WIDTHS[fixed["dtype"]] == fixed["payload_bytes"])
-    right &= fixed["head_bytes"].astype(np.int64) + fixed["payload_bytes"].astype(np.int64) == values.lengths
-    found: NDArray[np.bool_] = right
-    return found
-
-
 def _signed(fronts: NDArray[np.uint8], head_bytes: NDArray[np.integer]) -> NDArray[np.bool_]:
     """(n,) True if the checksum at the end of a head holds."""
-    memory = np.ascontiguousarray(fronts).reshape(-1).data
-    stops = head_bytes.astype(np.int64) - CHECKSUM_BYTES
+    memory = fronts.reshape(-1).data
     begins = np.arange(len(fronts)) * _FRONT_BYTES
-    spans = zip(begins.tolist(), (begins + stops).tolist(), strict=True)
+    stops = begins + head_bytes.astype(np.int64) - CHECKSUM_BYTES
+    spans = zip(begins.tolist(), stops.tolist(), strict=True)
     found = np.array([checksum(memory[begin:stop]) for begin, stop in spans], dtype=np.uint64)
-    stored = (
-        gather_bytes(np.ascontiguousarray(fronts), begins + stops, CHECKSUM_BYTES) if len(fronts) else fronts[:, :8]
-    )
-    same: NDArray[np.bool_] = found == np.ascontiguousarray(stored).view("<u8")[:, 0]
+    if not len(fronts):
+        return found.astype(np.bool_)
+    same: NDArray[np.bool_] = found == gather_bytes(fronts, stops, CHECKSUM_BYTES).view("<u8")[:, 0]
     return same
-
-
-def _first_dimension(fronts: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    return np.ascontiguousarray(fronts[:, FIXED_BYTES : FIXED_BYTES + 4]).view("<u4")[:, 0]
 
 
 def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = None) -> EntryHeader:
@@ -436,13 +389,8 @@ def write_index(folder: Path, name: str) -> int:
     """Index a closed shard of this final name; return the number of entries."""
     meta = read_meta(folder / "data.mdb")
     columns = collect_index(folder / "data.mdb", meta)
-    write_columns(folder / INDEX, columns, _made_from(name, meta))
+    write_columns(folder / INDEX, columns, {**meta.as_metadata(), "shard": name})
     return len(columns["offset"])
-
-
-def _made_from(name: str, meta: Meta) -> dict[str, str]:
-    """What an index says of the shard that it was made from."""
-    return {**meta.as_metadata(), "shard": name}
 
 
 def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
@@ -456,19 +404,18 @@ def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
         CacheDamagedError: The index is damaged, or the shard is truncated or another one.
     """
     file = ColumnFile(folder / INDEX)
-    index = ShardIndex(folder, file, file.metadata)
-    expected = _made_from(folder.name, read_meta(folder / "data.mdb")) if check_data else {}
+    expected = {**read_meta(folder / "data.mdb").as_metadata(), "shard": folder.name} if check_data else {}
     for name, value in expected.items():
         if file.metadata.get(name) != value:
             why = f"{name}: expected {file.metadata.get(name)}, found {value}"
             raise CacheDamagedError("a shard is not the one its index was made from", where=str(folder), why=why)
-    return index
+    return ShardIndex(folder, file)
 
 
 def checked_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
     """The index of a sealed shard with all columns checked. Arguments and errors as :func:`load_index`."""
     index = load_index(folder, check_data=check_data)
-    index.check()
+    index.columns.check()
     return index
 
 
@@ -477,5 +424,4 @@ def open_shard_index(folder: Path) -> ShardIndex:
 
     Errors as :func:`collect_index`.
     """
-    meta = read_meta(folder / "data.mdb")
-    return ShardIndex(folder, collect_index(folder / "data.mdb", meta), meta.as_metadata())
+    return ShardIndex(folder, collect_index(folder / "data.mdb"))

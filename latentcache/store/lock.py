@@ -1,21 +1,24 @@
-"""One builder per cache: a flock of our own, taken before LMDB is touched.
+"""Who builds a cache and who reads it: flocks that end with their processes, so nothing is left to clean up.
 
-LMDB's writer lock waits without a limit, ignores SIGINT and names no holder. This one answers at once, names the
-holder, and ends with its processes, so a killed build leaves nothing to clean up. A forked process has no part in it;
-workers are given its descriptor, and a build that finds the lock held in the name of a dead process waits for its
-workers. The cache folder itself is locked as well, if its file system allows that: somebody may delete the lock file
-while a build runs, and the next build would lock a new one.
+The builder's lock answers at once and names its holder. Workers inherit its descriptor; a build that finds it held in
+the name of a dead process waits for its workers. The cache folder is locked as well where its file system allows
+that: somebody may delete the lock file while a build runs.
+
+A reader has a lease of its snapshot, a shared lock on ``manifest.json``, so that no collector removes the files that
+it still reads. A lease writes nothing, so it works on a read-only folder. A forked child shares it; a pickled
+reader takes its own. Without locks in the file system only the grace period of the collector protects a reader.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +26,8 @@ from typing import Any
 
 from latentcache.errors import CacheLockedError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.atomic_io import as_store_error, read_file
+from latentcache.store.atomic_io import READ_ONLY, open_file, read_file, writing
+from latentcache.value import Value
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
@@ -31,7 +35,8 @@ _TRIES, _WAIT_S = 20, 0.01
 ORPHANS_S = 10.0
 #: Error numbers of a file system without flock.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
-#: Descriptors of the locks that this process holds.
+_PROCESSES = Path("/proc")
+#: Descriptors of the builder's locks that this process holds.
 _held: set[int] = set()
 
 
@@ -43,24 +48,21 @@ def builder_lock(path: Path) -> Iterator[int]:
         CacheLockedError: Another process holds it; ``holder`` says which.
         CacheReadOnlyError: The file cannot be opened or written.
     """
+    opened: list[int] = []
     try:
-        # A link is not followed: what it leads to would be emptied.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise as_store_error(error, path) from error
-    _held.add(descriptor)
-    folder = -1
-    try:
-        with suppress(OSError):  # a folder that cannot be read cannot be locked
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            _held.add(folder)
-        _take(descriptor, path, folder)
-        yield descriptor
+        with writing(path):
+            # A link is not followed: what it leads to would be emptied.
+            opened.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644))
+        with contextlib.suppress(OSError):  # a folder that cannot be read cannot be locked
+            opened.append(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        _held.update(opened)
+        with writing(path):
+            _take(path, *opened)
+        yield opened[0]
     finally:
-        for one in (descriptor, folder):
-            if one in _held:  # else this is a fork of the process that took it
-                _held.remove(one)
-                os.close(one)
+        for one in _held.intersection(opened):  # none in a fork of the process that took them
+            _held.remove(one)
+            os.close(one)
 
 
 def builder_name(path: Path) -> str:
@@ -74,56 +76,49 @@ def builder_name(path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     reused = pid == os.getpid() and not _held  # the number of a dead build, as containers give it out again
-    if reused or _is_dead({"pid": pid, "host": host}):
-        return ""
-    return f"process {pid} on {host} since {since}"
+    return "" if reused or _is_dead({"pid": pid, "host": host}) else f"process {pid} on {host} since {since}"
 
 
 def _let_go() -> None:
     """In a forked process: a flock lasts until all copies of its descriptor are closed."""
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
+    while _held:
+        os.close(_held.pop())
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _take(path: Path, descriptor: int, folder: int = -1) -> None:
+    holder, deadline = dict[str, Any](), time.monotonic() + ORPHANS_S
+    while not (free := _locked(descriptor)):
+        holder = holder or _read_holder(descriptor)
+        if not _is_dead(holder) or time.monotonic() >= deadline:
+            break
+        time.sleep(_WAIT_S)
+    if not free:
+        left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
+        raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
+    unknown = dict.fromkeys(("pid", "host", "since"), "unknown")
+    if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
+        raise _held_by(unknown, path, "it has just given this cache up")
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        others = (one for one in map(asdict, holders(path.parent)) if one["pid"] != os.getpid())
+        why = f"its {path.name} was deleted: never delete it"
+        raise _held_by(unknown | next(others, {}), path.parent, why) from None
+    except (OSError, ValueError):  # folders cannot be locked here, as on NFS, or it could not be opened
+        pass
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}).encode(), 0)
+    failpoint("lock-taken")
 
 
 def _held_by(holder: dict[str, Any], where: Path, why: str) -> CacheLockedError:
     what = f"another build holds this cache: process {holder['pid']} on {holder['host']}"
     fix = "wait until it ends; it is safe to run this command again then"
     return CacheLockedError(what, holder=holder, where=str(where), why=why, fix=fix)
-
-
-def _take(descriptor: int, path: Path, folder: int) -> None:
-    try:
-        held = not _locked(descriptor)
-        holder = _read_holder(descriptor) if held else {}
-        deadline = time.monotonic() + ORPHANS_S
-        while held and _is_dead(holder) and time.monotonic() < deadline:
-            time.sleep(_WAIT_S)
-            held = not _locked(descriptor)
-    except OSError as error:
-        raise as_store_error(error, path) from error
-    if held:
-        left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
-        raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
-    unknown = dict.fromkeys(("pid", "host", "since"), "unknown")
-    if not is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
-        raise _held_by(unknown, path, "it has just given this cache up")
-    if not _folder_locked(folder):
-        from latentcache.store.lease import holders  # it imports snapshots, which import this module
-
-        others = (one for one in map(asdict, holders(path.parent)) if one["pid"] != os.getpid())
-        raise _held_by(unknown | next(others, {}), path.parent, f"its {path.name} was deleted: never delete it")
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}).encode()
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
-        failpoint("lock-taken")
-    except OSError as error:
-        raise as_store_error(error, path) from error
 
 
 def _locked(descriptor: int) -> bool:
@@ -143,33 +138,18 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _folder_locked(folder: int) -> bool:
-    """Lock the cache folder; True also where folders cannot be locked, as on NFS, or could not be opened (-1)."""
-    if folder < 0:
-        return True
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _is_dead(holder: dict[str, Any]) -> bool:
     """Whether the process that took the lock is known to be gone, so that only workers of it can hold it."""
     if holder["host"] != os.uname().nodename or not isinstance(holder["pid"], int):
         return False
     try:
         os.kill(holder["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
-def is_still_there(descriptor: int, path: Path) -> bool:
+def _is_still_there(descriptor: int, path: Path) -> bool:
     """True if an open file still has this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -188,3 +168,91 @@ def _read_holder(descriptor: int) -> dict[str, Any]:
             time.sleep(_WAIT_S)
     found = found if isinstance(found, dict) else {}
     return {name: found.get(name, "unknown") for name in ("pid", "host", "since")}
+
+
+class Lease:
+    """Holds one snapshot for as long as this object lives or until :meth:`close`.
+
+    Args:
+        manifest: The ``manifest.json`` of the snapshot.
+
+    Raises:
+        BlockingIOError: The snapshot is being removed.
+        FileNotFoundError: It is gone.
+    """
+
+    _close_file = staticmethod(os.close)  # kept here: when the interpreter ends, names of a module go before objects
+
+    def __init__(self, manifest: Path) -> None:
+        self.manifest, self._descriptor = manifest, open_file(manifest)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            if isinstance(error, BlockingIOError):
+                raise
+            return  # a file system without locks: the grace period has to do
+        if not _is_still_there(self._descriptor, manifest):  # removed between the two calls
+            self.close()
+            raise FileNotFoundError(manifest)
+
+    @property
+    def held(self) -> bool:
+        """Whether the snapshot is really held: the file system may know no locks."""
+        return self._descriptor >= 0
+
+    def close(self) -> None:
+        """Let go. Unlocking is left to the last copy: a forked child may still read."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._close_file(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Another process takes a lease of its own, if the snapshot is still there."""
+        self.manifest, self._descriptor = state["manifest"], -1
+        with contextlib.suppress(OSError):
+            self.__init__(state["manifest"])  # type: ignore[misc]
+
+
+class Holder(Value):
+    """A process of this machine that holds a lease."""
+
+    pid: int
+    host: str
+
+
+@contextmanager
+def unleased(manifest: Path) -> Iterator[bool]:
+    """Keep readers away from a snapshot while the block runs; False where one holds it already."""
+    flags, free = os.O_NONBLOCK | os.O_CLOEXEC, True
+    try:
+        descriptor = os.open(manifest, os.O_RDWR | flags)  # over a network only that takes an exclusive lock
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        descriptor = os.open(manifest, os.O_RDONLY | flags)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # without locks: the grace period was asked for that
+        free = not isinstance(error, BlockingIOError)
+    try:
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+def holders(path: Path) -> list[Holder]:
+    """Processes of this machine that have a file or folder open, as far as the system says (Linux: /proc)."""
+    found, pids = path.stat(), set[int]()
+    for link in _PROCESSES.glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            if os.path.samestat(link.stat(), found):
+                pids.add(int(link.parts[2]))
+    return [Holder(pid=pid, host=os.uname().nodename) for pid in sorted(pids)]

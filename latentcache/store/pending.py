@@ -32,8 +32,7 @@ from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Rejected
 from latentcache.store.atomic_io import make_folder, read_file, remove_durably, sync_folder, writing
 from latentcache.store.index import load_index
-from latentcache.store.lease import Lease
-from latentcache.store.lock import builder_name
+from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, field_columns, rejected_line, write_snapshot
 from latentcache.store.snapshot import MANIFEST, FieldColumns, Snapshot, open_snapshot, read_snapshot
@@ -131,10 +130,10 @@ class _Places:
         rows = self.order[np.arange(len(item)) + np.repeat(low - (ends - count), count)]
         new = self.shard[rows] < 0
         rows, item = rows[new], item[new]
-        entry, (start, length) = index.entry_of_items()[item], index.lengths()
+        entry, _, start, length = index.places(item)
         for name in ("offset", "bytes", "checksum", "head"):
             getattr(self, name)[rows] = np.asarray(getattr(index, name))[entry]
-        self.start[rows], self.length[rows] = start[item], length[item]
+        self.start[rows], self.length[rows] = start, length
         self.shard[rows] = shard  # last: it says that the others are there
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, StoreError
 from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe, FieldSpec, Group
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
@@ -32,7 +33,7 @@ from latentcache.store.atomic_io import (
     unreadable,
 )
 from latentcache.store.columns import ColumnFile
-from latentcache.store.lock import builder_name
+from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.value import Value
 
@@ -42,6 +43,8 @@ MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.
 #: Columns of the entries and of the rows of a field, with their types.
 ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
 ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "start": "u4", "length": "u4"}
+#: How often, and how far apart in seconds, a snapshot is looked for that is not being removed.
+_TRIES, _WAIT_S = 50, 0.02
 #: Rows that are compared at a time.
 _SLICE = 1 << 17
 #: Where an entry is: its key, the byte at which its payload begins, and the bytes of its head.
@@ -296,6 +299,30 @@ def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
     if not number:
         raise _unfinished(paths)
     return read_snapshot(paths, paths.snapshot(number), number)
+
+
+def open_leased(cache: Path) -> Snapshot:
+    """The current snapshot, held until the last reference to it is gone. Raises as :func:`open_snapshot`."""
+    paths = CachePaths(cache)
+    for _ in range(_TRIES):
+        number = paths.current_snapshot()
+        if not number:
+            break
+        try:
+            lease = Lease(paths.snapshot(number) / MANIFEST)
+        except BlockingIOError:  # a collector looks at it, or removes it because CURRENT has moved on
+            time.sleep(_WAIT_S)
+            continue
+        except OSError:
+            if paths.current_snapshot() != number:
+                continue
+            break
+        try:
+            return replace(open_snapshot(cache, number), lease=lease)
+        except StoreError:
+            lease.close()
+            raise
+    return open_snapshot(cache)
 
 
 def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:

@@ -22,8 +22,7 @@ from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, Latentcac
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import as_store_error
 from latentcache.store.garbage import ShardUse, disk_bytes, relocate, shard_use, to_scratch
-from latentcache.store.lease import Holder, holders, unleased
-from latentcache.store.lock import builder_lock
+from latentcache.store.lock import Holder, builder_lock, holders, unleased
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
 from latentcache.store.salvage import copy_entries, tombstone
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot

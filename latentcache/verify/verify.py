@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.store.garbage import shard_use
-from latentcache.store.lease import open_leased
-from latentcache.store.snapshot import Snapshot, open_snapshot
+from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
 from latentcache.value import Value
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport

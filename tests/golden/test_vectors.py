@@ -78,7 +78,7 @@ def test_the_current_reader_opens_them(paths, monkeypatch, installed):
 def test_their_indexes_are_those_of_their_pages(paths):
     for folder in paths.sealed_shards():
         index, collected = load_index(folder), collect_index(folder / "data.mdb")
-        index.check()
+        index.columns.check()
         assert sorted(collected) == sorted(index.columns)
         for name, values in collected.items():
             np.testing.assert_array_equal(np.asarray(index.columns[name]), values)
@@ -178,7 +178,7 @@ def test_the_second_reader_reads_starts_that_do_not_follow(program, tmp_path, mo
 def test_the_second_reader_refuses_damage(program, tmp_path):
     cache = shutil.copytree(FOLDER / "cache", tmp_path / "cache")
     index = load_index(cache / "shards" / "second")
-    flip(index.data, int(np.asarray(index.offset)[0]) + 10)
+    flip(index.folder / "data.mdb", int(np.asarray(index.offset)[0]) + 10)
     done = subprocess.run([sys.executable, program, cache], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ValueError: payload checksum" in done.stderr

@@ -345,7 +345,7 @@ class AnyOrder(RuleBasedStateMachine):
         for content in self.files.values():
             key = key_of(content, self.recipe)
             (place,) = catalog.find(np.frombuffer(key, np.uint8)[None]).tolist()
-            assert key in self.damaged or catalog.read(place).tobytes() == payload_of(content, self.recipe)
+            assert key in self.damaged or catalog.item(place).array.tobytes() == payload_of(content, self.recipe)
         self.built = {name: (content, self.captions.get(name, "")) for name, content in self.files.items()}
         self.built_recipe, self.lost = self.recipe, set()
         self.damaged -= {entry.key for entry in stored_entries(self.cache) if entry.intact}

@@ -17,9 +17,9 @@ from pathlib import Path
 from made_entries import flat_entry
 
 from latentcache.errors import LatentcacheError
-from latentcache.store.lease import open_leased
 from latentcache.store.lock import builder_lock
 from latentcache.store.shard import ShardWriter
+from latentcache.store.snapshot import open_leased
 
 
 def size_of(number):

@@ -37,13 +37,13 @@ def pairs(folder):
         return list(transaction.cursor())
 
 
-def walked(data, meta=None):
-    file, found = data.read_bytes(), []
+def walked(data):
+    file = data.read_bytes()
     descriptor = os.open(data, os.O_RDONLY)
     try:
-        for values in walk(descriptor, meta or read_meta(data)):
-            spans = zip(values.keys, values.offsets.tolist(), values.lengths.tolist(), strict=True)
-            found += [(key.tobytes(), file[offset : offset + length]) for key, offset, length in spans]
+        values = walk(descriptor, read_meta(data))
+        spans = zip(values.keys, values.offsets.tolist(), values.lengths.tolist(), strict=True)
+        found = [(key.tobytes(), file[offset : offset + length]) for key, offset, length in spans]
     finally:
         os.close(descriptor)
     return found
@@ -103,11 +103,12 @@ def test_an_index_says_where_every_item_is(tmp_path, names):
     folder = make_shard(tmp_path / "one", [entry for name in names for entry in entries_of(name, numbers)])
     index = load_index(folder)
     made = {item.key: item for name in names for item in items_of(name, numbers)}
-    keys, (start, length), entry = index.keys(), index.lengths(), index.entry_of_items()
+    keys = index.keys()
+    entry, _, start, length = index.places(np.arange(index.items))
     assert index.items == len(keys) == len(made)
     data = (folder / "data.mdb").read_bytes()
     offset, size = np.asarray(index.offset).astype(int), np.asarray(index.bytes).astype(int)
-    same = index.item_columns("same")["same"]
+    same = np.asarray(index.of_items("same"))
     for row, key in enumerate(keys):
         item = made[key.tobytes()]
         payload = data[offset[entry[row]] : offset[entry[row]] + size[entry[row]]]

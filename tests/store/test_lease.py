@@ -9,8 +9,9 @@ from made_entries import publish
 from store_children import __file__ as CHILDREN
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.store import lease as lease_module
-from latentcache.store.lease import Lease, holders, open_leased, unleased
+from latentcache.store import lock as lock_module
+from latentcache.store.lock import Lease, holders, unleased
+from latentcache.store.snapshot import open_leased
 
 
 def manifest(paths, number=1):
@@ -85,7 +86,7 @@ def test_a_file_system_without_locks_is_read_without_a_lease(paths, monkeypatch)
     def refuse(descriptor, operation):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(lease_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
     snapshot = open_leased(paths.root)
     assert (snapshot.number, snapshot.lease.held) == (1, False)
     assert free(paths)
@@ -133,7 +134,7 @@ def test_a_forked_child_goes_on_holding(paths):
 
 def test_a_lease_ends_when_the_interpreter_has_taken_the_names_of_its_module(paths, monkeypatch):
     lease = Lease(manifest(paths))
-    monkeypatch.setattr(lease_module, "os", None)  # as at the end of a script
+    monkeypatch.setattr(lock_module, "os", None)  # as at the end of a script
     lease.close()
     monkeypatch.undo()
     assert free(paths)

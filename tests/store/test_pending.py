@@ -23,8 +23,7 @@ from made_entries import (
 from latentcache.errors import CacheNotFoundError, MissingEntryError, NotYetEncodedError
 from latentcache.fields.table import Rejected
 from latentcache.store.atomic_io import make_folder
-from latentcache.store.lease import unleased
-from latentcache.store.lock import builder_lock
+from latentcache.store.lock import builder_lock, unleased
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending, open_pending, pending_field, publish_pending, reject_pending
 from latentcache.store.publish import NewSnapshot

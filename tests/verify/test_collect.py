@@ -9,9 +9,9 @@ import pytest
 from made_cache import make
 
 from latentcache.errors import CacheDamagedError, CacheLockedError, CacheNotFoundError, UsageError
-from latentcache.store.lease import open_leased
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_leased
 from latentcache.verify.collect import collect
 from latentcache.verify.repair import repair_cache
 from latentcache.verify.selection import Depth

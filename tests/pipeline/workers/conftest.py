@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from latentcache.fields import registry
@@ -86,8 +85,8 @@ class Toy:
     def stored(self) -> dict[bytes, bytes]:
         """Bytes of all committed items, by key."""
         catalog = load_catalog(self.paths)
-        keys = np.asarray(catalog.keys())
-        return {key.tobytes(): catalog.read(place).tobytes() for place, key in enumerate(keys)}
+        items = [catalog.item(place) for place in catalog.all_places()]
+        return {item.key: item.array.tobytes() for item in items}
 
 
 @pytest.fixture(autouse=True)
