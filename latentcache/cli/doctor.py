@@ -7,7 +7,7 @@ import platform
 import resource
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ _ENVIRONMENT = (DeviceError, StoreError, DiskFullError, WorkerError)
 
 
 class Check(Value):
-    """The result of one check."""
+    """One line of the report."""
 
     name: str
     text: str
@@ -118,16 +118,34 @@ def doctor(
 
 def _checks(asked: _Asked) -> Iterator[Check]:
     yield _packages()
-    device = _device(asked)
+    device = _tried("device", _device, asked)
     yield device
     if device.state == "problem":  # the rest is looked at all the same
         asked = replace(asked, device="auto")
     yield _limits()
-    yield _place(asked)
+    yield _tried("disk", _place, asked)
     for name, settings in asked.requested.fields.items():
-        yield from _encoder(name, settings)
+        check = _tried(name, _encoder, name, settings)
+        if check.text:
+            yield check
+    plan: BuildPlan | None = None
     if asked.data is not None:
-        yield from _data(asked)
+        try:
+            plan = _plan(asked, asked.data)
+        except LatentcacheError as error:
+            yield _failed("data", error)
+    if plan is not None:
+        yield _findings(plan, asked)
+        yield _tried("space", _space, plan)
+        for name in plan.fields:
+            yield _tried("time", _time, plan, name)
+
+
+def _tried(name: str, check: Callable[..., Check], *given: Any) -> Check:
+    try:
+        return check(*given)
+    except LatentcacheError as error:
+        return _failed(name, error)
 
 
 def _show(check: Check) -> None:
@@ -137,7 +155,7 @@ def _show(check: Check) -> None:
             out(f"  {name}: {text}")
 
 
-def failed(name: str, error: LatentcacheError) -> Check:
+def _failed(name: str, error: LatentcacheError) -> Check:
     """An error as a check; its fix is a command or words."""
     is_command = error.fix.startswith(("latentcache ", "git ", "pip ", "chmod ", "mkdir ", "ls ", "rm "))
     why = f": {error.why}" if error.why else ""
@@ -157,16 +175,15 @@ def failed(name: str, error: LatentcacheError) -> Check:
 def _packages() -> Check:
     from latentcache.store.gather import LIBRARY
 
-    versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
-    missing = [name for name in _PACKAGES if not versions[name]]
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}}
+    missing = " ".join(name for name in _PACKAGES if not versions[name])
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    facts = {"versions": {"python": platform.python_version(), **versions}, "compiled_reader": LIBRARY is not None}
-    text = f"python {platform.python_version()}, {text}; compiled reader: {'used' if LIBRARY else 'not there'}"
-    if missing:
-        text = f"{', '.join(missing)} missing; {text}"
-        fix = f"pip install {' '.join(missing)}"
-        return Check(name="packages", state="problem", text=text, fix=fix, of_machine=True, facts=facts)
-    return Check(name="packages", text=text, facts=facts)
+    text = f"{text}; compiled reader: {'used' if LIBRARY else 'not there'}"
+    facts = {"versions": versions, "compiled_reader": LIBRARY is not None}
+    if not missing:
+        return Check(name="packages", text=text, facts=facts)
+    text, fix = f"{missing} missing; {text}", f"pip install {missing}"
+    return Check(name="packages", state="problem", text=text, fix=fix, of_machine=True, facts=facts)
 
 
 def _version(name: str) -> str:
@@ -187,154 +204,109 @@ def _device(asked: _Asked) -> Check:
 
     host = f"{counted(cpu_count(), 'CPU core')}, {human_bytes(host_memory())} of memory"
     facts: dict[str, Any] = {"cores": cpu_count(), "host_memory": host_memory(), "driver": cuda_version()}
-    try:
-        devices_for(asked.device, needs_torch=True)
-        if asked.device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
-            if asked.device.startswith("cuda"):
-                fix = asked.build("--device cpu") or "give --device cpu"
-                raise DeviceError("this machine has no CUDA device", fix=fix)
-            return Check(name="device", text=f"no CUDA device in use; {host}", facts=facts)
-        with WarmWorker(asked.device) as worker:
-            facts |= worker.ask("latentcache.encoders.checks:device_facts")
-    except LatentcacheError as error:
-        return failed("device", error)
+    fix = asked.build("--device cpu")
+    devices_for(asked.device, needs_torch=True)
+    if asked.device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
+        if asked.device.startswith("cuda"):
+            raise DeviceError("this machine has no CUDA device", fix=fix or "give --device cpu")
+        return Check(name="device", text=f"no CUDA device in use; {host}", facts=facts)
+    with WarmWorker(asked.device) as worker:
+        facts |= worker.ask("latentcache.encoders.checks:device_facts")
     driver = f"driver for CUDA {facts['driver']}" if facts["driver"] else "no driver"
-    if not facts["usable"]:
-        built = f"torch {facts['torch']} is built for {'CUDA ' + facts['cuda'] if facts['cuda'] else 'the CPU only'}"
-        text = f"the CUDA device cannot be used: {built}, {driver}"
-        hint = "install the torch build that fits the driver"
-        fix = asked.build("--device cpu")
-        return Check(name="device", state="problem", text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
-    memory = f"{human_bytes(facts['free_bytes'])} of {human_bytes(facts['total_bytes'])} free"
-    return Check(name="device", text=f"{facts['name']}, {memory}, {driver}; {host}", facts=facts)
+    if facts["usable"]:
+        memory = f"{human_bytes(facts['free_bytes'])} of {human_bytes(facts['total_bytes'])} free"
+        return Check(name="device", text=f"{facts['name']}, {memory}, {driver}; {host}", facts=facts)
+    built = f"torch {facts['torch']} is built for {'CUDA ' + facts['cuda'] if facts['cuda'] else 'the CPU only'}"
+    text, hint = f"the CUDA device cannot be used: {built}, {driver}", "install the torch build that fits the driver"
+    return Check(name="device", state="problem", text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
 
 
 def _limits() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0  # noqa: PTH112 - the system's
     facts = {"open_files": soft, "shared_memory_free": shm}
-    text = f"{soft} open files, {human_bytes(shm)} of shared memory free"
+    text, hint, fix = f"{soft} open files, {human_bytes(shm)} of shared memory free", "", ""
     if soft < _LEAST_FILES:
-        most = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
-        return Check(
-            name="limits", state="warning", text=f"{text}; caches need {_LEAST_FILES}", fix=f"ulimit -n {most}",
-            facts=facts,
-        )  # fmt: skip
-    if shm < _LEAST_SHM:
+        text = f"{text}; caches need {_LEAST_FILES}"
+        fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)}"
+    elif shm < _LEAST_SHM:
         hint = "DataLoader workers pass batches through /dev/shm: give a container --shm-size 2g"
-        return Check(name="limits", state="warning", text=text, hint=hint, facts=facts)
-    return Check(name="limits", text=text, facts=facts)
+    state = "warning" if hint or fix else "ok"
+    return Check(name="limits", state=state, text=text, hint=hint, fix=fix, facts=facts)
 
 
 def _place(asked: _Asked) -> Check:
     """The disk of the cache."""
-    from latentcache.pipeline.preflight import check_paths, free_bytes
-
-    try:
-        if asked.data is not None:
-            check_paths(asked.data, asked.cache)
-        free = free_bytes(asked.cache)
-    except LatentcacheError as error:
-        return failed("disk", error)
-    kind = file_system(asked.cache)
-    facts = {"cache": str(asked.cache), "free_bytes": free, "file_system": kind}
-    text = f"{human_bytes(free)} free at {asked.cache}{f' on {kind}' if kind else ''}"
-    if not is_network(kind):
-        return Check(name="disk", text=text, facts=facts)
-    hint = "build on a local disk, then copy the cache: readers need no locks"
     import tempfile
 
-    local = Path(tempfile.gettempdir(), asked.cache.name)
-    fix = asked.build(f"--out {shlex.quote(str(local))}")
+    from latentcache.pipeline.preflight import check_paths, free_bytes
+
+    if asked.data is not None:
+        check_paths(asked.data, asked.cache)
+    free, kind = free_bytes(asked.cache), file_system(asked.cache)
+    facts = {"cache": str(asked.cache), "free_bytes": free, "file_system": kind}
+    text = f"{human_bytes(free)} free at {asked.cache}{f' on {kind}' if kind else ''}"
+    if kind not in _NETWORK and not kind.startswith("fuse."):
+        return Check(name="disk", text=text, facts=facts)
+    hint = "build on a local disk, then copy the cache: readers need no locks"
+    fix = asked.build(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), asked.cache.name)))}")
     return Check(name="disk", state="warning", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     """Type of the file system of a path that need not exist; empty if the system does not say."""
-    try:
-        lines = [line.split() for line in mounts.read_text("utf-8", "surrogateescape").splitlines()]
-    except OSError:
+    if not mounts.exists():
         return ""
-    whole, best, kind = path.resolve(), -1, ""
-    for _, place, name, *_ in (line for line in lines if len(line) > 2):
-        point = Path(place.replace("\\040", " "))
-        if len(point.parts) >= best and (point == whole or point in whole.parents):
-            best, kind = len(point.parts), name
-    return kind
-
-
-def is_network(kind: str) -> bool:
-    """True for a file system that another machine serves; FUSE file systems most often are."""
-    return kind in _NETWORK or kind.startswith("fuse.")
+    lines = [line.split() for line in mounts.read_text("utf-8", "surrogateescape").splitlines()]
+    kinds, whole = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in lines}, path.resolve()
+    return next((kinds[one] for one in (whole, *whole.parents) if one in kinds), "")
 
 
 # encoders and data
 
 
-def _encoder(name: str, settings: Any) -> Iterator[Check]:
-    """The encoder of a requested field, without DATA and without loading it."""
+def _encoder(name: str, settings: Any) -> Check:
+    """The encoder of a requested field, without DATA and without loading it; no text: nothing to say."""
     from latentcache.fields.registry import field_kinds, load
 
     checker = field_kinds()[name].checker
-    try:
-        text = load(checker)(settings) if checker else ""
-    except LatentcacheError as error:
-        yield failed(name, error)
-        return
-    if text:
-        demo = text.startswith("demo")
-        hint = "give a VAE with --model: latents of the demo encoder are not for training" if demo else ""
-        yield Check(name=name, state="warning" if demo else "ok", text=text, hint=hint)
+    text = load(checker)(settings) if checker else ""
+    if not text.startswith("demo"):
+        return Check(name=name, text=text)
+    hint = "give a VAE with --model: latents of the demo encoder are not for training"
+    return Check(name=name, state="warning", text=text, hint=hint)
 
 
-def _data(asked: _Asked) -> Iterator[Check]:
-    """What a build of DATA would do, its findings, its bytes and its time."""
+def _plan(asked: _Asked, data: Path) -> BuildPlan:
+    """What a build of DATA would do."""
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.settings import BuildSettings
 
-    assert asked.data is not None
-    try:
-        given = {"fields": asked.requested.fields, "related": not asked.requested.exact, "source": asked.source}
-        plan = plan_build(BuildSettings(data=asked.data, out=asked.out, device=asked.device, **given))
-    except LatentcacheError as error:
-        yield failed("data", error)
-        return
-    yield _findings(plan, asked)
-    yield _space(plan)
-    for name in plan.fields:
-        yield _time(plan, name)
+    given = {"fields": asked.requested.fields, "related": not asked.requested.exact, "source": asked.source}
+    return plan_build(BuildSettings(data=data, out=asked.out, device=asked.device, **given))
 
 
 def _findings(plan: BuildPlan, asked: _Asked) -> Check:
     from latentcache.pipeline.report import quarantined
 
     rejected, notes = quarantined(plan.rejected), sum(note.count for note in plan.notes)
-    entries = counted(plan.to_make, "entry", "entries")
-    text = (
-        f"{counted(plan.samples, 'sample')}, {entries} to make, {plan.cached} reused{shared_entries(plan.duplicates)}"
-    )
+    entries = f"{counted(plan.to_make, 'entry', 'entries')} to make, {plan.cached} reused"
+    text = f"{counted(plan.samples, 'sample')}, {entries}{shared_entries(plan.duplicates)}"
     facts = {"samples": plan.samples, "entries_to_make": plan.to_make, "quarantined": rejected, "notes": notes}
-    hint = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else ""
+    hint, state, fix = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else "", "ok", ""
     if rejected:
         first = plan.rejected[0]
-        return Check(
-            name="data",
-            state="problem",
-            text=f"{text}, {rejected} rejected, the first is {first.name} [{first.reason}]",
-            hint=hint,
-            fix=asked.build(f"--allow-failed {rejected}"),
-            facts=facts,
-        )
-    return Check(name="data", state="warning" if notes else "ok", text=text, hint=hint, facts=facts)
+        state, fix = "problem", asked.build(f"--allow-failed {rejected}")
+        text = f"{text}, {rejected} rejected, the first is {first.name} [{first.reason}]"
+    elif notes:
+        state = "warning"
+    return Check(name="data", state=state, text=text, hint=hint, fix=fix, facts=facts)
 
 
 def _space(plan: BuildPlan) -> Check:
     from latentcache.pipeline.preflight import check_space
 
-    try:
-        check_space(plan)
-    except DiskFullError as error:
-        return failed("space", error)
+    check_space(plan)
     text = f"about {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
     return Check(name="space", text=text, facts={"bytes_to_write": plan.bytes_to_write})
 
@@ -342,19 +314,16 @@ def _space(plan: BuildPlan) -> Check:
 def _time(plan: BuildPlan, name: str) -> Check:
     from latentcache.pipeline.probe import probe
 
-    try:
-        found = probe(plan, name)
-    except LatentcacheError as error:
-        return failed("time", error)
+    found = probe(plan, name)
     if found is None:
         return Check(name="time", text=f"{name}: nothing to encode", facts={"field": name, "seconds": 0.0})
-    largest = f", {found.group} first," if found.group else ""
-    measured = f"{counted(found.items, 'entry', 'entries')}{largest} in {found.encode_s:.1f} s"
-    text = f"{name}: about {clock(found.seconds)} and {human_bytes(found.num_bytes)} (estimate from {measured} and"
-    text = f"{text} {found.open_s:.1f} s to open the encoder)"
     facts = {"field": name, "seconds": round(found.seconds, 1), "bytes": found.num_bytes, "probed": found.items}
     if not found.items:
         text = f"{name}: none of {found.failed} inputs of the largest group could be encoded"
         return Check(name="time", state="problem", text=text, facts=facts)
+    largest = f", {found.group} first," if found.group else ""
+    measured = f"{counted(found.items, 'entry', 'entries')}{largest} in {found.encode_s:.1f} s"
+    text = f"{name}: about {clock(found.seconds)} and {human_bytes(found.num_bytes)} (estimate from {measured} and"
+    text = f"{text} {found.open_s:.1f} s to open the encoder)"
     hint = "; ".join(found.warnings)
     return Check(name="time", state="warning" if hint else "ok", text=text, hint=hint, facts=facts)

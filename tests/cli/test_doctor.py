@@ -230,5 +230,3 @@ def test_every_fix_is_a_command_with_the_arguments_that_were_given(run, tmp_path
 def test_the_file_system_of_a_path(mounts, kind, tmp_path):
     (tmp_path / "mounts").write_text(mounts)
     assert doctor.file_system(Path("/data/set"), tmp_path / "mounts") == kind
-    assert doctor.is_network("fuse.sshfs")
-    assert not doctor.is_network("ext4")
