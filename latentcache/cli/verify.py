@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -56,6 +56,8 @@ def verify(
     as_json: flags.Json = False,
 ) -> int:
     """Check a cache against its sources."""
+    if reencode:
+        from latentcache.pipeline.reencode import Reencode
     from latentcache.plan.numbers import tolerated
     from latentcache.verify.fixes import Commands
     from latentcache.verify.outside import limited_memory
@@ -76,7 +78,7 @@ def verify(
         "data": data,
         "requested": partial(_recipes, requested=requested, depth=depth, device=device),
         "depth": depth,
-        "reencode": _encoder(requested, device) if reencode else None,
+        "reencode": Reencode(settings=requested.fields, device=device) if reencode else None,
         "commands": Commands(
             common=requested.common,
             recipe=requested.words,
@@ -84,12 +86,9 @@ def verify(
             allow_failed=allow_failed,
         ),
     }
-    repaired: RepairReport | None = None
     with limited_memory(cache) if untrusted else nullcontext():
-        if repair:
-            report, repaired = _repaired(cache, look, yes=yes)
-        else:
-            report = verify_cache(cache, **look)
+        repaired = _repaired(cache, look, yes=yes) if repair else None
+        report = repaired.plan.report if repaired else verify_cache(cache, **look)
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     if as_json:
@@ -117,23 +116,21 @@ def _check_flags(
         raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
 
-def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> tuple[VerifyReport, RepairReport]:
-    """Check and repair."""
+def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> RepairReport:
+    """Check and repair; afterwards the build alone is the fix of what was removed."""
     from latentcache.verify.repair import repair_cache
 
-    repaired = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
-    _show_repair(repaired)
-    report = repaired.plan.report
-    if repaired.done:
-        report = replace(report, findings=tuple(replace(one, fix=_after_repair(one.fix)) for one in report.findings))
-    return report, repaired
-
-
-def _encoder(requested: flags.Requested, device: str) -> Any:
-    """The encoder of ``--reencode``, loaded by its first use."""
-    from latentcache.pipeline.reencode import Reencode
-
-    return Reencode(settings=requested.fields, device=device)
+    made = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
+    if not made.done:
+        say("nothing was changed" if made.plan.needed else "nothing to repair")
+        return made
+    say(f"{counted(len(made.removals), 'entry', 'entries')} removed, {made.saved} saved from damaged shards")
+    build = "latentcache build "
+    findings = tuple(
+        replace(one, fix=build + one.fix.partition(f"; {build}")[2]) if one.category in ("corrupt", "drift") else one
+        for one in made.plan.report.findings
+    )
+    return replace(made, plan=replace(made.plan, report=replace(made.plan.report, findings=findings)))
 
 
 # requested recipes
@@ -188,23 +185,6 @@ def _confirmed(plan: RepairPlan, *, yes: bool) -> bool:
     return yes or typer.confirm("Remove them?", err=True)
 
 
-def _show_repair(report: RepairReport) -> None:
-    if not report.plan.needed:
-        say("nothing to repair")
-    elif not report.done:
-        say("nothing was changed")
-    else:
-        say(f"{counted(len(report.removals), 'entry', 'entries')} removed, {report.saved} saved from damaged shards")
-
-
-def _after_repair(fix: str) -> str:
-    """The part of a command that is left after the repair: the build."""
-    check, _, build = fix.partition("; latentcache build ")
-    if not (check.startswith("latentcache verify ") and " --repair" in check):
-        return fix
-    return f"latentcache build {build}" if build else ""
-
-
 # text
 
 
@@ -236,42 +216,37 @@ def _show_one(finding: Finding) -> None:
     name = f"{finding.path}{line}" if finding.path else finding.file or finding.key
     if finding.count > 1:
         name = f"{counted(finding.count, 'sample')}{f' of {name}' if name else ''}"
-    field = f" {finding.field}" if finding.field and finding.category == "quarantined" else ""
+    is_rejected = finding.category == "quarantined"
+    field = f" {finding.field}" if finding.field and is_rejected else ""
     sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
     out(f"{finding.category} {name}{field} [{finding.reason}]{': ' + sides if sides else ''}".replace("  ", " "))
     if finding.names:
-        shown, more = ", ".join(finding.names), finding.count - len(finding.names)
-        out(f"  {shown}{f' and {more} more' if more > 0 else ''}")
-    if finding.category == "quarantined" and finding.hint:  # no command repairs it: the fix differs per file
+        more = finding.count - len(finding.names)
+        out(f"  {', '.join(finding.names)}{f' and {more} more' if more > 0 else ''}")
+    if is_rejected and finding.hint:  # no command repairs it: the fix differs per file
         out(f"  fix: {finding.hint}")
 
 
-def _remarks(report: VerifyReport) -> Sequence[str]:
-    lines = []
+def _remarks(report: VerifyReport) -> Iterator[str]:
     if unreferenced := report.counts.get("unreferenced"):
-        lines.append(f"unreferenced: {counted(unreferenced, 'entry', 'entries')} (see `latentcache gc`)")
+        yield f"unreferenced: {counted(unreferenced, 'entry', 'entries')} (see `latentcache gc`)"
     if report.not_compared:
         words = (word if word.endswith(")") else f"{word} (not given)" for word in report.not_compared)
-        lines.append(f"not compared: {', '.join(words)}")
+        yield f"not compared: {', '.join(words)}"
     if report.part:
-        lines.append(f"this is part {report.part} of DATA: samples of other parts were not checked")
+        yield f"this is part {report.part} of DATA: samples of other parts were not checked"
     if report.not_looked_at:
         total = report.checked["samples"] + report.not_looked_at
-        lines.append(f"not checked: {report.not_looked_at} of {total} samples")
-    lines += [report.confidence] if report.confidence else []
-    lines += _reencoded(report)
+        yield f"not checked: {report.not_looked_at} of {total} samples"
+    if report.confidence:
+        yield report.confidence
+    again = report.reencoded
+    if again is not None and not again.entries:
+        yield "encoded again: nothing (samples with findings are left out)"
+    elif again is not None:
+        made = f"{counted(again.samples, 'sample')}, {counted(again.entries, 'entry', 'entries')}"
+        yield f"encoded again: {made}, largest difference {again.largest:.2g}, mean {again.mean:.2g}"
+        if again.confidence:
+            yield again.confidence
     if report.building:
-        lines.append("an unfinished build was found: this is the snapshot before it")
-    return lines
-
-
-def _reencoded(report: VerifyReport) -> list[str]:
-    found = report.reencoded
-    if found is None:
-        return []
-    if not found.entries:
-        return ["encoded again: nothing (samples with findings are left out)"]
-    entries = counted(found.entries, "entry", "entries")
-    difference = f"largest difference {found.largest:.2g}, mean {found.mean:.2g}"
-    said = [f"encoded again: {counted(found.samples, 'sample')}, {entries}, {difference}"]
-    return [*said, found.confidence] if found.confidence else said
+        yield "an unfinished build was found: this is the snapshot before it"

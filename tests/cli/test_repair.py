@@ -4,7 +4,6 @@ import pytest
 from damaged import damage_payload
 from small_cache import build
 
-from latentcache.cli.verify import _after_repair
 from latentcache.store.snapshot import open_snapshot
 
 KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "complete"}
@@ -39,25 +38,6 @@ def test_after_a_repair_only_the_build_is_left_to_do(run, cache, data):
     assert before["fix"] == f"latentcache verify {cache} --repair --yes; {build_it}"
     done = run("verify", cache, "--repair", "--yes", "--json")
     assert [item["fix"] for item in done.json["items"]] == [build_it]
-
-
-@pytest.mark.parametrize(
-    ("fix", "left"),
-    [
-        ("latentcache verify c --repair --yes; latentcache build d --out c", "latentcache build d --out c"),
-        (
-            "latentcache verify c --reencode 3 --repair --yes --device cpu; latentcache build d --device cpu",
-            "latentcache build d --device cpu",
-        ),
-        ("latentcache verify c --repair --yes", ""),
-        ("latentcache build d --out c", "latentcache build d --out c"),
-        ("latentcache verify c --full", "latentcache verify c --full"),
-        ("chmod -R u+rX ' --repair; latentcache build '", "chmod -R u+rX ' --repair; latentcache build '"),
-        ("", ""),
-    ],
-)
-def test_what_is_left_of_a_command(fix, left):
-    assert _after_repair(fix) == left
 
 
 def test_it_asks_only_on_a_terminal(run, cache, monkeypatch):
