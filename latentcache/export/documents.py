@@ -1,97 +1,118 @@
-"""Write whole documents as one file of raw token ids, in the order of the cache: input of Megatron and datatrove.
+"""Write whole documents as one file of raw token ids per split, as Megatron core and datatrove read them.
 
-Such a file has no labels, so documents with tokens without loss are rejected. Cost: one pass over the cache, 16 MB
-at a time.
+Such a file has no labels, so documents with tokens without loss are rejected.
+
+Megatron: NVIDIA/Megatron-LM, ``megatron/core/datasets/indexed_dataset.py`` at ``00caa53`` and in the wheel of
+megatron-core 0.16.1: beside the ``.bin`` of ids an ``.idx``: the magic and a zero, version 1, a code for the type,
+the number of sequences and the number of document indices; then a length (int32) and a byte offset (int64) for each
+sequence, and (int64) the sequence that each document begins with, with the number of all of them at the end. Here
+each sequence is a document.
+
+datatrove (nanotron reads it too): huggingface/datatrove 0.10.1, ``pipeline/tokens/tokenizer.py``
+(``TokenizedFile``) and ``utils/dataset.py``: ``.ds`` holds ids of 2 or 4 bytes, ``.ds.index`` the end of each
+document in tokens (uint64), ``.ds.metadata`` three lines: name of the tokenizer and bytes of an id, tokens, tokens as
+text. Its readers take the bytes of an id as an argument and ignore that file, so the export prints the number.
+``.ds.loss`` is not written: no reader opens it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import PlanError, UsageError
-from latentcache.export.atomic_folder import atomic_folder, seal
+from latentcache.errors import UsageError
 from latentcache.loader.documents import Documents
 from latentcache.store.atomic_io import make_folder
-from latentcache.value import Value
 
 #: Tokens in memory at once, if no document is longer.
 BATCH_TOKENS = 1 << 22
+#: Of Megatron: magic, version, code of the type, sequences, document indices: 34 bytes, nothing between them.
+_HEADER = struct.Struct("<9sQBQQ")
+#: Megatron codes of the types of ids. There is none for uint32, and no tokenizer has 2^31 ids.
+_CODES = {"uint16": 8, "int32": 4}
 
 
-class Written(Value):
-    """The ids of one split in its file. D documents."""
-
-    dtype: str
-    """numpy name of the type of the ids."""
-    ends: NDArray[np.int64]
-    """(D,) end of each document, in tokens from the beginning of the file."""
-    last_id: int | None
-    """The last id of every document; None if they differ."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all documents."""
-        return int(self.ends[-1])
-
-
-class DocumentsFormat(Value):
-    """A format of documents: a file of ids per split, and files beside it."""
+class _IdsFile:
+    """The ids of one split in a file, and files beside it."""
 
     name: str
-    ids: str
     """The file of ids of ``{split}``, relative to the folder."""
-    dtypes: Mapping[str, str]
-    """Type in the cache -> type in the file, as numpy names."""
-    beside: Callable[[Path, Written, Mapping[str, Any]], None]
-    """Writes the files beside a file of ids, given the metadata."""
+    wide = "uint32"
+    """Type in the file of ids that are uint32 in the cache."""
+
+    def __init__(self, folder: Path, split: str, dtype: str, tokenizer: str = "") -> None:
+        self.path, self.tokenizer = folder / self.name.format(split=split), tokenizer
+        self.dtype = np.dtype(self.wide if dtype == "uint32" else dtype)
+        make_folder(self.path.parent)
+        self._lengths, self._last = [np.empty(0, np.int64)], set[int]()
+        self.ends = np.empty(0, dtype=np.int64)
+        """(D,) end of each document, in tokens from the beginning of the file; known at the end."""
+
+    @property
+    def last_id(self) -> int | None:
+        """The last id of every document; None if they differ."""
+        return next(iter(self._last)) if len(self._last) == 1 else None
+
+    def add(self, batch: tuple[NDArray[Any], NDArray[np.int64]]) -> None:
+        """Append documents: their ids, and the end of each in them."""
+        ids, ends = batch
+        self._lengths.append(np.diff(ends, prepend=0))
+        self._last |= set(np.unique(ids[ends - 1]).tolist()) if len(self._last) < 2 else set()
+        with self.path.open("ab") as sink:
+            sink.write(ids.astype(self.dtype.newbyteorder("<")).data.cast("B"))
+
+    def finish(self) -> None:
+        """Write the files beside the ids."""
+        self.ends = np.cumsum(np.concatenate(self._lengths))
+        self.write_beside()
+
+    def write_beside(self) -> None:
+        """Write the files beside the ids."""
+        raise NotImplementedError
 
 
-def export_documents(
-    splits: Mapping[str, Documents],
-    form: DocumentsFormat,
-    out: Path,
-    facts: Mapping[str, Any],
-    on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> dict[str, Written]:
-    """Write the documents of each split.
+class MegatronFile(_IdsFile):
+    """``.bin`` and ``.idx``."""
 
-    Args:
-        splits: ``train`` and, if requested, ``validation``.
-        form: The format.
-        out: The folder to create.
-        facts: Metadata of the cache: fingerprint, recipe. Written beside the files.
-        on_progress: Called with documents done and documents in total.
-    """
-    for name, documents in splits.items():
-        reject_masked(documents, form.name)
-        if not len(documents):
-            raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
-    done, total = 0, sum(map(len, splits.values()))
-    written = {}
-    with atomic_folder(out) as folder:
-        for name, documents in splits.items():
-            file = folder / form.ids.format(split=name)
-            make_folder(file.parent)
-            dtype = np.dtype(form.dtypes[documents.dtype.name]).newbyteorder("<")
-            written[name] = _write_ids(file, documents, dtype, on_progress, done, total)
-            form.beside(file, written[name], facts)
-            done += len(documents)
-        seal(folder, {**facts, "format": form.name, **counts(written)})
-    return written
+    name, wide = "{split}.bin", "int32"
+
+    def write_beside(self) -> None:
+        """Write the index."""
+        lengths = np.diff(self.ends, prepend=0)
+        begins = (self.ends - lengths) * self.dtype.itemsize
+        columns = lengths.astype("<i4"), begins.astype("<i8"), np.arange(len(lengths) + 1, dtype="<i8")
+        head = _HEADER.pack(b"MMIDIDX\x00\x00", 1, _CODES[self.dtype.name], len(lengths), len(lengths) + 1)
+        self.path.with_suffix(".idx").write_bytes(b"".join([head, *(column.tobytes() for column in columns)]))
 
 
-def counts(written: Mapping[str, Written]) -> dict[str, Any]:
+class DatatroveFile(_IdsFile):
+    """``.ds``, ``.ds.index`` and ``.ds.metadata``."""
+
+    name = "{split}/00000_tokens.ds"
+
+    def write_beside(self) -> None:
+        """Write ends and metadata; the first line of these has one ``|``."""
+        index, words = (self.path.with_name(f"{self.path.name}.{ending}") for ending in ("index", "metadata"))
+        index.write_bytes(self.ends.astype("<u8").tobytes())
+        name, tokens = " ".join(self.tokenizer.replace("|", " ").split()) or "Unknown Tokenizer", int(self.ends[-1])
+        words.write_text(f"{name}|{self.dtype.itemsize}\n{tokens}\n{tokens / 1e9:.3g} GT", "utf-8")
+
+
+FILES: Mapping[str, type[_IdsFile]] = {"megatron": MegatronFile, "datatrove": DatatroveFile}
+
+
+def counts(written: Mapping[str, _IdsFile]) -> dict[str, Any]:
     """Numbers of the export: by split, and the type and last id of all splits."""
     last = {some.last_id for some in written.values()}
     return {
         "splits": {name: len(some.ends) for name, some in written.items()},
-        "tokens": {name: some.tokens for name, some in written.items()},
-        "dtype": next(some.dtype for some in written.values()),
+        "tokens": {name: int(some.ends[-1]) for name, some in written.items()},
+        "dtype": next(some.dtype.name for some in written.values()),
         "last_id": last.pop() if len(last) == 1 else None,
     }
 
@@ -115,34 +136,16 @@ def reject_masked(documents: Documents, name: str) -> None:
         )
 
 
-def _write_ids(
-    file: Path,
-    documents: Documents,
-    dtype: np.dtype[Any],
-    on_progress: Callable[[int, int], None],
-    done: int,
-    total: int,
-) -> Written:
-    """Write the ids of all documents; calls ``on_progress`` with documents done, of this split and before."""
-    lengths, last = np.asarray(documents.lengths, dtype=np.int64), set[int]()
+def document_batches(documents: Documents) -> Iterator[tuple[int, tuple[NDArray[Any], NDArray[np.int64]]]]:
+    """Yield documents that fit into memory together: their number, their ids, and the end of each in these."""
+    lengths, start = np.asarray(documents.lengths, dtype=np.int64), 0
     all_ends = np.cumsum(lengths)
-    with file.open("wb") as sink:
-        for some in _together(all_ends):
-            ends = np.cumsum(lengths[some])
-            ids = np.empty(int(ends[-1]), dtype=documents.dtype)
-            begins = ends - lengths[some]
-            documents.gather(np.arange(some.start, some.stop), np.zeros_like(begins), lengths[some], ids, begins)
-            last |= set(np.unique(ids[ends - 1]).tolist()) if len(last) < 2 else set()
-            sink.write(ids.astype(dtype).data.cast("B"))
-            on_progress(done + some.stop, total)
-    return Written(dtype=dtype.name, ends=all_ends, last_id=last.pop() if len(last) == 1 else None)
-
-
-def _together(ends: NDArray[np.int64]) -> Iterator[slice]:
-    """Yield slices of documents that fit into memory together."""
-    start = 0
-    while start < len(ends):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(int(np.searchsorted(ends, before + BATCH_TOKENS, side="right")), start + 1)
-        yield slice(start, stop)
+    while start < len(all_ends):
+        before = int(all_ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(all_ends, before + BATCH_TOKENS, side="right")), start + 1)
+        ends = all_ends[start:stop] - before
+        ids = np.empty(int(ends[-1]), dtype=documents.dtype)
+        begins = ends - lengths[start:stop]
+        documents.gather(np.arange(start, stop), np.zeros_like(begins), lengths[start:stop], ids, begins)
+        yield stop - start, (ids, ends)
         start = stop

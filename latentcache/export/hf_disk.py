@@ -1,9 +1,8 @@
 """Write rows of tokens as a folder for ``datasets.load_from_disk``, with the columns and types of each trainer.
 
-Guarantee: every row has the same length, a multiple of 8; the folder appears whole or not at all. Written with
-pyarrow and not with ``datasets``: versions from 4 on store the feature type ``List``, which 3.6 cannot read, in two
-places; 3.6, 4 and 5 read ``Sequence`` and an Arrow schema without metadata (format: ``datasets``,
-``arrow_dataset.py``, ``save_to_disk``). Cost: one batch of rows in memory.
+Guarantee: every row has the same length, a multiple of 8. Written with pyarrow and not with ``datasets``: versions
+from 4 on store the feature type ``List``, which 3.6 cannot read, in two places; 3.6, 4 and 5 read ``Sequence`` and an
+Arrow schema without metadata (format: ``datasets``, ``arrow_dataset.py``, ``save_to_disk``).
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.export.atomic_folder import atomic_folder, seal
-from latentcache.export.fixed_rows import FixedRows, in_batches
+from latentcache.export.run import write_splits
 from latentcache.store.atomic_io import make_folder, write_atomically
-from latentcache.value import Value
 
 #: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
 MULTIPLE = 8
@@ -32,106 +29,79 @@ _PLAIN = {"input_ids": "int32", "attention_mask": "int8", "labels": "int32"}
 #: there is no mask, LLaMA-Factory (``neat_packing``) by a mask that counts the documents, TRL (``padding_free``) by
 #: ``seq_lengths``.
 COLUMNS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "plain": {
-        "pad": _PLAIN,
-        "chunk": _PLAIN,
-        "pack": {"input_ids": "int32", "labels": "int32", "position_ids": "int32"},
-    },
-    "llama-factory": {
-        "pad": _PLAIN,
-        "chunk": _PLAIN,
-        "pack": {"input_ids": "int32", "attention_mask": "int32", "labels": "int32", "position_ids": "int32"},
-    },
-    "trl": {
-        "pad": _PLAIN,
-        "chunk": _PLAIN,
-        "pack": {"input_ids": "int32", "labels": "int32", "seq_lengths": "int32"},
-    },
-    "axolotl": {"pad": _PLAIN, "chunk": _PLAIN},
-    "unsloth": {"pad": _PLAIN, "chunk": _PLAIN},
+    name: {"pad": _PLAIN, "chunk": _PLAIN, **({"pack": dict.fromkeys(packed, "int32")} if packed else {})}
+    for name, packed in (
+        ("plain", ("input_ids", "labels", "position_ids")),
+        ("llama-factory", ("input_ids", "attention_mask", "labels", "position_ids")),
+        ("trl", ("input_ids", "labels", "seq_lengths")),
+        ("axolotl", ()),
+        ("unsloth", ()),
+    )
 }
 
 
-class HfDiskSettings(Value):
-    """One export."""
-
-    out: Path
-    trainer: str = "plain"
-    """Decides the columns."""
-    layout: str = "pad"
-    left_padded: bool = False
-    facts: Mapping[str, Any]
-    """Metadata of the cache: fingerprint, layout, policy. Written beside the files."""
-
-    def __post_init__(self) -> None:
-        if self.trainer not in COLUMNS:
-            raise UsageError(f"--for={self.trainer}: unknown trainer", fix=f"--for {'|'.join(COLUMNS)}")
-        if self.layout not in COLUMNS[self.trainer]:
-            raise UsageError(
-                f"--pack: not available for {self.trainer}",
-                why="it keeps the documents of a row apart by patches of its own, which were not tested",
-                fix="--pad N",
-            )
-        if self.left_padded and self.trainer in ("trl", "unsloth"):
-            raise UsageError(
-                f"--padding-side=left: not available for {self.trainer}",
-                why="it replaces the attention mask by ones: the padding would be attended to",
-                fix="pad on the right, or export packed rows: --pack N",
-            )
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Column -> type."""
-        return COLUMNS[self.trainer][self.layout]
+def check(trainer: str, layout: str, length: int, *, left: bool = False) -> None:
+    """Reject rows that a trainer would pad or mix up. Raises UsageError."""
+    if trainer not in COLUMNS:
+        raise UsageError(f"--for={trainer}: unknown trainer", fix=f"--for {'|'.join(COLUMNS)}")
+    if layout not in COLUMNS[trainer]:
+        why = "it keeps the documents of a row apart by patches of its own, which were not tested"
+        raise UsageError(f"--pack: not available for {trainer}", why=why, fix="--pad N")
+    if left and trainer in ("trl", "unsloth"):
+        raise UsageError(
+            f"--padding-side=left: not available for {trainer}",
+            why="it replaces the attention mask by ones: the padding would be attended to",
+            fix="pad on the right, or export packed rows: --pack N",
+        )
+    if length % MULTIPLE:
+        below = max(length // MULTIPLE * MULTIPLE, MULTIPLE)
+        raise UsageError(
+            f"rows of {length} tokens: not a multiple of {MULTIPLE}",
+            why=f"trainers pad to multiples of {MULTIPLE} silently, so they would train on another length",
+            fix=f"rows of {below} or {below + MULTIPLE} tokens",
+        )
 
 
 def export_hf_disk(
-    splits: Mapping[str, FixedRows],
-    settings: HfDiskSettings,
-    on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> dict[str, int]:
-    """Write a ``DatasetDict`` folder.
+    folder: Path,
+    splits: Mapping[str, Any],
+    trainer: str,
+    layout: str,
+    fingerprint: str = "",
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write a ``DatasetDict`` of rows into an empty folder.
 
     Args:
-        splits: ``train`` and, if requested, ``validation``.
-        settings: Trainer and folder.
+        folder: The folder.
+        splits: ``train`` and, if requested, ``validation``: rows of ``cache.rows()``.
+        trainer: Decides the columns, with the layout.
+        layout: ``pad``, ``pack`` or ``chunk``.
+        fingerprint: Of the cache.
         on_progress: Called with rows done and rows in total.
-
-    Returns:
-        Split -> rows.
     """
-    for rows in splits.values():
-        check_length(rows.length)
-    counts = {name: len(rows) for name, rows in splits.items()}
-    with atomic_folder(settings.out) as folder:
-        for name, rows in splits.items():
-            make_folder(folder / name)
-            writer = _SplitWriter(folder / name, settings)
-            for batch in in_batches(splits, name, on_progress):
-                writer.add(batch, rows.length)
-            writer.finish(settings.facts)
-        write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
-        seal(folder, {**settings.facts, "trainer": settings.trainer, "rows": counts})
-    return counts
+    columns = COLUMNS[trainer][layout]
+    write_splits(splits, lambda name: _SplitWriter(folder / name, columns, fingerprint), on_progress)
+    write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
 
 
 class _SplitWriter:
     """Arrow files of one split: IPC streams of one schema, no metadata in it."""
 
-    def __init__(self, folder: Path, settings: HfDiskSettings) -> None:
-        self._folder, self._settings = folder, settings
-        fields = [pa.field(name, pa.list_(_arrow(kind))) for name, kind in settings.columns.items()]
-        self._schema = pa.schema(fields)
+    def __init__(self, folder: Path, columns: Mapping[str, str], fingerprint: str) -> None:
+        self._folder, self._columns, self._fingerprint = folder, columns, fingerprint
+        self._schema = pa.schema([pa.field(name, pa.list_(_arrow(kind))) for name, kind in columns.items()])
+        make_folder(folder)
         self._parts: list[Path] = []
         self._sink: Any = None
         self._writer: Any = None
 
-    def add(self, batch: Mapping[str, Any], length: int) -> None:
+    def add(self, batch: Mapping[str, Any]) -> None:
         """Append (B, L) rows."""
-        wanted, arrays = self._settings.columns, {name: np.asarray(value) for name, value in batch.items()}
+        wanted, arrays = self._columns, {name: np.asarray(value) for name, value in batch.items()}
         lists: dict[str, Any] = dict(arrays)
         if "position_ids" in arrays:
-            lists["seq_lengths"] = segments(arrays["position_ids"], length)
+            lists["seq_lengths"] = segments(arrays["position_ids"])
             if wanted.get("attention_mask") == "int32":
                 numbers = np.cumsum(arrays["position_ids"] == 0, axis=1)
                 lists["attention_mask"] = np.where(arrays["attention_mask"] != 0, numbers, 0)
@@ -140,7 +110,7 @@ class _SplitWriter:
             self._next()
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
+    def finish(self) -> None:
         """Close the files and give them their names."""
         if self._writer is None:
             self._next()  # a split without rows: a file without batches
@@ -150,7 +120,7 @@ class _SplitWriter:
             part.rename(self._folder / name)
         state: dict[str, Any] = {
             "_data_files": [{"filename": name} for name in names],
-            "_fingerprint": str(facts.get("fingerprint", ""))[:16],
+            "_fingerprint": self._fingerprint[:16],
             "_format_columns": None,
             "_format_kwargs": {},
             "_format_type": None,
@@ -159,7 +129,7 @@ class _SplitWriter:
         }
         features = {
             name: {"feature": {"dtype": kind, "_type": "Value"}, "_type": "Sequence"}
-            for name, kind in self._settings.columns.items()
+            for name, kind in self._columns.items()
         }
         info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
         write_atomically(self._folder / "state.json", json.dumps(state, indent=2).encode())
@@ -177,20 +147,9 @@ class _SplitWriter:
             self._sink.close()
 
 
-def segments(position_ids: NDArray[Any], length: int) -> list[NDArray[np.int32]]:
+def segments(position_ids: NDArray[Any]) -> list[NDArray[np.int32]]:
     """Lengths of the documents of each row, padding as the last one."""
-    return [np.diff(np.append(np.flatnonzero(row == 0), length)).astype(np.int32) for row in position_ids]
-
-
-def check_length(length: int) -> None:
-    """Reject rows that trainers would pad. Raises UsageError."""
-    if length % MULTIPLE:
-        below = max(length // MULTIPLE * MULTIPLE, MULTIPLE)
-        raise UsageError(
-            f"rows of {length} tokens: not a multiple of {MULTIPLE}",
-            why=f"trainers pad to multiples of {MULTIPLE} silently, so they would train on another length",
-            fix=f"rows of {below} or {below + MULTIPLE} tokens",
-        )
+    return [np.diff(np.append(np.flatnonzero(row == 0), len(row))).astype(np.int32) for row in position_ids]
 
 
 def _arrow(kind: str) -> Any:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.export.atomic_folder import atomic_folder, seal
-from latentcache.export.fixed_rows import FixedRows, in_batches
 from latentcache.store.atomic_io import make_folder
 
 #: Bytes of a shard: the default of the library's own writer.
@@ -31,37 +29,6 @@ COLUMN = "tokens"
 DTYPES = {"uint16": "uint16", "uint32": "int32"}
 
 
-def export_mds(
-    splits: Mapping[str, FixedRows],
-    out: Path,
-    dtype: str,
-    facts: Mapping[str, Any],
-    on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> dict[str, int]:
-    """Write a folder of shards for each split.
-
-    Args:
-        splits: ``train`` and, if requested, ``validation``: rows padded on the right, all tokens with loss.
-        out: The folder to create.
-        dtype: Type of the ids in the cache.
-        facts: Metadata of the cache: fingerprint, layout, policy. Written beside the files.
-        on_progress: Called with rows done and rows in total.
-
-    Returns:
-        Split -> rows.
-    """
-    counts = {name: len(rows) for name, rows in splits.items()}
-    with atomic_folder(out) as folder:
-        for name in splits:
-            make_folder(folder / name)
-            shards = _Shards(folder / name, DTYPES[dtype])
-            for batch in in_batches(splits, name, on_progress):
-                shards.add(batch)
-            shards.finish()
-        seal(folder, {**facts, "format": "mds", "rows": counts, "dtype": DTYPES[dtype]})
-    return counts
-
-
 def sample(ids: NDArray[Any]) -> bytes:
     """One row as a sample of one column of one axis."""
     log2_width, side = next((k, kind) for k, kind in enumerate("BHI") if len(ids) < 1 << (8 << k))
@@ -69,11 +36,12 @@ def sample(ids: NDArray[Any]) -> bytes:
     return struct.pack("<I", len(value)) + value
 
 
-class _Shards:
-    """The shards of one split."""
+class MdsWriter:
+    """The shards of one split: rows padded on the right, all tokens with loss."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._folder, self._dtype = folder, np.dtype(dtype).newbyteorder("<")
+    def __init__(self, folder: Path, split: str, dtype: str) -> None:
+        self._folder, self._dtype = folder / split, np.dtype(dtype).newbyteorder("<")
+        make_folder(self._folder)
         self._config = {
             "version": 2,
             "format": "mds",

@@ -1,22 +1,23 @@
 """Export a cache of documents: check the settings, open the cache, write the folder.
 
-Each format takes its own settings; a setting that a format does not take is rejected, never ignored.
+Each format takes its own settings; a setting that a format does not take is rejected, never ignored. A format is a
+writer of one split, which gets batches of rows or of documents in their order. Cost: one batch in memory.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from latentcache.errors import UsageError
+from latentcache.errors import PlanError, UsageError
+from latentcache.export.atomic_folder import atomic_folder, seal
 from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.loader.cache import Cache
-    from latentcache.loader.rows import Rows
 
 #: Format -> the settings that it takes.
 FORMATS: Mapping[str, tuple[str, ...]] = {
@@ -27,6 +28,8 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
+#: Rows in memory at once.
+BATCH_ROWS = 256
 Advanced = Callable[[int, int], None]
 
 
@@ -52,33 +55,29 @@ class ExportSettings(Value):
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise UsageError(f"--to={self.format}: unknown format", fix=f"--to {'|'.join(FORMATS)}")
-        takes = FORMATS[self.format]
-        for flag, value in self.flags().items():
-            if value is not None and flag not in takes:
+        takes, layouts = FORMATS[self.format], [name for name in LAYOUTS if getattr(self, name) is not None]
+        given = {"for": self.trainer, "overflow": self.overflow, "padding-side": self.padding_side}
+        for flag in (*layouts, *(flag for flag, value in given.items() if value is not None)):
+            if flag not in takes:
                 why = "it holds whole documents" if "pad" not in takes else f"its flags: --{', --'.join(takes)}"
                 raise UsageError(
                     f"--{flag}: not available with --to {self.format}", why=why, fix=f"leave --{flag} out"
                 )
-        layouts = [name for name in LAYOUTS if getattr(self, name) is not None]
         if "pad" in takes and len(layouts) != 1:
-            problem = (
-                f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
-            )
-            raise UsageError(problem, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
+            what = f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
+            raise UsageError(what, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
         if self.padding_side is not None and self.layout != "pad":
-            raise UsageError(
-                f"--padding-side={self.padding_side}: rows of --{self.layout} have no padding", fix="leave it out"
-            )
+            what = f"--padding-side={self.padding_side}: rows of --{self.layout} have no padding"
+            raise UsageError(what, fix="leave it out")
         if self.overflow is not None and self.layout == "chunk":
             raise UsageError(f"--overflow={self.overflow}: --chunk cuts documents anyway", fix="leave it out")
-        if self.format == "hf-disk" and find_spec("pyarrow") is None:
-            fix = "python -m pip install 'latentcache[hf]'"
-            raise UsageError("--to=hf-disk: needs pyarrow", why="it is not installed", fix=fix, slug="extra-missing")
+        if self.format == "hf-disk":
+            if find_spec("pyarrow") is None:
+                why, fix = "it is not installed", "python -m pip install 'latentcache[hf]'"
+                raise UsageError("--to=hf-disk: needs pyarrow", why=why, fix=fix, slug="extra-missing")
+            from latentcache.export.hf_disk import check
 
-    def flags(self) -> dict[str, Any]:
-        """Flag -> value."""
-        own = {"for": self.trainer, "overflow": self.overflow, "padding-side": self.padding_side}
-        return {name: getattr(self, name) for name in LAYOUTS} | own
+            check(self.trainer or "plain", self.layout, self.length, left=self.padding_side == "left")
 
     @property
     def layout(self) -> str:
@@ -87,8 +86,18 @@ class ExportSettings(Value):
 
     @property
     def length(self) -> int:
-        """Tokens per row."""
+        """Tokens of a row; 0 for whole documents."""
         return int(getattr(self, self.layout)) if self.layout else 0
+
+
+class Writer(Protocol):
+    """Writes one split, below the folder of the export."""
+
+    def add(self, batch: Any) -> None:
+        """Append a batch of rows or documents."""
+
+    def finish(self) -> None:
+        """Close the files."""
 
 
 def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, total: None) -> dict[str, Any]:
@@ -102,87 +111,99 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
         UsageError: The folder exists, or the cache does not fit the format.
         StoreError: The cache cannot be read, or the folder not be written.
     """
+    from latentcache.export.documents import FILES, counts, reject_masked
     from latentcache.loader.cache import open_cache
 
-    if settings.format == "hf-disk":
-        _hf_settings(settings, {})  # checked before the cache is opened
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of parts: the command reports them itself
         cache = open_cache(settings.cache)
     parts = {"train": cache}
     if settings.validation:
         parts = dict(zip(("train", "validation"), cache.split(settings.validation), strict=True))
-    facts = _facts(cache, settings)
-    write = _hf_disk if settings.format == "hf-disk" else _mds if settings.format == "mds" else _documents
-    return {"part": cache.snapshots[0].part, **write(settings, parts, facts, on_progress)}
-
-
-def _hf_settings(settings: ExportSettings, facts: Mapping[str, Any]) -> Any:
-    from latentcache.export.hf_disk import HfDiskSettings, check_length
-
-    check_length(settings.length)
-    left = settings.padding_side == "left"
-    trainer = settings.trainer or "plain"
-    return HfDiskSettings(out=settings.out, trainer=trainer, layout=settings.layout, left_padded=left, facts=facts)
-
-
-def _hf_disk(
-    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
-) -> dict[str, Any]:
-    from latentcache.export.hf_disk import export_hf_disk
-
-    side = settings.padding_side or "right"
-    more = {"padding_side": side} if settings.layout == "pad" else {}
-    splits = {name: _rows(part, settings, **more) for name, part in parts.items()}
-    about = _about(splits, settings)
-    facts = {**facts, **about, "overflow": settings.overflow, "padding_side": side}
-    rows = export_hf_disk(splits, _hf_settings(settings, facts), on_progress)
-    efficiency = {name: part.packing_efficiency for name, part in splits.items()}
-    return {"for": settings.trainer or "plain", "rows": rows, "packing_efficiency": efficiency, **about}
-
-
-def _mds(
-    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
-) -> dict[str, Any]:
-    from latentcache.export.documents import reject_masked
-    from latentcache.export.mds import DTYPES, export_mds
-
-    for part in parts.values():
-        reject_masked(part.documents(), "mds")
-    # A collator would pad a short row at the end, and would need a padding token.
-    more = {"last_chunk": "drop"} if settings.layout == "chunk" else {}
-    splits = {name: _rows(part, settings, **more) for name, part in parts.items()}
-    about = _about(splits, settings)
-    dtype = parts["train"].documents().dtype.name
-    facts = {**facts, **about, "overflow": settings.overflow}
-    return {"rows": export_mds(splits, settings.out, dtype, facts, on_progress), "dtype": DTYPES[dtype], **about}
-
-
-def _documents(
-    settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], on_progress: Advanced
-) -> dict[str, Any]:
-    from latentcache.export.datatrove import DATATROVE
-    from latentcache.export.documents import counts, export_documents
-    from latentcache.export.megatron import MEGATRON
-
-    form = {"megatron": MEGATRON, "datatrove": DATATROVE}[settings.format]
+    facts, dtype = _facts(cache, settings), cache.documents().dtype.name
     documents = {name: part.documents() for name, part in parts.items()}
-    return counts(export_documents(documents, form, settings.out, facts, on_progress))
-
-
-def _rows(cache: Cache, settings: ExportSettings, **more: Any) -> Rows:
-    wanted: dict[str, Any] = {settings.layout: settings.length, **more}
-    return cache.rows(**wanted) if settings.overflow is None else cache.rows(**wanted, overflow=settings.overflow)  # type: ignore[arg-type]
-
-
-def _about(splits: Mapping[str, Rows], settings: ExportSettings) -> dict[str, Any]:
-    """Facts about rows, for metadata and JSON output."""
-    return {
+    for one in documents.values() if settings.format != "hf-disk" else ():
+        reject_masked(one, settings.format)
+    if not settings.layout:
+        with atomic_folder(settings.out) as folder:
+            files = FILES[settings.format]
+            written = write_splits(
+                documents, lambda name: files(folder, name, dtype, facts["tokenizer"]), on_progress
+            )
+            about = counts(written)
+            seal(folder, facts | about)
+        return {"part": facts["part"], **about}
+    splits = {name: _rows(part, settings) for name, part in parts.items()}
+    about = {
         "layout": settings.layout,
         "length": settings.length,
         "tokens": {name: rows.tokens for name, rows in splits.items()},
         "tokens_dropped": {name: dict(rows.tokens_dropped) for name, rows in splits.items()},
+        "rows": {name: len(rows) for name, rows in splits.items()},
     }
+    facts["overflow"] = settings.overflow
+    with atomic_folder(settings.out) as folder:
+        if settings.format == "mds":
+            from latentcache.export.mds import DTYPES, MdsWriter
+
+            about["dtype"] = DTYPES[dtype]
+            write_splits(splits, lambda name: MdsWriter(folder, name, DTYPES[dtype]), on_progress)
+            seal(folder, facts | about)
+            return {"part": facts["part"], **about}
+        from latentcache.export.hf_disk import export_hf_disk
+
+        trainer = settings.trainer or "plain"
+        export_hf_disk(folder, splits, trainer, settings.layout, facts["fingerprint"], on_progress)
+        seal(folder, facts | about | {"trainer": trainer, "padding_side": settings.padding_side or "right"})
+    efficiency = {name: rows.packing_efficiency for name, rows in splits.items()}
+    return {"part": facts["part"], "for": trainer, "packing_efficiency": efficiency, **about}
+
+
+def write_splits(
+    splits: Mapping[str, Any], open_writer: Callable[[str], Any], on_progress: Advanced = lambda done, total: None
+) -> dict[str, Any]:
+    """Write the rows or documents of each split, in batches; returns the writers by split.
+
+    Args:
+        splits: ``train`` and, if requested, ``validation``.
+        open_writer: Makes the :class:`Writer` of a split.
+        on_progress: Called with rows or documents done and in total, of all splits.
+    """
+    done, total, writers = 0, sum(map(len, splits.values())), dict[str, Any]()
+    for name, split in splits.items():
+        writer: Writer = open_writer(name)
+        writers[name] = writer
+        for count, batch in _batches(name, split):
+            writer.add(batch)
+            done += count
+            on_progress(done, total)
+        writer.finish()
+    return writers
+
+
+def _batches(name: str, split: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the number of rows or documents of each batch, and the batch."""
+    if hasattr(split, "gather"):
+        from latentcache.export.documents import document_batches
+
+        if not len(split):
+            raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
+        yield from document_batches(split)
+        return
+    for start in range(0, len(split), BATCH_ROWS):
+        wanted = list(range(start, min(start + BATCH_ROWS, len(split))))
+        yield len(wanted), split.batch(wanted)
+
+
+def _rows(cache: Cache, settings: ExportSettings) -> Any:
+    wanted: dict[str, Any] = {settings.layout: settings.length}
+    if settings.overflow is not None:
+        wanted["overflow"] = settings.overflow
+    if settings.format == "mds" and settings.layout == "chunk":
+        wanted["last_chunk"] = "drop"  # a collator would pad a short row, and would need a padding token
+    elif settings.padding_side is not None:
+        wanted["padding_side"] = settings.padding_side
+    return cache.rows(**wanted)
 
 
 def _facts(cache: Cache, settings: ExportSettings) -> dict[str, Any]:

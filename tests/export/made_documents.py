@@ -1,8 +1,11 @@
-"""Documents in memory, and what hypothesis draws them from."""
+"""Documents in memory, what hypothesis draws them from, and their export."""
 
 import numpy as np
 from hypothesis import strategies as st
 
+from latentcache.export.atomic_folder import atomic_folder, seal
+from latentcache.export.documents import FILES, counts
+from latentcache.export.run import write_splits
 from latentcache.fields.input_ids import InputIdsRecipe
 
 #: Numbers of ids of both widths, and documents of such ids.
@@ -13,7 +16,6 @@ CORPORA = VOCABULARIES.flatmap(
         st.lists(st.lists(st.integers(0, num_ids - 1), min_size=1, max_size=9), min_size=1, max_size=12),
     )
 )
-FACTS = {"fingerprint": "ab" * 16}
 
 
 class MemoryDocuments:
@@ -43,6 +45,11 @@ class MemoryDocuments:
             found[place : place + length] = self.ids[document][start : start + length]
 
 
-def cache_of(ids, num_ids=300, spans=None):
-    """Documents of these ids."""
-    return MemoryDocuments(ids, num_ids, spans)
+def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at: None):
+    """Export documents; a list of ids is the split ``train``. Gives the written files by split."""
+    splits = {"train": MemoryDocuments(splits, num_ids)} if isinstance(splits, list) else splits
+    dtype = next(iter(splits.values())).dtype.name
+    with atomic_folder(out) as folder:
+        written = write_splits(splits, lambda name: FILES[form](folder, name, dtype, tokenizer), on_progress)
+        seal(folder, {"format": form, **counts(written)})
+    return written

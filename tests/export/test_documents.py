@@ -1,32 +1,73 @@
+"""The formats of whole documents: what was written is read again, and the bytes are those of the format."""
+
 import json
 
+import numpy as np
 import pytest
-from made_documents import FACTS, cache_of
+from hypothesis import given
+from made_documents import CORPORA, MemoryDocuments, export
 from read_formats import read_datatrove, read_megatron
 from small_tokens import build, tamper, texts, write_texts
 
 from latentcache import open_cache
 from latentcache.errors import CorruptEntryError, PlanError, UsageError
 from latentcache.export import documents
-from latentcache.export.datatrove import DATATROVE
-from latentcache.export.documents import export_documents, reject_masked
-from latentcache.export.megatron import MEGATRON
+from latentcache.export.documents import FILES, MegatronFile, counts, reject_masked
 
+FILE = "train/00000_tokens.ds"
 DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
 
 
-def test_documents_of_a_cache_on_disk(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "read", "name", "wide"),
+    [("megatron", read_megatron, "train", "int32"), ("datatrove", read_datatrove, FILE, "uint32")],
+)
+@given(corpus=CORPORA)
+def test_ids_and_documents_come_back(tmp_path_factory, form, read, name, wide, corpus):
+    num_ids, ids = corpus
+    out = tmp_path_factory.mktemp("export") / "out"
+    written = export(form, ids, out, num_ids)["train"]
+    assert read(out / name) == ids
+    assert written.dtype.name == ("uint16" if num_ids <= 1 << 16 else wide)
+
+
+def test_the_bytes_of_datatrove(tmp_path):
+    export("datatrove", [[5, 70_000, 1], [7, 1]], tmp_path / "out", num_ids=100_000, tokenizer=" a|b\n c")
+    ids = "05000000" + "70110100" + "01000000" + "07000000" + "01000000"
+    assert (tmp_path / "out" / FILE).read_bytes().hex() == ids
+    assert (tmp_path / "out" / f"{FILE}.index").read_bytes().hex() == "03" + "00" * 7 + "05" + "00" * 7
+    assert (tmp_path / "out" / f"{FILE}.metadata").read_text() == "a b c|4\n5\n5e-09 GT"
+
+
+def test_the_bytes_of_megatron(tmp_path):
+    export("megatron", [[5, 6, 1], [7, 1]], tmp_path / "out")
+    assert (tmp_path / "out/train.bin").read_bytes() == bytes([5, 0, 6, 0, 1, 0, 7, 0, 1, 0])
+    parts = [
+        *["4d4d49444944580000", "0100000000000000", "08", "0200000000000000", "0300000000000000"],
+        *["03000000", "02000000"],
+        *["0000000000000000", "0600000000000000"],
+        *["0000000000000000", "0100000000000000", "0200000000000000"],
+    ]
+    assert (tmp_path / "out/train.idx").read_bytes().hex() == "".join(parts)
+
+
+def test_offsets_of_megatron_beyond_four_gigabytes(tmp_path):
+    file = MegatronFile(tmp_path, "train", "uint16")
+    file.ends = np.array([3, 2 + 2**31, 2**32], dtype=np.int64)
+    file.write_beside()
+    assert np.fromfile(tmp_path / "train.idx", "<i8", 3, offset=34 + 12).tolist() == [0, 6, 4 + 2**32]
+
+
+def test_documents_of_a_cache_pass_through_memory_a_few_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "BATCH_TOKENS", 500)
     build(write_texts(tmp_path / "data.jsonl", texts(60)), tmp_path / "cache")
-    train, held = (part.documents() for part in open_cache(tmp_path / "cache").split(0.3))
-    seen = []
-    export_documents(
-        {"train": train, "validation": held}, MEGATRON, tmp_path / "out", FACTS, lambda *at: seen.append(at)
-    )
-    for name, part in (("train", train), ("validation", held)):
+    parts = dict(zip(("train", "validation"), open_cache(tmp_path / "cache").split(0.3), strict=True))
+    splits, seen = {name: part.documents() for name, part in parts.items()}, []
+    export("megatron", splits, tmp_path / "out", on_progress=lambda *at: seen.append(at))
+    for name, part in splits.items():
         assert read_megatron(tmp_path / "out" / name) == [part.read(number).tolist() for number in range(len(part))]
     assert seen == sorted(set(seen))
-    assert len(seen) > 4, "documents pass through memory a few at a time"
+    assert len(seen) > 4
     assert seen[-1] == (60, 60)
 
 
@@ -36,60 +77,51 @@ def test_documents_of_a_cache_on_disk(tmp_path, monkeypatch):
 def test_documents_that_pass_together_change_nothing(tmp_path, monkeypatch, limit, after):
     monkeypatch.setattr(documents, "BATCH_TOKENS", limit)
     seen = []
-    export_documents(
-        {"train": cache_of(DOCUMENTS)}, DATATROVE, tmp_path / "out", FACTS, lambda *at: seen.append(at[0])
-    )
+    export("datatrove", DOCUMENTS, tmp_path / "out", on_progress=lambda *at: seen.append(at[0]))
     assert seen == after
-    assert read_datatrove(tmp_path / "out/train/00000_tokens.ds") == DOCUMENTS
+    assert read_datatrove(tmp_path / "out" / FILE) == DOCUMENTS
 
 
-def test_the_id_that_ends_them(tmp_path):
-    made = export_documents({"train": cache_of(DOCUMENTS)}, MEGATRON, tmp_path / "a", FACTS)
-    assert documents.counts(made) == {
-        "splits": {"train": 4}, "tokens": {"train": 12}, "dtype": "uint16", "last_id": 1,
-    }  # fmt: skip
-    parts = {"train": cache_of(DOCUMENTS), "validation": cache_of([[5, 6]])}
-    made = export_documents(parts, MEGATRON, tmp_path / "b", FACTS)
-    assert (made["validation"].last_id, documents.counts(made)["last_id"]) == (6, None)
-    made = export_documents({"train": cache_of([*DOCUMENTS, [4]])}, MEGATRON, tmp_path / "c", FACTS)
-    assert made["train"].last_id is None
+def test_metadata_and_the_id_that_ends_documents(tmp_path):
+    made = export("megatron", DOCUMENTS, tmp_path / "a")
+    found = {"splits": {"train": 4}, "tokens": {"train": 12}, "dtype": "uint16", "last_id": 1}
+    assert counts(made) == found
+    sizes = {"train.bin": 24, "train.idx": 34 + 4 * 12 + 5 * 8}
+    metadata = json.loads((tmp_path / "a/latentcache.json").read_text())
+    assert metadata == {"schema": 3, "format": "megatron", **found, "bytes": sizes}
+    parts = {"train": MemoryDocuments(DOCUMENTS), "validation": MemoryDocuments([[5, 6]])}
+    made = export("megatron", parts, tmp_path / "b")
+    assert (made["validation"].last_id, counts(made)["last_id"]) == (6, None)
+    assert export("megatron", [*DOCUMENTS, [4]], tmp_path / "c")["train"].last_id is None
 
 
-def test_facts_stand_beside_them(tmp_path):
-    export_documents({"train": cache_of(DOCUMENTS)}, MEGATRON, tmp_path / "out", FACTS)
-    facts = json.loads((tmp_path / "out/latentcache.json").read_text())
-    assert (facts["format"], facts["fingerprint"], facts["splits"]) == ("megatron", "ab" * 16, {"train": 4})
-    assert facts["bytes"] == {"train.bin": 24, "train.idx": 34 + 4 * 12 + 5 * 8}
-
-
-@pytest.mark.parametrize("form", [MEGATRON, DATATROVE])
-def test_labels_are_not_dropped_without_a_word(tmp_path, form):
-    spans = [[(0, 3)], [(1, 1)], [(0, 2), (4, 2)], [(0, 1)]]
-    with pytest.raises(UsageError, match="2 of 4 documents") as caught:
-        export_documents({"train": cache_of(DOCUMENTS, spans=spans)}, form, tmp_path / "out", FACTS)
-    assert caught.value.where == "memory:2"
+@pytest.mark.parametrize(
+    ("spans", "masked"),
+    [
+        ([[(0, 3)], [(0, 1), (1, 1)], [(0, 6)], [(0, 1)]], 0),
+        ([[(0, 3)], [(1, 1)], [(0, 2), (4, 2)], [(0, 1)]], 2),
+        ([[(0, 3)], [(0, 2)], [], [(0, 1)]], 1),
+    ],
+)
+def test_labels_are_never_dropped(spans, masked):
+    made = MemoryDocuments(DOCUMENTS, spans=spans)
+    if not masked:
+        reject_masked(made, "megatron")
+        return
+    with pytest.raises(UsageError, match=f"{masked} of 4 documents") as caught:
+        reject_masked(made, "megatron")
+    assert caught.value.where == ("memory:2" if masked == 2 else "memory:3")
     assert "hf-disk" in caught.value.fix
-    assert not list(tmp_path.iterdir())
 
 
-def test_documents_that_all_have_loss_pass():
-    reject_masked(cache_of(DOCUMENTS, spans=[[(0, 3)], [(0, 1), (1, 1)], [(0, 6)], [(0, 1)]]), "megatron")
-    with pytest.raises(UsageError, match="1 of 4"):
-        reject_masked(cache_of(DOCUMENTS, spans=[[(0, 3)], [(0, 2)], [], [(0, 1)]]), "megatron")
-
-
-def test_a_split_without_documents(tmp_path):
+@pytest.mark.parametrize("form", FILES)
+def test_a_split_without_documents_and_a_damaged_cache_leave_nothing(tmp_path, form):
+    splits = {"train": MemoryDocuments(DOCUMENTS), "validation": MemoryDocuments([])}
     with pytest.raises(PlanError, match="no document is in validation"):
-        export_documents(
-            {"train": cache_of(DOCUMENTS), "validation": cache_of([])}, MEGATRON, tmp_path / "out", FACTS
-        )
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_damaged_cache_leaves_nothing(tmp_path):
+        export(form, splits, tmp_path / "out")
     build(write_texts(tmp_path / "data.jsonl", texts(20)), tmp_path / "cache")
-    cache = open_cache(tmp_path / "cache").documents()
+    made = open_cache(tmp_path / "cache").documents()
     tamper(tmp_path / "cache")
     with pytest.raises(CorruptEntryError):
-        export_documents({"train": cache}, MEGATRON, tmp_path / "out", FACTS)
+        export(form, {"train": made}, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data.jsonl"]

@@ -9,9 +9,9 @@ from datasets import load_from_disk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.errors import UsageError
-from latentcache.export import fixed_rows, hf_disk
-from latentcache.export.hf_disk import COLUMNS, HfDiskSettings, export_hf_disk, segments
+from latentcache.export import hf_disk, run
+from latentcache.export.atomic_folder import atomic_folder
+from latentcache.export.hf_disk import COLUMNS, export_hf_disk, segments
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, between colons; without them only the installed version is tested.
@@ -48,8 +48,9 @@ class Packed:
 ROWS = Packed([[5, 4, 7], [16], [3, 3], [8, 8], [2, 9]])
 
 
-def settings(out, **more):
-    return HfDiskSettings(out=out, facts={"fingerprint": "ab" * 16}, **more)
+def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: None):
+    with atomic_folder(out) as folder:
+        export_hf_disk(folder, splits, trainer, layout, "ab" * 16, on_progress)
 
 
 @pytest.mark.parametrize("trainer", COLUMNS)
@@ -57,15 +58,11 @@ def settings(out, **more):
 def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     if layout not in COLUMNS[trainer]:
         return
-    monkeypatch.setattr(fixed_rows, "BATCH_ROWS", 2)
+    monkeypatch.setattr(run, "BATCH_ROWS", 2)
     monkeypatch.setattr(hf_disk, "FILE_BYTES", 1)
     seen = []
-    done = export_hf_disk(
-        {"train": ROWS, "validation": Packed([[4]])},
-        settings(tmp_path / "out", trainer=trainer, layout=layout),
-        lambda *progress: seen.append(progress),
-    )
-    assert done == {"train": 5, "validation": 1}
+    splits = {"train": ROWS, "validation": Packed([[4]])}
+    export(splits, tmp_path / "out", trainer, layout, lambda *progress: seen.append(progress))
     assert seen == [(2, 6), (4, 6), (5, 6), (6, 6)]
     found = load_from_disk(str(tmp_path / "out"))
     assert set(found) == {"train", "validation"}
@@ -77,50 +74,28 @@ def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     tensors = found["train"].with_format("torch")[0]
     assert {str(value.dtype) for value in tensors.values()} == {"torch.int64"}
     assert not list((tmp_path / "out").glob("**/part-*"))
+    info = json.loads((tmp_path / "out" / "train" / "dataset_info.json").read_text())
+    assert {feature["_type"] for feature in info["features"].values()} == {"Sequence"}
 
 
 def test_what_keeps_documents_apart(tmp_path):
-    export_hf_disk({"train": ROWS}, settings(tmp_path / "trl", trainer="trl", layout="pack"))
+    export({"train": ROWS}, tmp_path / "trl", "trl", "pack")
     assert load_from_disk(str(tmp_path / "trl"))["train"]["seq_lengths"][0:3] == [[5, 4, 7], [16], [3, 3, 10]]
-    export_hf_disk({"train": ROWS}, settings(tmp_path / "lf", trainer="llama-factory", layout="pack"))
+    export({"train": ROWS}, tmp_path / "lf", "llama-factory", "pack")
     masks = load_from_disk(str(tmp_path / "lf"))["train"]["attention_mask"]
     assert masks[0] == [1] * 5 + [2] * 4 + [3] * 7
     assert masks[2] == [1] * 3 + [2] * 3 + [0] * 10
 
 
-def test_files_say_what_they_are(tmp_path):
-    export_hf_disk({"train": ROWS}, settings(tmp_path / "out"))
-    facts = json.loads((tmp_path / "out" / "latentcache.json").read_text())
-    assert facts["rows"] == {"train": 5}
-    assert "train/data-00000-of-00001.arrow" in facts["bytes"]
-    info = json.loads((tmp_path / "out" / "train" / "dataset_info.json").read_text())
-    assert {feature["_type"] for feature in info["features"].values()} == {"Sequence"}
-
-
-def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
-    out = tmp_path / "out"
-    export_hf_disk({"train": ROWS}, settings(out))
-    with pytest.raises(UsageError, match="exists"):
-        export_hf_disk({"train": ROWS}, settings(out))
-
-    class Breaks(Packed):
-        def batch(self, rows):
-            raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        export_hf_disk({"train": ROWS, "validation": Breaks([[3]])}, settings(tmp_path / "new"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_documents_fill_their_row(lengths):
     row = np.concatenate([np.arange(length) for length in lengths])
-    assert segments(row[None], sum(lengths))[0].tolist() == lengths
+    assert segments(row[None])[0].tolist() == lengths
 
 
 def opened(tmp_path, python):
     """The second row of an export, as the datasets of an interpreter reads it."""
-    export_hf_disk({"train": ROWS}, settings(tmp_path / "out"))
+    export({"train": ROWS}, tmp_path / "out")
     code = "import sys, datasets; print(datasets.load_from_disk(sys.argv[1])['train'][1]['input_ids'])"
     done = subprocess.run([python, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

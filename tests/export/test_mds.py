@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_documents import CORPORA, FACTS
+from made_documents import CORPORA
 from read_formats import read_mds
 from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
-from latentcache.export import fixed_rows, mds
-from latentcache.export.mds import export_mds, sample
+from latentcache.export import mds, run
+from latentcache.export.mds import DTYPES, MdsWriter, sample
+from latentcache.export.run import write_splits
 
 
 class Rows:
@@ -32,8 +33,8 @@ class Rows:
 
 
 def export(rows, out, num_ids=300, **more):
-    dtype = "uint16" if num_ids <= 1 << 16 else "uint32"
-    return export_mds(rows, out, dtype, FACTS, **more)
+    dtype = DTYPES["uint16" if num_ids <= 1 << 16 else "uint32"]
+    write_splits(rows, lambda name: MdsWriter(out, name, dtype), **more)
 
 
 @given(CORPORA, st.sampled_from([1, 260, 1 << 26]))
@@ -42,8 +43,8 @@ def test_rows_come_back(tmp_path_factory, corpus, size):
     out = tmp_path_factory.mktemp("mds") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mds, "SHARD_BYTES", size)
-        patch.setattr(fixed_rows, "BATCH_ROWS", 5)
-        assert export({"train": Rows(rows, 9)}, out, num_ids) == {"train": len(rows)}
+        patch.setattr(run, "BATCH_ROWS", 5)
+        export({"train": Rows(rows, 9)}, out, num_ids)
     assert read_mds(out / "train") == rows
     shards = json.loads((out / "train/index.json").read_text())["shards"]
     assert len(shards) == (len(rows) if size == 1 else len(shards))
@@ -63,16 +64,6 @@ def test_rows_of_a_cache(tmp_path):
     assert read_mds(tmp_path / "out/train") == documents
     found = read_mds(tmp_path / "out/validation")
     assert found == [string[at : at + 8] for at in range(0, len(string) - 7, 8)]
-
-
-def test_it_says_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(fixed_rows, "BATCH_ROWS", 2)
-    seen = []
-    rows = Rows([[1], [2, 3], [4]], 4)
-    export({"train": rows, "validation": rows}, tmp_path / "out", on_progress=lambda *at: seen.append(at))
-    assert seen == [(2, 6), (3, 6), (5, 6), (6, 6)]
-    facts = json.loads((tmp_path / "out/latentcache.json").read_text())
-    assert (facts["format"], facts["rows"], facts["dtype"]) == ("mds", {"train": 3, "validation": 3}, "uint16")
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 65_535, 65_536, 70_000])

@@ -10,13 +10,11 @@ import subprocess
 import sys
 
 import pytest
-from made_documents import FACTS, cache_of
+from made_documents import export
 from test_mds import Rows
+from test_mds import export as export_mds
 
-from latentcache.export.datatrove import DATATROVE
-from latentcache.export.documents import export_documents
-from latentcache.export.mds import export_mds
-from latentcache.export.megatron import MEGATRON
+from latentcache.export.documents import FILES
 
 READERS = os.environ.get("LATENTCACHE_READERS", "")
 DOCUMENTS = [[number % 251] * (number % 13 + 1) for number in range(40)]
@@ -83,16 +81,15 @@ if READERS:  # without them there is nothing to skip
 
     @pytest.mark.slow
     @pytest.mark.parametrize("ids", [DOCUMENTS, WIDE])
-    @pytest.mark.parametrize("form", [MEGATRON, DATATROVE])
+    @pytest.mark.parametrize("form", FILES)
     def test_documents_are_read(tmp_path, form, ids):
         num_ids = 300 if ids is DOCUMENTS else 100_000
-        export_documents({"train": cache_of(ids, num_ids)}, form, tmp_path / "out", FACTS)
-        assert read(form.name, tmp_path / "out", 2 if ids is DOCUMENTS else 4) == ids
+        export(form, ids, tmp_path / "out", num_ids)
+        assert read(form, tmp_path / "out", 2 if ids is DOCUMENTS else 4) == ids
 
     @pytest.mark.slow
     @pytest.mark.parametrize("ids", [DOCUMENTS, WIDE])
     def test_rows_are_read_and_written_as_by_the_library(tmp_path, ids):
         rows, num_ids = [document for document in ids if len(document) > 1], 300 if ids is DOCUMENTS else 100_000
-        dtype = cache_of(rows, num_ids).recipe.dtype
-        export_mds({"train": Rows(rows, 16)}, tmp_path / "out", dtype, FACTS)
+        export_mds({"train": Rows(rows, 16)}, tmp_path / "out", num_ids)
         assert read("mds", tmp_path / "out", 0) == rows

@@ -9,17 +9,18 @@ from datasets import load_from_disk
 from tiny_tokens import LENGTH, Account, a_tokenizer, seen_llama, sft_config
 from trl import SFTConfig, SFTTrainer
 
-from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk
+from latentcache.export.run import ExportSettings, export_cache
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def a_trainer(fifty, kind, folder, **more):
     view = fifty.rows(**{kind: LENGTH})
-    export_hf_disk({"train": view}, HfDiskSettings(out=folder / kind, trainer="trl", layout=kind, facts={}))
+    cache, out = fifty.snapshots[0].paths.root, folder / kind
+    export_cache(ExportSettings(cache=cache, out=out, trainer="trl", **{kind: LENGTH}))
     config = sft_config(folder / "out", padding_free=kind == "pack", max_length=None, **more)
     account = Account()
-    rows = load_from_disk(str(folder / kind))["train"]
+    rows = load_from_disk(str(out))["train"]
     trainer = SFTTrainer(
         seen_llama(), args=config, train_dataset=rows, processing_class=a_tokenizer(), callbacks=[account]
     )
