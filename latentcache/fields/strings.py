@@ -129,7 +129,7 @@ class LazyStrings(Strings):
         return np.asarray(self._ends, dtype=np.int64)
 
     def __reduce__(self) -> Any:
-        return LazyStrings, (self._data, self._ends)
+        return _unpickled, (self._data, self._ends)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strings) and Strings(self.data, self.ends) == Strings(other.data, other.ends)
@@ -178,3 +178,8 @@ class LazyStrings(Strings):
         """See :meth:`Strings._bounds_of`."""
         ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
         return ends if low else np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def _unpickled(data: Any, ends: Any) -> Strings:
+    """Columns on disk come back as themselves or as arrays."""
+    return Strings(data, ends) if isinstance(data, np.ndarray) else LazyStrings(data, ends)

@@ -8,6 +8,7 @@ cut short is an error and not a signal.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
@@ -16,7 +17,7 @@ import struct
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,8 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
-from latentcache.store.atomic_io import open_file, replacing
+from latentcache.store.atomic_io import open_file, replacing, unreadable
 from latentcache.store.gather import File, reading
-from latentcache.value import Value
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -34,6 +34,7 @@ _NAMES = {
     "f2": "F16", "f4": "F32", "f8": "F64",
 }  # fmt: skip
 _TYPES = {name: np.dtype(f"<{text}") for text, name in _NAMES.items()}
+_BYTE = np.dtype("u1")
 #: The last tensor of a file: xxh3-64 of its header.
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
@@ -44,34 +45,28 @@ _ROOM = 400
 _SMALL = 1 << 20
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
-#: Rows of a column that are converted together.
+#: Rows of a column that are converted or compared together.
 _CHUNK = 1 << 17
-#: Rows that are compared with their neighbours at a time when a column is written.
-_RUN_BLOCK = 1 << 16
 
 
-class _Form(Value):
+class _Form(NamedTuple):
     """How one column is stored."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     stored: np.dtype[Any]
     start: int
-    """Byte of the file at which its values begin."""
+    """Byte of the file at which its values begin, or the positions of its runs before them."""
+    num_bytes: int
     checksum: int
-    base: int = 0
+    base: int
     """Added to every stored value."""
-    runs: int = -1
+    runs: int
     """Number of runs; -1: one stored value per row."""
-    step: int = 0
+    step: int
     """How values of one run rise: 0 or 1."""
     first: np.dtype[Any]
     """Type of the positions at which runs begin."""
-
-    width: int
-    """Bytes of one stored row."""
-    num_bytes: int
-    """In the file, with the positions of runs before the values."""
 
 
 class _Lazy(np.lib.mixins.NDArrayOperatorsMixin):
@@ -99,27 +94,13 @@ class Column(_Lazy):
     Everything else that numpy does with it is right too, but reads the column whole.
     """
 
-    __slots__ = ("__weakref__", "_checked", "_file", "_form", "_name", "_runs")
+    __slots__ = ("__weakref__", "_checked", "_file", "_name", "_runs", "dtype", "form", "shape")
 
     def __init__(self, file: ColumnFile, name: str, form: _Form) -> None:
-        self._file, self._name, self._form = file, name, form
+        self._file, self._name, self.form = file, name, form
+        self.dtype, self.shape = form.dtype, form.shape
         self._checked = False
         self._runs: tuple[NDArray[np.int64], NDArray[Any]] | None = None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the values that reading gives."""
-        return self._form.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Rows first."""
-        return self._form.shape
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that the column takes in its file."""
-        return self._form.num_bytes
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _CHUNK):
@@ -138,6 +119,8 @@ class Column(_Lazy):
         return np.array(self._slice(0, len(self)), dtype=dtype, copy=copy)
 
     def __reduce__(self) -> Any:
+        if not self._file.lasts:
+            return np.asarray, (np.asarray(self),)
         return _column_of, (self._file, self._name)
 
     def __repr__(self) -> str:
@@ -145,44 +128,41 @@ class Column(_Lazy):
 
     def check(self) -> None:
         """Read the column whole and hold it against its checksum."""
-        if self._checked:
-            return
-        form = self._form
-        parts = (
-            self._file.read(form.start + at, np.dtype("u1"), (min(_CHUNK, form.num_bytes - at),)).data
-            for at in range(0, form.num_bytes, _CHUNK)
-        )
-        self._compare(checksum_of(parts))
+        if not self._checked:
+            start, stop = self.form.start, self.form.start + self.form.num_bytes
+            parts = (self._file.read(at, _BYTE, (min(_CHUNK, stop - at),)).data for at in range(start, stop, _CHUNK))
+            self._compare(checksum_of(parts))
 
     def pieces(self, first: NDArray[np.int64], size: NDArray[np.int64]) -> bytes:
         """The bytes of ranges of rows, one after the other; of a column of bytes."""
-        if self._form.runs >= 0:
+        if self.form.runs >= 0:
             return b"".join(self._slice(*one).tobytes() for one in zip(first.tolist(), size.tolist(), strict=True))
-        return self._file.read_pieces(self._form.start + first, size).tobytes()
+        return self._file.read_pieces(self.form.start + first, size).tobytes()
 
     def _compare(self, found: int) -> None:
-        if found != self._form.checksum:
-            why = f"checksum of {self._name}: expected {self._form.checksum:016x}, found {found:016x}"
-            raise CacheDamagedError(f"{self._file.path.name} is damaged", where=str(self._file.path), why=why)
+        if found != self.form.checksum:
+            raise self._file.damaged(
+                f"checksum of {self._name}: expected {self.form.checksum:016x}, found {found:016x}"
+            )
         self._checked = True
 
     def _slice(self, first: int, count: int) -> NDArray[Any]:
-        form = self._form
+        form = self.form
         if form.runs >= 0:
             return self._from_runs(first, count)
-        raw = self._file.read(form.start + first * form.width, form.stored, (count, *form.shape[1:]))
+        width = form.stored.itemsize * math.prod(form.shape[1:])
+        raw = self._file.read(form.start + first * width, form.stored, (count, *form.shape[1:]))
         if count == len(self) and count and not self._checked:
-            self._compare(checksum(raw.reshape(-1).view(np.uint8).data))
+            self._compare(checksum(_bytes(raw)))
         return self._widened(raw)
 
     def _widened(self, raw: NDArray[Any]) -> NDArray[Any]:
         """Stored values in the column's type."""
-        if raw.dtype == self.dtype and not self._form.base:
+        if raw.dtype == self.dtype and not self.form.base:
             return raw
         values = raw.astype(self.dtype)
-        if self._form.base:
-            base = np.array(self._form.base, dtype=np.int64 if self._form.base < 0 else np.uint64)
-            values += base.astype(self.dtype)
+        if self.form.base:
+            values += np.array(self.form.base).astype(self.dtype)
         return values
 
     def _take(self, positions: NDArray[np.int64]) -> NDArray[Any]:
@@ -197,26 +177,29 @@ class Column(_Lazy):
             raise IndexError(f"a position is not below {len(self)}")
         if span == len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
             return self._slice(low, span)
-        if self._form.runs >= 0:
-            return self._at_runs(positions)
+        if self.form.runs >= 0:
+            firsts, values = self._run_table()
+            run = np.searchsorted(firsts, positions, "right") - 1
+            found: NDArray[Any] = values[run]
+            return found + (positions - firsts[run]).astype(self.dtype) if self.form.step else found
         if len(positions) * _DENSE >= span:
             near: NDArray[Any] = self._slice(low, span)[positions - low]
             return near
-        width = self._form.width
-        raw = self._file.read_pieces(self._form.start + positions * width, np.full(len(positions), width))
-        return self._widened(raw.view(self._form.stored).reshape(-1, *self.shape[1:]))
+        width = self.form.stored.itemsize * math.prod(self.shape[1:])
+        raw = self._file.read_pieces(self.form.start + positions * width, np.full(len(positions), width))
+        return self._widened(raw.view(self.form.stored).reshape(-1, *self.shape[1:]))
 
     def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Where runs begin, with the number of rows behind the last; the value of each at its beginning."""
         if self._runs is None:
-            form = self._form
-            raw = self._file.read(form.start, np.dtype("u1"), (form.num_bytes,))
+            form = self.form
+            raw = self._file.read(form.start, _BYTE, (form.num_bytes,))
             self._compare(checksum(raw.data))
             split = form.runs * form.first.itemsize
             firsts = np.append(raw[:split].view(form.first).astype(np.int64), len(self))
             values = self._widened(raw[split:].view(form.stored).reshape(form.runs, *form.shape[1:]))
             if form.runs and (firsts[0] != 0 or (np.diff(firsts) <= 0).any()):
-                raise CacheDamagedError(f"{self._file.path.name} contradicts itself", where=str(self._file.path))
+                raise self._file.damaged(f"runs of {self._name}")
             self._runs = firsts, values
         return self._runs
 
@@ -224,28 +207,19 @@ class Column(_Lazy):
         firsts, values = self._run_table()
         low = int(np.searchsorted(firsts, first, "right")) - 1
         high = int(np.searchsorted(firsts, first + count, "left")) if count else low
-        if high - low == 1 and self._form.step:  # one run, as most columns of one data set: several times as quick
-            start = int(values[low]) + first - int(firsts[low])
-            return np.arange(start, start + count, dtype=self.dtype)
-        if high - low == 1:
+        if high - low == 1:  # most columns of one data set: several times as quick
+            if self.form.step:
+                start = int(values[low]) + first - int(firsts[low])
+                return np.arange(start, start + count, dtype=self.dtype)
             return np.broadcast_to(values[low], (count, *self.shape[1:]))
         bounds = np.clip(firsts[low : high + 1], first, first + count)
-        chosen = values[low:high]
-        if self._form.step:
-            chosen = chosen - firsts[low:high].astype(self.dtype)
-            rising = np.arange(first, first + count).astype(self.dtype)
-            rising += np.repeat(chosen, np.diff(bounds))
-            return rising
-        repeated: NDArray[Any] = np.repeat(chosen, np.diff(bounds), axis=0)
-        return repeated
-
-    def _at_runs(self, positions: NDArray[np.int64]) -> NDArray[Any]:
-        firsts, values = self._run_table()
-        run = np.searchsorted(firsts, positions, "right") - 1
-        found: NDArray[Any] = values[run]
-        if self._form.step:
-            found += (positions - firsts[run]).astype(self.dtype)
-        return found
+        counts = bounds[1:] - bounds[:-1]
+        if not self.form.step:
+            repeated: NDArray[Any] = np.repeat(values[low:high], counts, axis=0)
+            return repeated
+        rising = np.arange(first, first + count).astype(self.dtype)
+        rising += np.repeat(values[low:high] - firsts[low:high].astype(self.dtype), counts)
+        return rising
 
 
 class Mended(_Lazy):
@@ -293,34 +267,31 @@ class ColumnFile:
     Args:
         path: The file.
         expected: xxh3-64 of its header, if the caller knows it.
-        lasts: False if the file may be gone when a pickle of it is opened, which then has its bytes.
+        lasts: False if the file may be gone when a pickle of a column is opened, which then has its values.
 
     Raises:
         CacheDamagedError: It cannot be read, or is not what was written.
     """
 
-    def __init__(self, path: Path, expected: int | None = None, *, lasts: bool = True, data: bytes = b"") -> None:
-        self.path, self._expected, self._lasts = path, expected, lasts
+    def __init__(self, path: Path, expected: int | None = None, lasts: bool = True) -> None:
+        self.path, self._expected, self.lasts = path, expected, lasts
         try:
-            self._descriptor = _temporary(data) if data else open_file(path)
+            self._descriptor = open_file(path)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self.num_bytes = os.fstat(self._descriptor).st_size
-        (length,) = _LENGTH.unpack(self.read(0, np.dtype("u1"), (8,)).tobytes())
+        (length,) = _LENGTH.unpack(self.read(0, _BYTE, (8,)).tobytes())
         if length > min(_MOST_HEADER_BYTES, self.num_bytes):
-            raise self._damaged(f"a header of {length} bytes")
-        text = self.read(8, np.dtype("u1"), (length,)).tobytes()
-        self.header_checksum = checksum(text)
-        stored = _LENGTH.unpack(self.read(self.num_bytes - 8, np.dtype("u1"), (8,)).tobytes())[0]
-        if self.header_checksum != stored or expected not in (None, stored):
-            raise self._damaged("header checksum")
-        try:
+            raise self.damaged(f"a header of {length} bytes")
+        text = self.read(8, _BYTE, (length,)).tobytes()
+        stored = _LENGTH.unpack(self.read(self.num_bytes - 8, _BYTE, (8,)).tobytes())[0]
+        if checksum(text) != stored or expected not in (None, stored):
+            raise self.damaged("header checksum")
+        with self._parsing():
             self._header = json.loads(text)
             self.metadata: dict[str, str] = self._header.pop("__metadata__")
             self._forms: dict[str, Any] = dict(json.loads(self.metadata.pop("columns")))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from error
         self._data = 8 + length
         self._opened: weakref.WeakValueDictionary[str, Column] = weakref.WeakValueDictionary()
 
@@ -333,18 +304,15 @@ class ColumnFile:
     def __getitem__(self, name: str) -> Column:
         """A column; one object while it is in use, so that it is checked once."""
         column = self._opened.get(name)
-        if column is not None:
-            return column
-        if name not in self._forms:
-            raise self._damaged(f"column {name} is missing")
-        try:
-            stored_as = self._forms[name].get("alias", name)
-            form = _form(self._forms[stored_as], self._header, stored_as, self._data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from error
-        if form.start + form.num_bytes > self.num_bytes - 8:
-            raise self._damaged("a column leaves the file")
-        self._opened[name] = column = Column(self, name, form)
+        if column is None:
+            if name not in self._forms:
+                raise self.damaged(f"column {name} is missing")
+            with self._parsing():
+                stored_as = self._forms[name].get("alias", name)
+                form = _form(self._forms[stored_as], self._header, stored_as, self._data)
+            if form.start + form.num_bytes > self.num_bytes - 8:
+                raise self.damaged("a column leaves the file")
+            self._opened[name] = column = Column(self, name, form)
         return column
 
     def check(self) -> None:
@@ -361,21 +329,19 @@ class ColumnFile:
         return LazyStrings(self[f"{name}.bytes"], self[f"{name}.ends"])
 
     def __reduce__(self) -> Any:
-        data = b"" if self._lasts else self.read(0, np.dtype("u1"), (self.num_bytes,)).tobytes()
-        return _opened, (self.path, self._expected, self._lasts, data)
+        return ColumnFile, (self.path, self._expected, self.lasts)
 
     def read(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """An array from a byte of the file on."""
         values: NDArray[Any] = np.empty(shape, dtype=dtype)
-        size, done = values.nbytes, 0
-        memory = values.reshape(-1).view(np.uint8).data if size else memoryview(b"")
-        while done < size:
+        memory, done = _bytes(values), 0
+        while done < len(memory):
             try:
                 found = os.preadv(self._descriptor, [memory[done:]], place + done)
             except (OSError, OverflowError) as error:
-                raise _unreadable(self.path, error) from error
+                raise unreadable(self.path, error) from error
             if not found:
-                raise self._damaged("the file ends early")
+                raise self.damaged("the file ends early")
             done += found
         return values
 
@@ -386,10 +352,18 @@ class ColumnFile:
         if reading(File(self._descriptor, mapped=False), place, size, out, ends - size).finish():
             return out
         parts = zip(place.tolist(), size.tolist(), strict=True)
-        return np.concatenate([self.read(start, np.dtype("u1"), (count,)) for start, count in parts])
+        return np.concatenate([self.read(start, _BYTE, (count,)) for start, count in parts])
 
-    def _damaged(self, why: str) -> CacheDamagedError:
+    def damaged(self, why: str) -> CacheDamagedError:
+        """The error that says what is wrong with the file."""
         return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
+
+    @contextlib.contextmanager
+    def _parsing(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self.damaged(f"{type(error).__name__}: {error}") from error
 
 
 def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> int:
@@ -459,8 +433,7 @@ def _encoded(values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], dict[str, A
     """The tensors of a column by the suffix of their names, and how to read them."""
     values = values.astype(values.dtype.newbyteorder("<"), copy=False)
     form: dict[str, Any] = {"dtype": values.dtype.str[1:], "shape": list(values.shape)}
-    runs = _runs(values)
-    if runs is not None:
+    if runs := _runs(values):
         firsts, step = runs
         stored, base = _narrowed(values[firsts])
         narrow, _ = _narrowed(firsts.astype(np.uint64), based=False)
@@ -477,23 +450,17 @@ def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
         same = bool((values[1] == values[0]).all()) and bool((values[1:] == values[:1]).all())
         return (np.zeros(1, dtype=np.intp), 0) if same else None
     found = ((_breaks(values, step), step) for step in (0, 1))
-    return min(((firsts, step) for firsts, step in found if firsts is not None), key=_length, default=None)
-
-
-def _length(runs: tuple[NDArray[np.intp], int]) -> int:
-    return len(runs[0])
+    return min(((one, step) for one, step in found if one is not None), key=lambda runs: len(runs[0]), default=None)
 
 
 def _breaks(values: NDArray[Any], step: int) -> NDArray[np.intp] | None:
     """Where runs begin whose values rise by ``step``; None as soon as there are too many of them."""
-    found, count = [np.zeros(1, dtype=np.intp)], 1
-    for start in range(0, len(values) - 1, _RUN_BLOCK):
-        some = values[start : start + _RUN_BLOCK + 1]
-        breaks = np.flatnonzero(some[1:] - some[:-1] != step) + (start + 1)
-        count += len(breaks)
-        if count * 16 > len(values) * values.itemsize:
+    found, most = [np.zeros(1, dtype=np.intp)], len(values) * values.itemsize // 16
+    for start in range(0, len(values) - 1, _CHUNK):
+        some = values[start : start + _CHUNK + 1]
+        found.append(np.flatnonzero(some[1:] - some[:-1] != step) + (start + 1))
+        if sum(map(len, found)) > most:
             return None
-        found.append(breaks)
     return np.concatenate(found)
 
 
@@ -507,39 +474,35 @@ def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any]
     narrow = (moved if base else plain).newbyteorder("<")
     if narrow.itemsize >= values.itemsize:
         return values, 0
-    stored, less = np.empty(values.shape, dtype=narrow), np.array(base).astype(values.dtype)
-    for start in range(0, len(values), _CHUNK):
-        stored[start : start + _CHUNK] = values[start : start + _CHUNK] - less
+    stored = np.empty(values.shape, dtype=narrow)
+    np.subtract(values, np.array(base).astype(values.dtype), out=stored, casting="unsafe")
     return stored, base
 
 
 def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:
     """How a column is stored, from the two halves of the header; numbers that contradict each other are refused."""
-    dtype, shape = np.dtype(f"<{one['dtype']}"), tuple(map(int, one["shape"]))
-    in_runs = f"{name}.value" in header
+    shape, in_runs = tuple(map(int, one["shape"])), f"{name}.value" in header
     values = header[f"{name}.value" if in_runs else name]
-    stored, start = _TYPES[values["dtype"]], int(values["data_offsets"][0])
-    first = header[f"{name}.first"] if in_runs else None
-    runs = int(values["shape"][0]) if in_runs else -1
-    rows, width = shape[0] if runs < 0 else runs, stored.itemsize * math.prod(shape[1:])
-    positions = _TYPES[first["dtype"]] if first else np.dtype("<u4")
+    front = header[f"{name}.first"] if in_runs else {"dtype": "U8", "data_offsets": values["data_offsets"]}
+    rows = int(values["shape"][0]) if in_runs else shape[0]
+    stored, first = _TYPES[values["dtype"]], _TYPES[front["dtype"]]
+    start, stop = int(front["data_offsets"][0]), int(values["data_offsets"][1])
     form = _Form(
-        dtype=dtype,
+        dtype=np.dtype(f"<{one['dtype']}"),
         shape=shape,
         stored=stored,
-        start=data + (int(first["data_offsets"][0]) if first else start),
+        start=data + start,
+        num_bytes=rows * (stored.itemsize * math.prod(shape[1:]) + first.itemsize * in_runs),
         checksum=int(one["checksum"], 16),
         base=int(one.get("base", 0)),
-        runs=runs,
+        runs=rows if in_runs else -1,
         step=int(one.get("step", 0)),
-        first=positions,
-        width=width,
-        num_bytes=rows * (width + (positions.itemsize if in_runs else 0)),
+        first=first,
     )
     expected = [rows, *shape[1:]]
     if values["shape"] != expected or not shape or min(shape) < 0 or form.step not in (0, 1):
         raise ValueError(f"{name}: shape {values['shape']}, expected {expected}")
-    if form.start < data or values["data_offsets"][1] != form.start - data + form.num_bytes:
+    if start < 0 or stop != start + form.num_bytes:
         raise ValueError(f"{name}: at {values['data_offsets']}")
     return form
 
@@ -548,23 +511,5 @@ def _bytes(values: NDArray[Any]) -> memoryview:
     return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
 
 
-def _opened(path: Path, expected: int | None, lasts: bool, data: bytes) -> ColumnFile:
-    return ColumnFile(path, expected, lasts=lasts, data=data)
-
-
-def _temporary(data: bytes) -> int:
-    """Descriptor of a file without a name that holds these bytes."""
-    import tempfile  # brings random and hashlib, 10 ms of each start
-
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        return os.dup(file.fileno())
-
-
 def _column_of(file: ColumnFile, name: str) -> Column:
     return file[name]
-
-
-def _unreadable(path: Path, error: Exception) -> CacheDamagedError:
-    return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error))

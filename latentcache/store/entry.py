@@ -14,18 +14,17 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.fields.dtypes import DTYPES, numpy_dtype
-from latentcache.fields.protocol import FieldKind, FieldRecipe
+from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec
 from latentcache.identity.content import HASH_BYTES, checksum, content_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES
 from latentcache.store.atomic_io import Buffer
-from latentcache.value import Value
 
 #: The last byte is the version.
 MAGIC = b"LCE1"
@@ -52,7 +51,6 @@ FIXED_DTYPE = np.dtype(
 _DTYPE_NAMES = {code: name for name, (code, _) in DTYPES.items()}
 _COLUMN_CODES = {"u1": 1, "f2": 2, "f4": 4, "u2": 5, "i4": 6, "u4": 7, "i8": 8, "u8": 9, "f8": 10}
 _COLUMN_TYPES = {code: np.dtype(f"<{text}") for text, code in _COLUMN_CODES.items()}
-_NO_HASH = bytes(HASH_BYTES)
 #: Bytes of a block's value at most: 64 pages of LMDB, whose first 16 bytes are its own.
 BLOCK_BYTES = 64 * 4096 - 16
 #: Bytes of a block beside its items and columns, at most.
@@ -60,12 +58,11 @@ _HEAD_BYTES, _COLUMN_BYTES = 256, 48
 _CONTENT = slice(CONTENT_AT, CONTENT_AT + HASH_BYTES)
 
 
-class EntryHeader(Value):
+class EntryHeader(NamedTuple):
     """The head of one entry. N items."""
 
     key: bytes
     """32 bytes: the item's key, or that of the block."""
-    kind: int
     dtype: str
     """Storage type of the payload."""
     shape: tuple[int, ...]
@@ -89,15 +86,15 @@ class EntryHeader(Value):
     """(N,) where each item begins along the first axis of the payload."""
     length: NDArray[np.uint32]
     """(N,) elements along the first axis; zeros if items are not ragged."""
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    columns: Mapping[str, NDArray[Any]]
     """The kind's own columns, (N, ...), in the type they are stored in."""
-    ragged_columns: Mapping[str, tuple[NDArray[np.int64], NDArray[Any]]] = field(default_factory=dict)
+    ragged_columns: Mapping[str, tuple[NDArray[np.int64], NDArray[Any]]]
     """Those with several values per item: (N,) where they end, and the values."""
 
     def item_keys(self) -> NDArray[np.uint8]:
         """(N, 32) keys of the items."""
         keys = np.tile(np.frombuffer(self.key, dtype=np.uint8), (self.items, 1))
-        keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = self.content
+        keys[:, _CONTENT] = self.content
         return keys
 
     def item(self, payload: memoryview, position: int) -> NDArray[Any]:
@@ -131,7 +128,7 @@ class Item:
     """The kind's own columns: zeros for those that are missing, (k, ...) for ragged ones; others are not kept."""
 
 
-class NewEntry(Value):
+class NewEntry(NamedTuple):
     """One entry ready to be written."""
 
     key: bytes
@@ -151,138 +148,94 @@ def pack_items(
         kind: Whose items they are.
         packing: ``entry`` or ``block``; by default the kind's.
     """
-    packer = _Packer(recipe, kind)
-    if (packing or kind.packing) == "entry":
-        return [packer.entry([item], packed=False) for item in items]
-    return [packer.entry(block, packed=True) for block in packer.blocks(items)]
+    packed = (packing or kind.packing) == "block"
+    groups = _blocks(items, recipe.spec, kind) if packed else ([item] for item in items)
+    return [_entry(some, recipe, kind, packed=packed) for some in groups]
 
 
-class _Packer:
-    """Packs items of one field."""
-
-    def __init__(self, recipe: FieldRecipe, kind: FieldKind) -> None:
-        self.recipe_id, self.spec, self.kind = recipe.recipe_id, recipe.spec, kind
-        self._row_bytes = (
-            HASH_BYTES
-            + 4
-            + sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in kind.columns.values())
-        )
-        self._head_bytes = _HEAD_BYTES + _COLUMN_BYTES * (len(kind.columns) + 2 * len(kind.ragged_columns))
-
-    def blocks(self, items: Sequence[Item]) -> Iterator[list[Item]]:
-        """Items that share a block: neighbours with keys that differ in their contents only, of equal shape."""
-        block: list[Item] = []
-        size, group = 0, None
-        for item in items:
-            own = item.key[:CONTENT_AT], item.key[_CONTENT.stop :], item.array.shape[self.spec.ragged :]
-            more = item.array.nbytes + self._row_bytes + len(item.same)
-            for name in self.kind.ragged_columns:
-                if name in item.columns:
-                    more += 4 + np.asarray(item.columns[name]).nbytes
-            if block and (own != group or size + more > BLOCK_BYTES):
-                yield block
-                block = []
-            size, group = (size if block else self._head_bytes) + more, own
-            block.append(item)
-        if block:
+def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator[list[Item]]:
+    """Items that share a block: neighbours with keys that differ in their contents only, of equal shape."""
+    row_bytes = (
+        HASH_BYTES + 4 + sum(np.dtype(one).itemsize * math.prod(shape) for one, shape in kind.columns.values())
+    )
+    head_bytes = _HEAD_BYTES + _COLUMN_BYTES * (len(kind.columns) + 2 * len(kind.ragged_columns))
+    block: list[Item] = []
+    size, group = 0, None
+    for item in items:
+        own = item.key[:CONTENT_AT], item.key[_CONTENT.stop :], item.array.shape[spec.ragged :]
+        more = item.array.nbytes + row_bytes + len(item.same)
+        for name in kind.ragged_columns:
+            if name in item.columns:
+                more += 4 + np.asarray(item.columns[name]).nbytes
+        if block and (own != group or size + more > BLOCK_BYTES):
             yield block
-
-    def entry(self, items: Sequence[Item], *, packed: bool) -> NewEntry:
-        """One entry that holds these items."""
-        first, ragged = items[0], self.spec.ragged
-        if any(len(item.key) != KEY_BYTES or not item.array.size for item in items):
-            raise ValueError("an item needs a key of 32 bytes and at least one element")
-        columns: dict[str, NDArray[Any]] = {}
-        if packed:
-            join = np.concatenate if ragged else np.stack
-            array = join([item.array for item in items]) if len(items) > 1 or not ragged else first.array
-            contents = b"".join(item.key[_CONTENT] for item in items)
-            key = first.key[:CONTENT_AT] + content_hash(contents) + first.key[_CONTENT.stop :]
-            columns[CONTENT] = np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES)
-            if any(item.same for item in items):
-                hashes = b"".join(item.same or bytes(HASH_BYTES) for item in items)
-                columns[SAME] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
-            if ragged:
-                columns[LENGTH] = np.array([len(item.array) for item in items], dtype=np.uint32)
-        else:
-            array, key = first.array, first.key
-        value = pack_entry(
-            key=key,
-            recipe_id=self.recipe_id,
-            dtype=self.spec.dtype,
-            shape=array.shape,
-            payload=as_payload(array, self.spec.dtype),
-            flags=PACKED * packed | RAGGED * ragged,
-            items=len(items),
-            same=bytes(HASH_BYTES) if packed else first.same or bytes(HASH_BYTES),
-            columns=columns | self._own_columns(items),
-        )
-        return NewEntry(key=key, value=value, item_keys=tuple(item.key for item in items))
-
-    def _own_columns(self, items: Sequence[Item]) -> dict[str, NDArray[Any]]:
-        """The kind's own columns; those that are zeros for all items are left out."""
-        columns: dict[str, NDArray[Any]] = {}
-        for name, (dtype, shape) in self.kind.columns.items():
-            nothing = np.zeros(shape, dtype=dtype)
-            values = np.array([item.columns.get(name, nothing) for item in items], dtype=dtype)
-            values = values.reshape(len(items), *shape)
-            if values.any():
-                columns[name] = values
-        for name, (dtype, shape) in self.kind.ragged_columns.items():
-            nothing = np.zeros((0, *shape), dtype=dtype)
-            parts = [np.asarray(item.columns.get(name, nothing), dtype=dtype) for item in items]
-            parts = [part.reshape(-1, *shape) for part in parts]
-            if any(map(len, parts)):
-                columns[name] = np.concatenate(parts)
-                columns[name + COUNT_SUFFIX] = np.array([len(part) for part in parts], dtype=np.uint32)
-        return columns
+            block = []
+        size, group = (size if block else head_bytes) + more, own
+        block.append(item)
+    if block:
+        yield block
 
 
-def pack_entry(
-    *,
-    key: bytes,
-    recipe_id: bytes,
-    dtype: str,
-    shape: tuple[int, ...],
-    payload: Buffer,
-    flags: int = 0,
-    items: int = 1,
-    same: bytes = _NO_HASH,
-    columns: Mapping[str, NDArray[Any]] | None = None,
-) -> bytearray:
-    """The value of an entry: head and payload.
-
-    Args:
-        key: 32 bytes.
-        recipe_id: 16 bytes.
-        dtype: Storage type.
-        shape: Of the payload, 1 to 8 dimensions of at least 1.
-        payload: The raw bytes.
-        flags: ``PACKED``, ``RAGGED``.
-        items: Items in it; 1 unless it is packed.
-        same: 16-byte hash of what the encoder saw; zeros if there is none, or if it is packed.
-        columns: The table of the head, with the names of the format.
-    """
-    if not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
-        raise ValueError(f"an entry has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {shape}")
-    code, width = DTYPES[dtype]
-    if (len(key), len(recipe_id), len(same)) != (KEY_BYTES, HASH_BYTES, HASH_BYTES):
-        raise ValueError("a key has 32 bytes, a recipe id and a same-hash have 16")
-    if len(payload) != math.prod(shape) * width:
-        raise ValueError(f"{dtype} {shape} needs {math.prod(shape) * width} bytes, got {len(payload)}")
-    table = _pack_table(columns or {})
-    used = FIXED_BYTES + 4 * len(shape) + len(table) + CHECKSUM_BYTES
+def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packed: bool) -> NewEntry:
+    """One entry that holds these items."""
+    first, ragged, dtype = items[0], recipe.spec.ragged, recipe.spec.dtype
+    wanted = numpy_dtype(dtype)
+    for item in items:
+        if len(item.key) != KEY_BYTES or not item.array.size or item.array.dtype != wanted:
+            raise ValueError(f"an item needs a key of 32 bytes and elements of {dtype}, got {item.array.dtype}")
+    array, key, same = first.array, first.key, first.same
+    columns: dict[str, NDArray[Any]] = {}
+    if packed:
+        if len(items) > 1 or not ragged:
+            array = (np.concatenate if ragged else np.stack)([item.array for item in items])
+        contents, same = b"".join(item.key[_CONTENT] for item in items), b""
+        key = first.key[:CONTENT_AT] + content_hash(contents) + first.key[_CONTENT.stop :]
+        columns[CONTENT] = np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        if any(item.same for item in items):
+            hashes = b"".join(item.same or bytes(HASH_BYTES) for item in items)
+            columns[SAME] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        if ragged:
+            columns[LENGTH] = np.array([len(item.array) for item in items], dtype=np.uint32)
+    payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    table = struct.pack(f"<{array.ndim}I", *array.shape) + _pack_table(columns | _own_columns(items, kind))
+    used = FIXED_BYTES + len(table) + CHECKSUM_BYTES
     head_bytes = used + (_REST - used) % 64
+    flags, own = PACKED * packed | RAGGED * ragged, (key, recipe.recipe_id, same or bytes(HASH_BYTES))
+    front = (
+        MAGIC,
+        key[0],
+        DTYPES[dtype][0],
+        array.ndim,
+        flags,
+        head_bytes,
+        len(items),
+        len(payload),
+        checksum(payload),
+    )
     value = bytearray(head_bytes + len(payload))
-    front = MAGIC, key[0], code, len(shape), flags, head_bytes, items, len(payload), checksum(payload)
-    _FIXED.pack_into(value, 0, *front, key, recipe_id, same)
-    struct.pack_into(f"<{len(shape)}I", value, FIXED_BYTES, *shape)
-    at = FIXED_BYTES + 4 * len(shape)
-    value[at : at + len(table)] = table
+    _FIXED.pack_into(value, 0, *front, *own)
+    value[FIXED_BYTES : FIXED_BYTES + len(table)] = table
     with memoryview(value) as memory:
         struct.pack_into("<Q", value, head_bytes - CHECKSUM_BYTES, checksum(memory[: head_bytes - CHECKSUM_BYTES]))
     value[head_bytes:] = payload
-    return value
+    return NewEntry(key=key, value=value, item_keys=tuple(item.key for item in items))
+
+
+def _own_columns(items: Sequence[Item], kind: FieldKind) -> dict[str, NDArray[Any]]:
+    """The kind's own columns; those that are zeros for all items are left out."""
+    columns: dict[str, NDArray[Any]] = {}
+    for name, (dtype, shape) in kind.columns.items():
+        nothing = np.zeros(shape, dtype=dtype)
+        values = np.array([item.columns.get(name, nothing) for item in items], dtype=dtype)
+        if values.any():
+            columns[name] = values.reshape(len(items), *shape)
+    for name, (dtype, shape) in kind.ragged_columns.items():
+        nothing = np.zeros((0, *shape), dtype=dtype)
+        parts = [np.asarray(item.columns.get(name, nothing), dtype=dtype).reshape(-1, *shape) for item in items]
+        if any(map(len, parts)):
+            columns[name] = np.concatenate(parts)
+            columns[name + COUNT_SUFFIX] = np.array([len(part) for part in parts], dtype=np.uint32)
+    return columns
 
 
 def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
@@ -303,16 +256,6 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
         raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 
-def check_version(data: Buffer, where: str) -> None:
-    """Raise if a head is of another version."""
-    if bytes(data[:3]) == MAGIC[:3] and data[3] != MAGIC[3]:
-        raise CacheFormatError(
-            f"entry version {bytes(data[3:4])!r} is newer than this version reads ({MAGIC[3:]!r})",
-            where=where,
-            fix="upgrade with `pip install -U latentcache`",
-        )
-
-
 def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
         raise ValueError(f"expected a head that starts with {MAGIC!r}, found {bytes(data[:4])!r}")
@@ -324,23 +267,25 @@ def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     expected, found = checksum(data[:stop]), int.from_bytes(data[stop:head_bytes], "little")
     if expected != found:
         raise ValueError(f"header checksum: expected {expected:016x}, found {found:016x}")
-    check_version(data, f"entry {own.hex()}")
+    if data[3] != MAGIC[3]:
+        raise CacheFormatError(
+            f"entry version {bytes(data[3:4])!r} is newer than this version reads ({MAGIC[3:]!r})",
+            where=f"entry {own.hex()}",
+            fix="upgrade with `pip install -U latentcache`",
+        )
     if key is not None and own != key:
         raise ValueError(f"it is that of {own.hex()}")
     if kind != own[0] or code not in _DTYPE_NAMES or not 1 <= ndim <= MAX_DIMENSIONS or not items:
         raise ValueError(f"kind {kind}, type {code}, {ndim} dimensions, {items} items")
-    at = FIXED_BYTES + 4 * ndim
-    shape = struct.unpack_from(f"<{ndim}I", data, FIXED_BYTES)
-    dtype = _DTYPE_NAMES[code]
+    shape, dtype = struct.unpack_from(f"<{ndim}I", data, FIXED_BYTES), _DTYPE_NAMES[code]
     if 0 in shape or math.prod(shape) * DTYPES[dtype][1] != payload_bytes:
         raise ValueError(f"{dtype} {shape} in {payload_bytes} bytes")
-    table = _read_table(data[at:stop])
+    table = _read_table(data[FIXED_BYTES + 4 * ndim : stop])
     content, start, length = _items(own, flags, items, shape, table)
     hashes = table.pop(SAME, None) if flags & PACKED else np.frombuffer(same, dtype=np.uint8)[None]
-    columns, ragged = _own_columns(table, items)
+    columns, ragged = _split_columns(table, items)
     return EntryHeader(
         key=own,
-        kind=kind,
         dtype=dtype,
         shape=shape,
         packed=bool(flags & PACKED),
@@ -363,19 +308,19 @@ def _items(
     key: bytes, flags: int, items: int, shape: tuple[int, ...], table: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint32]]:
     """Content, start and length of each item; takes the columns of the format out of the table."""
+    nothing = np.zeros(items, dtype=np.uint32)
     if not flags & PACKED:
         if items != 1 or {CONTENT, SAME, LENGTH} & table.keys():
             raise ValueError(f"{items} items in an entry that is no block")
-        content = np.frombuffer(key, dtype=np.uint8)[CONTENT_AT : CONTENT_AT + HASH_BYTES][None]
-        length = np.array([shape[0] if flags & RAGGED else 0], dtype=np.uint32)
-        return content, np.zeros(1, dtype=np.uint32), length
+        content = np.frombuffer(key[_CONTENT], dtype=np.uint8)[None]
+        return content, nothing, nothing + np.uint32(shape[0]) if flags & RAGGED else nothing
     content = _shaped(table.pop(CONTENT), items)
-    if content_hash(content.tobytes()) != key[CONTENT_AT : CONTENT_AT + HASH_BYTES]:
+    if content_hash(content.tobytes()) != key[_CONTENT]:
         raise ValueError("its items are not those that it is named by")
     if not flags & RAGGED:
         if shape[0] != items:
             raise ValueError(f"{items} items in {shape}")
-        return content, np.arange(items, dtype=np.uint32), np.zeros(items, dtype=np.uint32)
+        return content, np.arange(items, dtype=np.uint32), nothing
     length = table.pop(LENGTH).astype(np.uint32)
     ends = np.cumsum(length, dtype=np.int64)
     if length.shape != (items,) or int(ends[-1]) != shape[0]:
@@ -389,17 +334,17 @@ def _shaped(hashes: NDArray[Any], items: int) -> NDArray[np.uint8]:
     return hashes
 
 
-def _own_columns(
+def _split_columns(
     table: dict[str, NDArray[Any]], items: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, tuple[NDArray[np.int64], NDArray[Any]]]]:
     """The kind's own columns, plain and ragged."""
     ragged = {}
-    for name in [name for name in table if name.endswith(COUNT_SUFFIX)]:
-        counts, values = table.pop(name), table.pop(name.removesuffix(COUNT_SUFFIX))
+    for name in [name.removesuffix(COUNT_SUFFIX) for name in table if name.endswith(COUNT_SUFFIX)]:
+        counts, values = table.pop(name + COUNT_SUFFIX), table.pop(name)
         ends = np.cumsum(counts, dtype=np.int64)
         if counts.shape != (items,) or counts.dtype.kind != "u" or int(ends[-1]) != len(values):
             raise ValueError(f"column {name} has {len(counts)} counts for {len(values)} values")
-        ragged[name.removesuffix(COUNT_SUFFIX)] = ends, values
+        ragged[name] = ends, values
     for name, values in table.items():
         if len(values) != items:
             raise ValueError(f"column {name} has {len(values)} rows")
@@ -458,10 +403,3 @@ def _read_table(data: memoryview) -> dict[str, NDArray[Any]]:
     if len(data) - at >= 64 or any(data[at:]):
         raise ValueError("bytes behind the columns")
     return table
-
-
-def as_payload(array: NDArray[Any], dtype: str) -> memoryview:
-    """The bytes of an array of a storage type, without a copy if it is contiguous."""
-    if array.dtype != numpy_dtype(dtype):
-        raise ValueError(f"an array of {array.dtype}, expected {dtype}")
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
@@ -16,51 +15,33 @@ TOMBSTONE_SUFFIX = ".tombstone"
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
 
 
-@dataclass(frozen=True, slots=True)
 class CachePaths:
-    """The paths of one cache."""
+    """The paths of one cache.
 
-    root: Path
+    Attributes:
+        root: Its folder.
+        current: The file that names the snapshot readers open.
+        building: The marker of a build that has not ended.
+        lock: The builder's lock file; never deleted.
+        shards: Folder of the shards.
+        snapshots_folder: Folder of the snapshots; ``pending`` in it is that of a streaming build.
+        quarantine: Folder of shards that cannot be used.
+        scratch: Folder of data that is being made or removed; worth nothing once the builder lock is free.
+    """
 
-    @property
-    def current(self) -> Path:
-        """The file that names the snapshot readers open."""
-        return self.root / "CURRENT"
+    def __init__(self, root: Path) -> None:
+        self.root, self.current, self.building = root, root / "CURRENT", root / "BUILDING"
+        self.lock, self.shards, self.snapshots_folder = root / "builder.lock", root / "shards", root / "snapshots"
+        self.pending, self.quarantine = self.snapshots_folder / "pending", root / "quarantine"
+        self.scratch = root / "scratch"
 
-    @property
-    def building(self) -> Path:
-        """The marker of a build that has not ended."""
-        return self.root / "BUILDING"
+    def __repr__(self) -> str:
+        return f"CachePaths({str(self.root)!r})"
 
-    @property
-    def pending(self) -> Path:
-        """Folder of the snapshot of a streaming build."""
-        return self.snapshots_folder / "pending"
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CachePaths) and self.root == other.root
 
-    @property
-    def lock(self) -> Path:
-        """The builder's lock file; never deleted."""
-        return self.root / "builder.lock"
-
-    @property
-    def shards(self) -> Path:
-        """Folder of the shards."""
-        return self.root / "shards"
-
-    @property
-    def snapshots_folder(self) -> Path:
-        """Folder of the snapshots."""
-        return self.root / "snapshots"
-
-    @property
-    def quarantine(self) -> Path:
-        """Folder of shards that cannot be used."""
-        return self.root / "quarantine"
-
-    @property
-    def scratch(self) -> Path:
-        """Folder of what is being made or removed; worth nothing once the builder lock is free."""
-        return self.root / "scratch"
+    __hash__ = None  # type: ignore[assignment]
 
     def snapshot(self, number: int) -> Path:
         """Folder of one snapshot."""
@@ -122,22 +103,19 @@ class CachePaths:
         """
         try:
             text = read_file(self.current)
-        except FileNotFoundError:
-            if self.building.exists() or self.shards.is_dir():
-                return 0
-            raise CacheNotFoundError(
-                f"no cache at {self.root}",
-                where=str(self.root),
-                why="the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder",
-                fix=self._instead(),
-            ) from None
         except OSError as error:
-            if isinstance(error, NotADirectoryError) or error.errno == errno.ENAMETOOLONG:
-                is_file = isinstance(error, NotADirectoryError) and self.root.is_file()
-                why = "the path is a file; a cache is a folder" if is_file else str(error.strerror)
-                what, where = f"no cache at {str(self.root)[:200]}", str(self.root)
-                raise CacheNotFoundError(what, where=where, why=why, fix="check the path") from error
-            raise unreadable(self.current, error) from error
+            absent = isinstance(error, FileNotFoundError)
+            if not absent and not isinstance(error, NotADirectoryError) and error.errno != errno.ENAMETOOLONG:
+                raise unreadable(self.current, error) from error
+            if absent and (self.building.exists() or self.shards.is_dir()):
+                return 0
+            why = "the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder"
+            raise CacheNotFoundError(
+                f"no cache at {str(self.root)[:200]}",
+                where=str(self.root),
+                why=why if absent else str(error.strerror),
+                fix=self._instead() if absent else "check the path: a cache is a folder",
+            ) from error
         if not _CURRENT.fullmatch(text) or not int(text):
             newest = max(self.snapshots(), default=0)
             raise CacheDamagedError(

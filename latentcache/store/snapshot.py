@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -215,7 +214,8 @@ class Snapshot(Value):
     def __reduce__(self) -> Any:
         """A finished build is opened again; the files of one that runs may be gone by then, so it has its columns."""
         if not self.number:
-            return _with_columns, ({one.name: getattr(self, one.name) for one in dataclass_fields(self)},)
+            names = ("number", "paths", "manifest", "samples", "fields", "lease", "pending")
+            return _with_columns, ({name: getattr(self, name) for name in names},)
         kinds = {name: rows.kind for name, rows in self.fields.items()}
         return _reopened, (self.paths, self.number, kinds, self.lease)
 

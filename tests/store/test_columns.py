@@ -64,7 +64,7 @@ def test_any_column_comes_back(tmp_path_factory, values, data):
 ])  # fmt: skip
 def test_what_can_be_derived_takes_no_room(tmp_path, values, most):
     column = written(tmp_path / "one", one=values)["one"]
-    assert column.stored_bytes <= most
+    assert column.form.num_bytes <= most
     np.testing.assert_array_equal(np.asarray(column), values)
 
 

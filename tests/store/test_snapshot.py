@@ -112,7 +112,7 @@ def test_what_follows_from_other_columns_is_not_stored(tmp_path):
     file = ColumnFile(paths.snapshot(1) / "columns.safetensors")
     for name in ("words", "vector"):
         parts = ("sample", "entry", "group", "variant", "length")
-        row = sum(file[f"fields/{name}/{one}"].stored_bytes for one in parts)
+        row = sum(file[f"fields/{name}/{one}"].form.num_bytes for one in parts)
         assert row / 400 < 3
     check_rows(open_snapshot(paths.root), range(400))
 
