@@ -8,9 +8,9 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,13 +24,12 @@ from latentcache.errors import (
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
 from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, default_fields, warn_of_empty
-from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
-from latentcache.plan.documents import RowPlan
+from latentcache.loader.view import View
 from latentcache.plan.length_buckets import checked_lengths
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
 from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_rows, padded_rows
-from latentcache.plan.samples import plan_report, times_counted
+from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.split import in_validation
 from latentcache.store.reader import Checksum, EntryReader
 from latentcache.store.snapshot import Snapshot, open_leased
@@ -38,17 +37,15 @@ from latentcache.store.snapshot import Snapshot, open_leased
 if TYPE_CHECKING:
     import torch
 
-    from latentcache.loader.loader import Loader
     from latentcache.loader.rows import Rows
     from latentcache.loader.sample_reader import SampleReader
-    from latentcache.loader.substitute import OnError
 
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
 _WARM_BYTES = 4 << 20
 
 
-class Cache:
+class Cache(View):
     """Samples of a finished cache. Builds that end later do not change what it serves. Picklable.
 
     It has a lease on its snapshot until it is forgotten, so ``latentcache gc`` cannot delete it. Its loaders keep
@@ -68,7 +65,7 @@ class Cache:
         self.mixture = mixture
         """How often each source is served, if ``combine`` was given weights."""
         self._note = note
-        self._loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+        super().__init__()
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -343,8 +340,8 @@ class Cache:
             UsageError: A value is not allowed, or an option does not belong to this kind of rows.
             PlanError: A policy is ``error`` and there are such documents; file and line are named.
         """
-        from latentcache.loader.row_reader import PendingRowReader, RowReader
-        from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
+        from latentcache.loader.row_reader import RowPart, RowSettings
+        from latentcache.loader.rows import Rows, no_rows
 
         self._refuse_weights("rows")
         given = {"pack": pack, "pad": pad, "chunk": chunk}
@@ -358,9 +355,15 @@ class Cache:
         length = whole(kind, given[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
         choice("padding_side", padding_side, ("right", "left"))
         choice("last_chunk", last_chunk, ("keep", "drop"))
-        _refuse_foreign(kind, lengths=lengths is not None, padding_side=padding_side != "right",
-                        last_chunk=last_chunk != "keep", cross_document=not cross_document,
-                        overflow=overflow is not None)  # fmt: skip
+        foreign = {
+            "lengths": lengths is not None and kind != "pad",
+            "padding_side": padding_side != "right" and kind != "pad",
+            "last_chunk": last_chunk != "keep" and kind != "chunk",
+            "cross_document": not cross_document and kind != "chunk",
+            "overflow": overflow is not None and kind == "chunk",
+        }
+        for option in (name for name, is_foreign in foreign.items() if is_foreign):
+            raise UsageError(f"{option}: not with {kind}=", fix="leave it out")
         documents = [self._documents(part, field) for part in self.parts]
         first = documents[0]
         settings = RowSettings(
@@ -373,25 +376,24 @@ class Cache:
             isolated=kind == "pack" or (kind == "chunk" and not cross_document),
         )
         policy = overflow or ("error" if first.learns_parts else "split")
+        options: dict[str, Any] = {"overflow": policy, "no_loss": no_loss}
         if kind == "chunk":
-            options: dict[str, Any] = {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
-        else:
-            options = {"overflow": policy}
-        options["no_loss"] = no_loss
-        make = {"pack": packed_rows, "pad": padded_rows, "chunk": concat_and_chunk}[kind]
-        parts = []
-        for one in documents:
-            reader: RowReader | PendingRowReader
-            if one.pending:
-                _refuse_unknown(kind, policy, no_loss, len(settings.lengths))
-                reader = PendingRowReader(one, length, policy)
-            else:
-                plan: RowPlan = cast("Any", make)(one.corpus, length, **options)
-                reader = RowReader(one, plan)
-            parts.append(RowPart(reader, {"kind": kind, "length": length, **options}, self.name))
-        rows = Rows(parts, settings)
+            chunked = {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
+            options = {**chunked, "no_loss": no_loss}
+        if any(one.pending for one in documents) and (
+            kind != "pad" or policy in ("split", "drop") or no_loss != "error" or len(settings.lengths) > 1
+        ):
+            raise UsageError(
+                f"rows({kind}=..., overflow={policy!r}, no_loss={no_loss!r}): not while the cache is being built",
+                why="their number depends on documents that are not tokenized yet",
+                fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
+            )
+        plan: Any = {"pack": packed_rows, "pad": padded_rows, "chunk": concat_and_chunk}[kind]
+        facts = {"kind": kind, "length": length, **options}
+        make = partial(plan, length=length, **options)
+        rows = Rows([RowPart(one, make, facts, self.name) for one in documents], settings)
         if not len(rows):
-            raise no_rows(first, parts[0].reader.plan, self.name)
+            raise no_rows(rows)
         silent = [one for one in rows.dropped if one[0] == "no_loss"]
         if silent:
             warnings.warn(
@@ -411,91 +413,6 @@ class Cache:
         if len(self.parts) > 1:
             raise UsageError("documents of a combination of caches", fix="use each cache")
         return self._documents(self.parts[0], field, repeats=False)
-
-    def plan(
-        self,
-        *,
-        batch_size: int,
-        world_size: int = 1,
-        remainder: Remainder = "repeat",
-        fields: Sequence[str] | None = None,
-    ) -> PlanReport:
-        """What an epoch would do, before training starts, bucket by bucket.
-
-        Args:
-            batch_size: Samples per rank and step.
-            world_size: Number of ranks.
-            remainder: What happens to samples that do not fill a batch.
-            fields: Fields that samples must have; by default all.
-
-        Raises:
-            UsageError: A number or policy is not allowed.
-            PlanError: The policy ``error`` met a bucket that does not divide.
-        """
-        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
-        index = self._selection.index if fields is None else self._made(fields).index
-        return plan_report(index, batches)
-
-    def loader(
-        self,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder = "repeat",
-        fields: Sequence[str] | None = None,
-        format: str | None = None,
-        prefetch: int = 2,
-        device: str | torch.device = "cpu",
-        on_error: OnError = "error",
-    ) -> Loader:
-        """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
-
-        Args:
-            batch_size: Samples per rank and step.
-            seed: Changes the order of all epochs.
-            rank: Part of each step that this process gets; given together with ``world_size``. By default found:
-                torch.distributed, then RANK and WORLD_SIZE of the environment.
-            world_size: Number of ranks; all of them see the same steps.
-            remainder: What happens to samples that do not fill a batch: ``repeat`` (default), ``drop``, ``partial``,
-                ``pad`` (with ``is_pad`` (B,) bool in the batch) or ``error``.
-            fields: Fields of a batch, and metadata: ``captions``, ``original_size``, ``crop_top_left``,
-                ``target_size``, ``keys``, ``meta``. By default all fields and metadata but ``meta``. A sample that
-                lacks a field is excluded and counted.
-            format: What a batch calls things: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
-                ``qwen-image`` or ``wan``; ``forward`` of a batch then holds arguments of the model's ``forward``.
-            prefetch: Batches that are made ahead while you train; 0 makes each when it is asked for.
-            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
-            on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:
-                another sample of its bucket takes its place, with a warning, and is counted in
-                ``loader.substituted``.
-
-        Raises:
-            UsageError: A number, policy, format, field or device is not allowed.
-            DeviceError: The device is not available.
-            EmptyPlanError: An epoch would have no step.
-            PlanError: The policy ``error`` met a bucket that does not divide.
-        """
-        from latentcache.loader.loader import Loader
-
-        reader = self._reader if fields is None else self._made(fields)
-        loader = Loader(
-            reader,
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            remainder=remainder,
-            format=format,
-            prefetch=prefetch,
-            device=device,
-            on_error=on_error,
-            meta=fields is not None and "meta" in fields,
-            title=self.name,
-        )
-        self._loaders.add(loader)
-        return loader
 
     def warm(self) -> int:
         """Read all shards once in the order of the disk, before training; for a cache that fits into memory.
@@ -520,17 +437,6 @@ class Cache:
                 read += place
         return read
 
-    def close(self) -> None:
-        """Close every loader made from this cache. Twice is once; all of it stays usable."""
-        for loader in list(self._loaders):
-            loader.close()
-
-    def __enter__(self) -> Cache:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
         own = ("_loaders", "_reader", "_selection", "_identity")
         return {name: value for name, value in vars(self).items() if name not in own}
@@ -548,6 +454,12 @@ class Cache:
     def _has_samples(self) -> bool:
         """True if a field is served as it is: not documents."""
         return any(field.spec.collate != "pack" for field in self.parts[0].snapshot.fields.values())
+
+    def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
+        return self._selection.index if fields is None else self._made(fields).index
+
+    def _reader_of(self, fields: Sequence[str] | None) -> SampleReader:
+        return self._reader if fields is None else self._made(fields)
 
     def _made(self, fields: Sequence[str] | None) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
@@ -652,27 +564,6 @@ def open_cache(
         )
     warn_of_empty(snapshot, stacklevel=4)
     return Cache([Part(snapshot)], checksum=checksum)
-
-
-def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> None:
-    """Refuse rows of a streaming build whose number depends on lengths that are not known yet."""
-    if kind != "pad" or overflow in ("split", "drop") or no_loss != "error" or lengths > 1:
-        raise UsageError(
-            f"rows({kind}=..., overflow={overflow!r}, no_loss={no_loss!r}): not while the cache is being built",
-            why="their number depends on documents that are not tokenized yet",
-            fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
-        )
-
-
-def _refuse_foreign(kind: str, **given: bool) -> None:
-    """Refuse options that mean nothing for this kind of rows."""
-    belongs = {"lengths": ("pad",), "padding_side": ("pad",), "last_chunk": ("chunk",), "cross_document": ("chunk",),
-               "overflow": ("pack", "pad")}  # fmt: skip
-    for name, is_given in given.items():
-        if is_given and kind not in belongs[name]:
-            raise UsageError(
-                f"{name}: not with {kind}=", fix=f"use it with {' or '.join(belongs[name])}=, or leave it out"
-            )
 
 
 __all__ = ["Cache", "open_cache"]

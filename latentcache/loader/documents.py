@@ -5,7 +5,7 @@ Guarantee: elements that come back are those that were written, or an error name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import content_hash
 from latentcache.plan.documents import Corpus, begins, spread
-from latentcache.store.reader import Checksum, EntryReader, Located
+from latentcache.store.reader import Checksum, EntryReader, Gathering, Located
 from latentcache.store.snapshot import Snapshot
 
 Ints = NDArray[np.integer]
@@ -43,18 +43,25 @@ class Documents:
         if not found.spec.ragged or len(found.spec.dims) != 1:
             raise UsageError(f"field={field!r}: its items are not documents", fix="use cache.loader(...)")
         self.snapshot, self.field, self.recipe = snapshot, field, found.recipe
+        self.pending = snapshot.pending is not None
+        """True if a streaming build is still making them: lengths and spans are unknown."""
         self.dtype: np.dtype[Any] = numpy_dtype(found.spec.dtype)
         self._reader = EntryReader(snapshot.paths, snapshot, checksum=checksum)
-        owner, lengths = np.asarray(found.sample), np.asarray(found.length)
-        if samples is None:
-            self._rows: Ints = np.arange(len(owner), dtype=np.int32)
-        else:
+        owner = np.asarray(found.sample)
+        self._rows: Ints = np.arange(len(owner), dtype=np.int32)
+        if samples is not None:
             place = np.searchsorted(owner, samples).clip(max=max(len(owner) - 1, 0))
             held = owner[place] == samples if len(owner) else np.zeros(len(samples), dtype=np.bool_)
             self._rows = place[held].astype(np.int32)
         self._samples = owner[self._rows]
-        self.lengths = lengths[self._rows].astype(np.int64)
-        self.span_ends, self.spans = self._loss_spans(found.ragged_columns)
+        self.lengths = np.asarray(found.length)[self._rows].astype(np.int64)
+        if _SPANS in found.ragged_columns:
+            ends, values = (np.asarray(part) for part in found.ragged_columns[_SPANS])
+            counts = (ends - begins(ends))[self._rows]
+            self.span_ends, self.spans = np.cumsum(counts), values[spread(begins(ends)[self._rows], counts)]
+        else:  # all elements carry loss
+            self.span_ends = np.arange(1, len(self) + 1)
+            self.spans = np.stack([np.zeros(len(self), np.int64), self.lengths], axis=1)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -76,42 +83,22 @@ class Documents:
         return getattr(self.recipe, "loss", "all") != "all"
 
     @property
-    def content(self) -> NDArray[np.uint8]:
-        """(D, 16) content hashes."""
-        return content_of(self.snapshot, self._samples)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Source files."""
-        return tuple(self.snapshot.samples.files.names)
-
-    @property
-    def source(self) -> NDArray[np.int32]:
-        """(D,) source file of each, as a position in :attr:`sources`."""
-        return file_of(self.snapshot, self._samples)
-
-    def where(self, document: int) -> str:
-        """File and line of a document."""
-        return str(self.snapshot.samples.names[int(self._samples[document])])
-
-    def keys(self, documents: Ints) -> NDArray[np.uint8]:
-        """(n, 32) item keys."""
-        return self.snapshot.fields[self.field].row_keys(self._rows[documents])
-
-    @property
     def corpus(self) -> Corpus:
-        """The documents as plans need them."""
-        return Corpus(length=self.lengths, span_ends=self.span_ends, spans=self.spans, where=self.where)
+        """The documents as plans need them; those of a streaming build are not there yet."""
+        some = slice(0 if self.pending else None)
+        return Corpus(
+            length=self.lengths[some], span_ends=self.span_ends[some], spans=self.spans[some], where=self.where
+        )
 
     @property
     def identity(self) -> bytes:
         """16 bytes that name the recipe and the documents in their order; elements follow from these."""
-        return content_hash(self.snapshot.fields[self.field].recipe_id + np.ascontiguousarray(self.content).tobytes())
+        content = np.ascontiguousarray(content_of(self.snapshot, self._samples))
+        return content_hash(self.snapshot.fields[self.field].recipe_id + content.tobytes())
 
-    @property
-    def pending(self) -> bool:
-        """True if a streaming build is still making them: lengths and spans are unknown."""
-        return self.snapshot.pending is not None
+    def where(self, document: int) -> str:
+        """File and line of a document."""
+        return str(self.snapshot.samples.names[int(self._samples[document])])
 
     def arrived(self, documents: Ints) -> Documents:
         """These documents of a streaming build, once they can be read, numbered from 0.
@@ -120,37 +107,26 @@ class Documents:
             MissingEntryError: One of them was rejected.
             NotYetEncodedError: One of them did not come in time.
         """
-        rows = self._rows[documents]
+        other, rows, field = copy(self), self._rows[documents], self.snapshot.fields[self.field]
         self._reader.ready(self.field, rows)
-        lengths = self.snapshot.pending.length(self.field, rows).astype(np.int64)
-        spans = [np.array([[0, length]]) for length in lengths.tolist()]
-        if _SPANS in getattr(self.snapshot.fields[self.field].kind, "ragged_columns", ()):
-            spans = [
-                self._spans_in_head(row, key) for row, key in zip(rows.tolist(), self.keys(documents), strict=True)
-            ]
-        other = Documents.__new__(Documents)
-        vars(other).update(vars(self), _rows=rows, _samples=self._samples[documents], lengths=lengths)
+        other.pending, other._rows, other._samples = False, rows, self._samples[documents]
+        other.lengths = self.snapshot.pending.length(self.field, rows).astype(np.int64)
+        spans = [np.array([[0, length]]) for length in other.lengths.tolist()]
+        if _SPANS in getattr(field.kind, "ragged_columns", ()):
+            spans = []
+            for row, key in zip(rows.tolist(), field.row_keys(rows), strict=True):
+                header = self._reader.header(self.field, row)
+                item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
+                ends, values = header.ragged_columns[_SPANS]
+                spans.append(values[int(ends[item - 1]) if item else 0 : int(ends[item])])
         other.span_ends, other.spans = np.cumsum([len(one) for one in spans]), np.concatenate(spans)
         return other
 
-    def _spans_in_head(self, row: int, key: NDArray[np.uint8]) -> Ints:
-        """The loss spans of an item, from the head of its entry."""
-        header = self._reader.header(self.field, row)
-        item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
-        ends, values = header.ragged_columns[_SPANS]
-        found: Ints = values[int(ends[item - 1]) if item else 0 : int(ends[item])]
-        return found
-
     def read(self, document: int) -> NDArray[Any]:
-        """(n,) the elements of one document.
-
-        Raises:
-            CorruptEntryError: Its entry fails its check.
-            MissingEntryError: Its shard is gone.
-        """
+        """(n,) the elements of one document. Errors as :meth:`gather`."""
         found = np.empty(int(self.lengths[document]), dtype=self.dtype)
-        whole = np.array([document]), np.zeros(1, dtype=np.int64), self.lengths[document : document + 1]
-        self.gather(*whole, found, np.zeros(1, dtype=np.int64))
+        none, lengths = np.zeros(1, dtype=np.int64), self.lengths[document : document + 1]
+        self.gather(np.array([document]), none, lengths, found, none)
         return found
 
     def gather(self, document: Ints, start: Ints, length: Ints, out: NDArray[Any], at: Ints) -> None:
@@ -163,16 +139,12 @@ class Documents:
             out: (n,) of :attr:`dtype`, C-contiguous; what is between the pieces is left as it is.
             at: (P,) where each piece begins in ``out``.
 
-        Errors as :meth:`read`.
+        Raises:
+            CorruptEntryError: An entry fails its check.
+            MissingEntryError: A shard is gone.
         """
-        self._reader.gather(
-            self.field,
-            self._rows.take(document),
-            out.view(np.uint8),
-            at * self.dtype.itemsize,
-            start=start,
-            length=length.astype(np.int64),
-        )
+        located = self.located(document, start, length, at, len(out))
+        Gathering(located, 0, len(document), out.view(np.uint8)).finish()
 
     def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
         """Where pieces of documents are, as :meth:`gather` takes them; ``room``: elements of the memory of each."""
@@ -181,31 +153,16 @@ class Documents:
 
     def fresh(self) -> Documents:
         """The same documents with files of its own."""
-        other = Documents.__new__(Documents)
-        vars(other).update(vars(self), _reader=self._reader.fresh())
+        other = copy(self)
+        other._reader = self._reader.fresh()
         return other
 
-    def _loss_spans(self, columns: Mapping[str, Any]) -> tuple[Ints, Ints]:
-        """(D,) where the spans of each document end, and (S, 2) the spans; without a column all elements learn."""
-        if _SPANS not in columns:
-            spans = np.stack([np.zeros(len(self.lengths), np.int64), self.lengths], axis=1)
-            return np.arange(1, len(spans) + 1), spans
-        ends, values = (np.asarray(part) for part in columns[_SPANS])
-        counts = (ends - begins(ends))[self._rows]
-        if len(self._rows) == len(ends) and (np.diff(self._rows) == 1).all():
-            return ends, values
-        return np.cumsum(counts), values[spread(begins(ends)[self._rows], counts)]
 
-
-def content_of(snapshot: Snapshot, samples: Ints | None = None) -> NDArray[np.uint8]:
+def content_of(snapshot: Snapshot, samples: Ints) -> NDArray[np.uint8]:
     """(n, 16) content hashes of the first input of samples."""
-    first = next(iter(snapshot.samples.inputs.values()))
-    found: NDArray[np.uint8] = np.asarray(first.content)
-    return found if samples is None else found[samples]
+    return np.asarray(next(iter(snapshot.samples.inputs.values())).content)[samples]
 
 
 def file_of(snapshot: Snapshot, samples: Ints) -> NDArray[np.int32]:
     """(n,) source file of samples, as a position in the snapshot's files."""
-    first = next(iter(snapshot.samples.inputs.values()))
-    found: NDArray[np.int32] = np.asarray(first.file)[samples]
-    return found
+    return np.asarray(next(iter(snapshot.samples.inputs.values())).file)[samples]

@@ -32,7 +32,7 @@ from latentcache.loader.prefetch import Failed, Work, announced, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
-from latentcache.plan.numbers import is_whole, real, whole
+from latentcache.plan.numbers import real, whole
 from latentcache.plan.resume import Position
 from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
 from latentcache.store.reader import Place
@@ -49,14 +49,14 @@ class Reader(Protocol):
     index: SampleIndex
     excluded: int
     """Samples that lack a field that was asked for."""
-    tokens: NDArray[np.int64] | None
-    """(N,) tokens of each row; None for samples."""
+    has_labels: bool
+    """True if batches have labels, which say what is padding."""
 
     @property
     def plans(self) -> bool:
         """True if batches can be planned before they are wanted."""
 
-    def plan(self, batches: Sequence[BatchIndex]) -> Sequence[Work[Batch]]:
+    def works(self, batches: Sequence[BatchIndex]) -> Sequence[Work[Batch]]:
         """Batches of one epoch, to be read to the CPU; for another device with values as they are stored."""
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
@@ -126,7 +126,7 @@ class Loader:
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
         self._transfer, self._title, self._meta = Transfer(device), title, meta
         self.format = reader.check_format(format)
-        if remainder == "pad" and reader.tokens is None and self.format is not None:
+        if remainder == "pad" and not reader.has_labels and self.format is not None:
             raise UsageError(
                 f"remainder='pad': not with format={self.format!r}",
                 why="a model would learn from the padding: these batches have no labels",
@@ -350,7 +350,7 @@ class Loader:
         if not self._plans:
             return [_Step(self, index) for index in indices]
         try:
-            return list(map(_Step, repeat(self), indices, self._reader.plan(indices)))
+            return list(map(_Step, repeat(self), indices, self._reader.works(indices)))
         except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
             if len(indices) == 1:
                 return [Failed(error)]
@@ -360,7 +360,7 @@ class Loader:
         """A batch on the CPU, with other samples in the place of bad ones."""
         return self._substitutes.read(
             index.rows,
-            lambda rows: self._reader.plan([replace(index, rows=rows)])[0].finish(),
+            lambda rows: self._reader.works([replace(index, rows=rows)])[0].finish(),
             seed=index.seed,
             epoch=index.epoch,
         )[1]
@@ -663,14 +663,3 @@ def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
 
 class NoSuchRowError(UsageError, IndexError):
     """A row or sample that does not exist."""
-
-
-def checked_index(row: Any, count: int) -> int:
-    """The number of one row, counted from the end if it is negative.
-
-    Raises:
-        NoSuchRowError: There is no such row.
-    """
-    if not is_whole(row, -count) or int(row) >= count:
-        raise NoSuchRowError(f"row {row!r} of {count} rows", why=f"rows count from 0 to {count - 1}", fix="rows[0]")
-    return int(row) % count

@@ -1,4 +1,4 @@
-"""Rows of one plan, read from documents into memory that is used again.
+"""Rows of tokens as a loader reads them: documents, straight into their places in memory that is used again.
 
 Guarantee: every place of a row is written, and nothing else; a label follows from loss spans, never from an id, so
 padding with the id that ends a text is safe. Cost: ids are read into their places at the width they are stored with,
@@ -7,6 +7,8 @@ the padding beside them, and widened to 64 bits for all rows at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,163 +16,259 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from latentcache.identity.content import content_hash, json_hash
+from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
-from latentcache.loader.formats import IGNORED, Batch
-from latentcache.plan.documents import RowPlan, begins, spread
+from latentcache.loader.formats import IGNORED, Batch, check_row_format, row_format
+from latentcache.loader.samples import split
+from latentcache.plan.batching import Bucket
+from latentcache.plan.documents import Corpus, RowPlan, begins, spread
+from latentcache.plan.length_buckets import fitting
 from latentcache.plan.loss_spans import LossSpans, loss_spans
-from latentcache.plan.rows import Overflow, padded_rows
+from latentcache.plan.mixing import Mixture
+from latentcache.plan.samples import SampleIndex
 from latentcache.store.reader import Gathering, Located, Place
+from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.loader.rows import Rows
+    from latentcache.loader.loader import BatchIndex
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.integer]
 
 
-class RowReader:
-    """The rows of one plan. Picklable.
+class RowSettings(Value):
+    """How rows are served. Rows of equal settings can be in one batch."""
+
+    kind: str
+    """``pack``, ``pad`` or ``chunk``."""
+    field: str
+    recipe_id: bytes
+    lengths: tuple[int, ...]
+    """Allowed lengths, rising."""
+    pad_id: int
+    padding_side: str = "right"
+    isolated: bool = False
+    """True if documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``."""
+
+
+class RowPart:
+    """The rows of the documents of one cache. Picklable.
 
     Args:
-        documents: The documents.
-        plan: The rows.
+        documents: The documents. Of a streaming build each is one row, and waited for batch by batch.
+        make: Plans the rows of documents.
+        facts: What the rows follow from, as JSON values.
+        name: Of the cache.
     """
 
-    def __init__(self, documents: Documents, plan: RowPlan) -> None:
-        self.documents, self.plan = documents, plan
+    def __init__(
+        self, documents: Documents, make: Callable[[Corpus], RowPlan], facts: Mapping[str, Any], name: str = ""
+    ) -> None:
+        self.documents, self._make, self._facts, self.name = documents, make, facts, name
         corpus = documents.corpus
-        self.lengths = plan.row_lengths()
-        self.begins = begins(plan.ends)
-        self.columns = _piece_columns(plan)
+        self.plan = plan = make(corpus)
+        self.lengths = np.zeros(len(documents), dtype=np.int64) if documents.pending else plan.row_lengths()
+        self._begins, places = begins(plan.ends), begins(np.cumsum(plan.length, dtype=np.int64))
+        self._columns = places - np.repeat(places[self._begins], plan.ends - self._begins)
+        """(P,) where each piece begins in its row."""
         self.spans: LossSpans | None = None if corpus.all_learned else loss_spans(corpus, plan)
 
-    def __len__(self) -> int:
-        return len(self.plan)
+    def identity(self) -> bytes:
+        """16 bytes that name these rows."""
+        return json_hash({**self._facts, "documents": self.documents.identity.hex()})
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
-        return self.documents.where(int(self.plan.document[self.plan.pieces(row).start]))
+        pending = self.documents.pending
+        return self.documents.where(row if pending else int(self.plan.document[self.plan.pieces(row).start]))
 
-    def pieces(self, documents: Documents, rows: NDArray[np.integer], placed: Placed) -> Pieces:
-        """Where rows are.
+    def fresh(self) -> RowPart:
+        """The same rows with files of its own."""
+        other = copy(self)
+        other.documents = self.documents.fresh()
+        return other
+
+    def ready(self, rows: Ints) -> tuple[RowPart, Ints]:
+        """A part that can be read, and the numbers of these rows in it.
+
+        Raises:
+            MissingEntryError: A document of a streaming build was rejected.
+            NotYetEncodedError: A document did not come in time.
+            PlanError: A document is too long, or has no token to learn; file and line are named.
+        """
+        if not self.documents.pending:
+            return self, rows
+        return RowPart(self.documents.arrived(rows), self._make, self._facts), np.arange(len(rows))
+
+    def pieces(self, rows: Ints, at: Ints, fronts: Ints, room: Ints) -> Pieces:
+        """Where the documents of rows are.
 
         Args:
-            documents: Those of this reader, with files to read from.
             rows: (n,) numbers of rows.
-            placed: Where they belong.
+            at: (n,) their numbers among all rows that are read, rising.
+            fronts: (n,) where the tokens of each begin in the memory of its batch.
+            room: (n,) tokens in that memory.
 
         Raises:
             MissingEntryError: A shard is gone.
         """
-        plan, first, lengths = self.plan, self.begins[rows], self.lengths[rows]
+        plan, first = self.plan, self._begins[rows]
         counts = plan.ends[rows] - first
         some = spread(first, counts)
-        fronts = placed.front + (placed.width - lengths if placed.left else 0)
-        starts, room = np.repeat(fronts, counts) + self.columns[some], np.repeat(placed.room, counts)
-        located = documents.located(plan.document[some], plan.start[some], plan.length[some], starts, room)
-        ends = np.concatenate(([0], np.cumsum(counts)))
-        return Pieces(self, rows, placed, lengths, fronts, ends, starts, located, documents.dtype)
-
-
-class PendingRowReader:
-    """Rows of documents that a streaming build still makes: one per document, waited for batch by batch.
-
-    Args:
-        documents: The documents.
-        length: Tokens in a row.
-        overflow: What happens to longer documents; a policy that gives each document one row.
-    """
-
-    def __init__(self, documents: Documents, length: int, overflow: Overflow) -> None:
-        self.documents, self._length, self._overflow = documents, length, overflow
-        self.lengths = np.zeros(len(documents), dtype=np.int64)  # not known yet
-        none = np.empty(0, dtype=np.int64)
-        self.plan = RowPlan(length_of_row=length, ends=none, document=none.astype(np.int32),
-                            start=none.astype(np.uint32), length=none.astype(np.uint32))  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    def where(self, row: int) -> str:
-        """File and line of the document in a row."""
-        return self.documents.where(row)
-
-    def pieces(self, documents: Documents, rows: NDArray[np.integer], placed: Placed) -> Pieces:
-        """See :meth:`RowReader.pieces`.
-
-        Raises:
-            MissingEntryError: A document was rejected.
-            NotYetEncodedError: A document did not come in time.
-            PlanError: A document is too long, or has no token to learn; file and line are named.
-        """
-        arrived = documents.arrived(rows)
-        plan = padded_rows(arrived.corpus, self._length, overflow=self._overflow, no_loss="error")
-        return RowReader(arrived, plan).pieces(arrived, np.arange(len(rows)), placed)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placed:
-    """Where n rows of several batches belong; each batch has memory of its own."""
-
-    number: NDArray[np.integer]
-    """(n,) the number of each among all rows that are read, rising."""
-    row: Ints
-    """(n,) its row of its batch."""
-    width: Ints
-    """(n,) tokens in a row of its batch."""
-    room: Ints
-    """(n,) tokens in its batch."""
-    left: bool
-    """True if padding is on the left."""
-
-    @property
-    def front(self) -> Ints:
-        """(n,) where each row begins."""
-        return self.row * self.width
+        starts = np.repeat(fronts, counts) + self._columns[some]
+        located = self.documents.located(
+            plan.document[some], plan.start[some], plan.length[some], starts, np.repeat(room, counts)
+        )
+        return Pieces(self, rows, at, np.concatenate(([0], np.cumsum(counts))), starts, located)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """n rows of one plan, of several batches, and where the P pieces of their documents are."""
+    """n rows of one part, of several batches, and the P pieces of their documents."""
 
-    reader: RowReader
-    rows: NDArray[np.integer]
-    placed: Placed
-    lengths: Ints
-    """(n,) tokens of each."""
-    fronts: Ints
-    """(n,) where the tokens of each begin in the memory of its batch."""
+    part: RowPart
+    rows: Ints
+    at: Ints
+    """(n,) the number of each row among all rows that are read."""
     ends: Ints
     """(n + 1,) pieces before each row."""
     starts: Ints
     """(P,) where each piece begins in the memory of its batch."""
     located: Located
-    dtype: np.dtype[Any]
+
+
+class RowReader:
+    """Rows of several parts: see ``loader.Reader``. Picklable; opens files on first use in each process.
+
+    Args:
+        parts: Rows of caches.
+        settings: How they are served.
+        mixture: How often each source is served.
+        named: True if batches have the names of their rows.
+    """
+
+    excluded, has_labels = 0, True
+
+    def __init__(
+        self, parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None = None, named: bool = False
+    ) -> None:
+        self.parts, self.settings, self._mixture, self.named = tuple(parts), settings, mixture, named
+        self._starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
+        self.lengths: NDArray[np.int64] = np.concatenate([part.lengths for part in self.parts])
+        self.plans = not any(part.documents.pending for part in self.parts)
+        several = len(settings.lengths) > 1
+        self.index = SampleIndex(
+            bucket=fitting(self.lengths, settings.lengths) if several else np.zeros(len(self.lengths), np.int32),
+            buckets=tuple(Bucket(label=f"{one} tokens", dims={"length": one}) for one in settings.lengths),
+            identify=self.identify,
+            mixture=mixture,
+            names_of=self.names_of,
+            lengths=self.lengths if several else None,
+            snapshot=self.parts[0].documents.snapshot.number,
+        )
+        self._open(4, "cpu")
+
+    def _open(self, slots: int, device: str) -> None:
+        self.pool, self.scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
+        self.counting = np.arange(self.settings.lengths[-1], dtype=np.int64)
+
+    def __reduce__(self) -> Any:
+        return RowReader, (self.parts, self.settings, self._mixture, self.named)
+
+    def fresh(self, *, slots: int, device: str) -> RowReader:
+        """The same rows with files and memory of its own."""
+        other = copy(self)
+        other.parts = tuple(part.fresh() for part in self.parts)
+        other._open(slots, device)
+        return other
+
+    def identify(self) -> str:
+        """Hex digits that name the rows and how they are served."""
+        whole = b"".join(part.identity() for part in self.parts) + repr(self.settings).encode()
+        return content_hash(whole).hex()
+
+    def where(self, row: int) -> str:
+        """File and line of the first document in a row."""
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self.parts[part].where(row - int(self._starts[part]))
+
+    def names_of(self, rows: Ints) -> list[str]:
+        """``row N (file:line)`` of rows."""
+        return [f"row {row} ({self.where(row)})" for row in rows.tolist()]
+
+    def works(self, batches: Sequence[BatchIndex]) -> list[RowBatch]:
+        """See ``loader.Reader``."""
+        return self.planned([one.rows for one in batches], [self.settings.lengths[one.bucket] for one in batches])
+
+    def planned(self, rows: Sequence[Ints], widths: Sequence[int]) -> list[RowBatch]:
+        """Batches of these rows and widths, which are planned together.
+
+        Raises:
+            MissingEntryError: A shard is gone.
+        """
+        sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
+        ends, wide = np.cumsum([0, *sizes]), np.repeat(widths, sizes)
+        ready = [(at, *self.parts[number].ready(local)) for number, at, local in split(self._starts, every)]
+        lengths = np.empty(len(every), dtype=np.int64)
+        for at, part, local in ready:
+            lengths[at] = part.lengths[local]
+        fronts = (np.arange(len(every)) - np.repeat(ends[:-1], sizes)) * wide
+        if self.settings.padding_side == "left":
+            fronts += wide - lengths
+        room = np.repeat(sizes, sizes) * wide
+        found = [part.pieces(local, at, fronts[at], room[at]) for at, part, local in ready]
+        return [
+            RowBatch(self, some, slice(first, first + len(some)), width, lengths, fronts, found)
+            for first, some, width in zip(ends.tolist(), rows, widths, strict=False)
+        ]
+
+    def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
+        """No labels in padding rows; they keep ids and attention: some kernels give nan for a row without."""
+        marks = torch.from_numpy(is_pad)
+        if is_pad.any():
+            batch["labels"][marks] = IGNORED
+        return batch | {"is_pad_row": marks}
+
+    def meta(self, batch: Batch, is_pad: NDArray[np.bool_] | None) -> dict[str, Any]:
+        """Tokens of documents in this batch, and those that are learned; padding rows do not count."""
+        mask = batch["attention_mask"].numpy()
+        trainable = int(np.count_nonzero(batch["labels"].numpy() != IGNORED))
+        return {"tokens": int((mask if is_pad is None else mask[~is_pad]).sum()), "trainable_tokens": trainable}
+
+    def check_format(self, name: str | None) -> str | None:
+        """See ``formats.check_row_format``."""
+        return check_row_format(name, isolated=self.settings.isolated)
+
+    def formatted(self, batch: Batch, name: str | None) -> Batch:
+        """See ``formats.row_format``."""
+        return row_format(batch, name or "plain", self.settings.field)
+
+    def finish(self, batch: Batch) -> Batch:
+        """Nothing is scaled."""
+        return batch
 
 
 class RowBatch:
     """One of several batches that were planned together.
 
     Args:
-        view: Whose rows they are.
-        first, last: Its rows among those of all.
+        reader: What reads it.
+        rows: (B,) its rows.
+        own: Their numbers among those of all batches.
         width: Tokens in a row.
-        parts: The rows of all.
-        named: Its rows, if the batch has their names.
+        lengths: (N,) tokens of documents in each row of all batches.
+        fronts: (N,) where they begin in the memory of their batch.
+        parts: The rows of all batches.
     """
 
     def __init__(
-        self,
-        view: Rows,
-        first: int,
-        last: int,
-        width: int,
-        parts: list[Pieces],
-        named: NDArray[np.integer] | None = None,
+        self, reader: RowReader, rows: Ints, own: slice, width: int, lengths: Ints, fronts: Ints, parts: list[Pieces]
     ) -> None:
-        self._view, self._first, self._shape, self._named = view, first, (last - first, width), named
+        self._reader, self._rows, self._first, self._shape = reader, rows, own.start, (len(rows), width)
+        self._lengths, self._fronts = lengths[own], fronts[own]
         self._parts: list[tuple[Pieces, slice, slice]] = []
         for part in parts:
-            begin, end = np.searchsorted(part.placed.number, (first, last)).tolist()
+            begin, end = np.searchsorted(part.at, (own.start, own.stop)).tolist()
             if begin < end:
                 self._parts.append((part, slice(begin, end), slice(int(part.ends[begin]), int(part.ends[end]))))
 
@@ -188,71 +286,67 @@ class RowBatch:
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        settings, (count, width) = self._view.settings, self._shape
+        reader, settings, (count, width) = self._reader, self._reader.settings, self._shape
         places, isolated = count * width, settings.isolated
-        memory = self._view.pool.take(places * (36 if isolated else 24))
+        memory = reader.pool.take(places * (36 if isolated else 24))
         ids, mask, labels = memory[: places * 24].view(np.int64).reshape(3, *self._shape)
         batch: dict[str, NDArray[Any]] = {settings.field: ids, "attention_mask": mask, "labels": labels}
         if isolated:
             batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(self._shape)
             batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(self._shape)
+        dtype = reader.parts[0].documents.dtype
+        narrow = reader.scratch.take(places * dtype.itemsize).view(dtype).reshape(self._shape)
+        is_narrow = 0 <= settings.pad_id <= np.iinfo(dtype).max
+        narrow[:] = settings.pad_id if is_narrow else 0
+        for part, _, pieces in self._parts:
+            Gathering(part.located, pieces.start, pieces.stop, narrow.reshape(-1).view(np.uint8)).finish()
+        ids[:], mask[:] = narrow, 1
         for part, some, pieces in self._parts:
-            narrow = self._view.scratch.take(places * part.dtype.itemsize).view(part.dtype)
-            is_narrow = 0 <= settings.pad_id <= np.iinfo(part.dtype).max
-            narrow[:] = settings.pad_id if is_narrow else 0
-            Gathering(part.located, pieces.start, pieces.stop, narrow.view(np.uint8)).finish()
-            at, fronts, starts = part.placed.row[some], part.fronts[some], part.starts[pieces]
-            whole, lengths = len(at) == count, part.lengths[some]
-            own, found = slice(None) if whole else at, narrow.reshape(self._shape)
-            ids[own] = found if whole else found[at]
-            mask[own] = 1
-            gaps = [
-                (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
-                for row, length in zip(at.tolist(), lengths.tolist(), strict=True)
-                if length < width
-            ]
-            for gap in () if is_narrow else gaps:
-                ids[gap] = settings.pad_id
-            spans = part.reader.spans
-            if spans is None:
-                labels[own] = ids[own]
-                labels.reshape(-1)[fronts if part.reader.plan.cross_document else starts] = IGNORED
-            else:
-                labels[own] = IGNORED
-                _learn_spans(ids, labels, spans, part.rows[some], fronts)
+            self._learn(part, some, part.starts[pieces], ids, labels)
             if isolated:
-                ends = np.append(starts[1:], 0)
-                counts = np.diff(part.ends[some.start : some.stop + 1])
-                last = np.cumsum(counts) - 1
-                ends[last] = fronts + lengths
-                numbers = np.arange(1, len(starts) + 1) - np.repeat(last - counts + 1, counts)
-                positions, documents = batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1)
-                for begin, end, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
-                    positions[begin:end] = self._view.counting[: end - begin]  # from 0 in each document
-                    documents[begin:end] = number  # from 1; the padding is 0
-            for gap in gaps:
+                self._number(part, some, part.starts[pieces], batch)
+        for row, length in enumerate(self._lengths.tolist()):
+            if length < width:
+                gap = (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
                 mask[gap], labels[gap] = 0, IGNORED
+                if not is_narrow:
+                    ids[gap] = settings.pad_id
                 if isolated:
-                    batch["position_ids"][gap] = self._view.counting[: gap[1].stop - gap[1].start]
+                    batch["position_ids"][gap] = reader.counting[: width - length]
                     batch["seq_idx"][gap] = 0
         made: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
-        return made if self._named is None else made | {"names": list(map(self._view.where, self._named.tolist()))}
+        return made | {"names": list(map(reader.where, self._rows.tolist()))} if reader.named else made
 
+    def _learn(
+        self, pieces: Pieces, some: slice, starts: Ints, ids: NDArray[np.int64], labels: NDArray[np.int64]
+    ) -> None:
+        """Labels of the rows of one part."""
+        at, part = pieces.at[some] - self._first, pieces.part
+        own = slice(None) if len(at) == len(ids) else at
+        spans, fronts = part.spans, self._fronts[at]
+        if spans is None:
+            labels[own] = ids[own]
+            labels.reshape(-1)[fronts if part.plan.cross_document else starts] = IGNORED
+            return
+        labels[own] = IGNORED
+        rows = pieces.rows[some]
+        first = begins(spans.ends)[rows]
+        number = spans.ends[rows] - first
+        which, shift = spread(first, number), np.repeat(fronts, number)
+        ids, labels = ids.reshape(-1), labels.reshape(-1)
+        for begin, end in zip(
+            (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist(), strict=True
+        ):
+            labels[begin:end] = ids[begin:end]
 
-def _learn_spans(
-    ids: NDArray[np.int64], labels: NDArray[np.int64], spans: LossSpans, rows: NDArray[np.integer], fronts: Ints
-) -> None:
-    """Labels of rows of which only spans are learned."""
-    first = begins(spans.ends)[rows]
-    number = spans.ends[rows] - first
-    which, shift = spread(first, number), np.repeat(fronts, number)
-    ids, labels = ids.reshape(-1), labels.reshape(-1)
-    for begin, end in zip((spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist(), strict=True):
-        labels[begin:end] = ids[begin:end]
-
-
-def _piece_columns(plan: RowPlan) -> Ints:
-    """(P,) where each piece begins in its row."""
-    places = begins(np.cumsum(plan.length, dtype=np.int64))
-    fronts = begins(plan.ends)
-    return places - np.repeat(places[fronts], plan.ends - fronts) if len(fronts) else places
+    def _number(self, pieces: Pieces, some: slice, starts: Ints, batch: Mapping[str, NDArray[Any]]) -> None:
+        """Positions in each document, from 0, and numbers of documents in each row, from 1."""
+        at, counts = pieces.at[some] - self._first, np.diff(pieces.ends[some.start : some.stop + 1])
+        last = np.cumsum(counts) - 1
+        ends = np.append(starts[1:], 0)
+        ends[last] = self._fronts[at] + self._lengths[at]
+        numbers = np.arange(1, len(starts) + 1) - np.repeat(last - counts + 1, counts)
+        positions, documents = batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1)
+        for begin, end, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
+            positions[begin:end] = self._reader.counting[: end - begin]
+            documents[begin:end] = number

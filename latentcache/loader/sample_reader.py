@@ -65,7 +65,7 @@ class SampleReader:
         UsageError: A name is unknown, or a setting does not fit what is stored.
     """
 
-    tokens: NDArray[np.int64] | None = None
+    has_labels = False
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class SampleReader:
         """True unless a build still makes items."""
         return all(part.snapshot.pending is None for part in self._parts)
 
-    def plan(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
+    def works(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
         """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast.
 
         Raises:

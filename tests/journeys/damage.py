@@ -45,11 +45,10 @@ def served(cache):
 
 
 def served_documents(cache):
-    """content hash -> ids of each document, and number -> (ids, labels) of each packed row."""
+    """File and line -> ids of each document, and number -> (ids, labels) of each packed row."""
     opened = open_cache(cache)
     documents = opened.documents()
-    contents = (one.tobytes().hex() for one in documents.content)
-    found = {content: documents.read(number).tolist() for number, content in enumerate(contents)}
+    found = {documents.where(number): documents.read(number).tolist() for number in range(len(documents))}
     rows = opened.rows(pack=ROW)
     for number in range(len(rows)):
         row = rows[number]

@@ -1,0 +1,137 @@
+"""What loaders are made of: samples of caches, or rows of tokens. Needs no torch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
+from latentcache.plan.samples import plan_report
+
+if TYPE_CHECKING:
+    import torch
+
+    from latentcache.loader.loader import Loader, Reader
+    from latentcache.loader.substitute import OnError
+    from latentcache.plan.samples import SampleIndex
+
+
+class View:
+    """Samples, or rows of tokens, that loaders serve."""
+
+    def __init__(self) -> None:
+        self._loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+    @property
+    def name(self) -> str:
+        """Names of the caches, and of what was chosen of them."""
+        raise NotImplementedError
+
+    def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
+        """What a loader would serve, as a plan needs it."""
+        raise NotImplementedError
+
+    def _reader_of(self, fields: Sequence[str] | None) -> Reader:
+        """What reads batches of these fields."""
+        raise NotImplementedError
+
+    def plan(
+        self,
+        *,
+        batch_size: int,
+        world_size: int = 1,
+        remainder: Remainder = "repeat",
+        fields: Sequence[str] | None = None,
+    ) -> PlanReport:
+        """What an epoch would do, before training starts, bucket by bucket; of rows a bucket is an allowed length.
+
+        Args:
+            batch_size: Samples (or rows) per rank and step.
+            world_size: Number of ranks.
+            remainder: What happens to samples that do not fill a batch.
+            fields: Fields that samples must have; by default all.
+
+        Raises:
+            UsageError: A number or policy is not allowed.
+            PlanError: The policy ``error`` met a bucket that does not divide.
+        """
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
+        return plan_report(self._index_of(fields), batches)
+
+    def loader(
+        self,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        remainder: Remainder = "repeat",
+        fields: Sequence[str] | None = None,
+        format: str | None = None,
+        prefetch: int = 2,
+        device: str | torch.device = "cpu",
+        on_error: OnError = "error",
+    ) -> Loader:
+        """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
+
+        Args:
+            batch_size: Samples (or rows) per rank and step.
+            seed: Changes the order of all epochs.
+            rank: Part of each step that this process gets; given together with ``world_size``. By default found:
+                torch.distributed, then RANK and WORLD_SIZE of the environment.
+            world_size: Number of ranks; all of them see the same steps.
+            remainder: What happens to samples that do not fill a batch: ``repeat`` (default), ``drop``, ``partial``,
+                ``pad`` or ``error``. With ``pad`` a ``plain`` batch has ``is_pad`` (B,) bool, one of rows
+                ``is_pad_row``, and padding rows have no label but -100.
+            fields: Fields of a batch, and metadata: ``captions``, ``original_size``, ``crop_top_left``,
+                ``target_size``, ``keys``, ``meta`` (``epoch``, ``step_in_epoch``). By default all fields and metadata
+                but ``meta``. A sample that lacks a field is excluded and counted. Batches of rows have all tensors;
+                ``names`` (file and line of the first document) and ``meta`` (``tokens``, ``trainable_tokens`` too)
+                are asked for.
+            format: What a batch calls things: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
+                ``qwen-image`` or ``wan``; ``forward`` of a batch then holds arguments of the model's ``forward``. Of
+                rows: ``plain``, ``transformers``, ``flat`` (one long row, as TRL's padding-free collator) or
+                ``torchtitan``.
+            prefetch: Batches that are made ahead while you train; 0 makes each when it is asked for.
+            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
+            on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:
+                another sample of its bucket takes its place, with a warning, and is counted in
+                ``loader.substituted``.
+
+        Raises:
+            UsageError: A number, policy, format, field or device is not allowed.
+            DeviceError: The device is not available.
+            EmptyPlanError: An epoch would have no step.
+            PlanError: The policy ``error`` met a bucket that does not divide.
+        """
+        from latentcache.loader.loader import Loader
+
+        fields = [fields] if isinstance(fields, str) else fields
+        loader = Loader(
+            self._reader_of(fields),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            remainder=remainder,
+            format=format,
+            prefetch=prefetch,
+            device=device,
+            on_error=on_error,
+            meta="meta" in (fields or ()),
+            title=self.name,
+        )
+        self._loaders.add(loader)
+        return loader
+
+    def close(self) -> None:
+        """Close every loader made from this object. Twice is once; all of it stays usable."""
+        for loader in list(self._loaders):
+            loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
