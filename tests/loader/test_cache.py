@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from damaged import damage_payload
