@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from latentcache.errors import LatentcacheError, StoreError
     from latentcache.loader.cache import Cache, open_cache
-    from latentcache.loader.combine import combine
     from latentcache.loader.loader import Loader
     from latentcache.loader.rows import Rows
+    from latentcache.loader.view import combine
     from latentcache.pipeline.build import build_cache
     from latentcache.pipeline.merge import merge_caches
     from latentcache.pipeline.settings import BuildSettings
@@ -31,7 +31,7 @@ _HOMES = {
     "Rows": "latentcache.loader.rows",
     "StoreError": "latentcache.errors",
     "build_cache": "latentcache.pipeline.build",
-    "combine": "latentcache.loader.combine",
+    "combine": "latentcache.loader.view",
     "merge_caches": "latentcache.pipeline.merge",
     "open_cache": "latentcache.loader.cache",
     "verify_cache": "latentcache.verify.verify",

@@ -36,6 +36,7 @@ from read_limits import (
     PROMPTS,
     Epoch,
     Prompts,
+    in_order,
     limits,
     memcpy,
     multiplied,
@@ -72,8 +73,8 @@ def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epo
     plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1]))
     other |= peers(folder / "peers", data, BATCH)
     other = {name: multiplied(epoch) for name, epoch in other.items()}
-    in_order = {"loader.batch()": sequential(folder)}
-    return {"shuffled": ways(folder) | plain | other, "sequential": in_order | plain | other}
+    ordered = {"loader(seed=None)": in_order(folder), "loader.batch()": sequential(folder)}
+    return {"shuffled": ways(folder) | plain | other, "sequential": ordered | plain | other}
 
 
 def seconds_per_batch(epoch: Epoch, plan: list[list[int]]) -> float:

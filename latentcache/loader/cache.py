@@ -355,15 +355,9 @@ class Cache(View):
         length = whole(kind, given[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
         choice("padding_side", padding_side, ("right", "left"))
         choice("last_chunk", last_chunk, ("keep", "drop"))
-        foreign = {
-            "lengths": lengths is not None and kind != "pad",
-            "padding_side": padding_side != "right" and kind != "pad",
-            "last_chunk": last_chunk != "keep" and kind != "chunk",
-            "cross_document": not cross_document and kind != "chunk",
-            "overflow": overflow is not None and kind == "chunk",
-        }
-        for option in (name for name, is_foreign in foreign.items() if is_foreign):
-            raise UsageError(f"{option}: not with {kind}=", fix="leave it out")
+        _refuse_foreign(kind, lengths=lengths is not None, padding_side=padding_side != "right",
+                        last_chunk=last_chunk != "keep", cross_document=not cross_document,
+                        overflow=overflow is not None)  # fmt: skip
         documents = [self._documents(part, field) for part in self.parts]
         first = documents[0]
         settings = RowSettings(
@@ -380,14 +374,8 @@ class Cache(View):
         if kind == "chunk":
             chunked = {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
             options = {**chunked, "no_loss": no_loss}
-        if any(one.pending for one in documents) and (
-            kind != "pad" or policy in ("split", "drop") or no_loss != "error" or len(settings.lengths) > 1
-        ):
-            raise UsageError(
-                f"rows({kind}=..., overflow={policy!r}, no_loss={no_loss!r}): not while the cache is being built",
-                why="their number depends on documents that are not tokenized yet",
-                fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
-            )
+        if any(one.pending for one in documents):
+            _refuse_unknown(kind, policy, no_loss, len(settings.lengths))
         plan: Any = {"pack": packed_rows, "pad": padded_rows, "chunk": concat_and_chunk}[kind]
         facts = {"kind": kind, "length": length, **options}
         make = partial(plan, length=length, **options)
@@ -495,6 +483,38 @@ class Cache(View):
             )
         return field or names[0]
 
+    def _combined(self, parts: Sequence[Part], mix: Mixture | None) -> Cache:
+        return Cache(parts, settings=self.settings, checksum=self.checksum, mixture=mix)
+
+    def _held(self, by: str) -> int:
+        return len(self)
+
+    def _refuse_unlike(self, other: Cache) -> None:
+        """Fields with equal recipes, and equal read settings, can be in one batch."""
+        first = self.snapshots[0]
+        if other.settings != self.settings:
+            raise UsageError("combine: caches with different read(...) settings", fix="call read after combine")
+        for snapshot in other.snapshots:
+            if set(snapshot.fields) != set(first.fields):
+                raise UsageError(
+                    f"combine: {snapshot.paths.root} has the fields {', '.join(snapshot.fields)},"
+                    f" {first.paths.root} has {', '.join(first.fields)}",
+                    fix="build the missing fields",
+                )
+            for name, field in snapshot.fields.items():
+                own = first.fields[name]
+                if field.recipe_id == own.recipe_id and field.spec == own.spec:
+                    continue
+                kind, changes = field.kind, ""
+                if kind is not None and field.recipe is not None and own.recipe is not None:
+                    different = kind.differences(own.recipe, field.recipe)
+                    changes = ", ".join(f"{part}: {was} and {now}" for part, was, now in different[:8])
+                raise UsageError(
+                    f"combine: {name} of {snapshot.paths.root} and {first.paths.root} were made differently",
+                    why=changes,
+                    fix="build both with the same settings",
+                )
+
     def _with(self, parts: Sequence[Part], note: str) -> Cache:
         return Cache(parts, settings=self.settings, checksum=self.checksum, note=self._note + note)
 
@@ -564,6 +584,25 @@ def open_cache(
         )
     warn_of_empty(snapshot, stacklevel=4)
     return Cache([Part(snapshot)], checksum=checksum)
+
+
+def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> None:
+    """Refuse rows of a streaming build whose number depends on lengths that are not known yet."""
+    if kind != "pad" or overflow in ("split", "drop") or no_loss != "error" or lengths > 1:
+        raise UsageError(
+            f"rows({kind}=..., overflow={overflow!r}, no_loss={no_loss!r}): not while the cache is being built",
+            why="their number depends on documents that are not tokenized yet",
+            fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
+        )
+
+
+def _refuse_foreign(kind: str, **given: bool) -> None:
+    """Refuse options that mean nothing for this kind of rows."""
+    belongs = {"lengths": ("pad",), "padding_side": ("pad",), "last_chunk": ("chunk",), "cross_document": ("chunk",),
+               "overflow": ("pack", "pad")}  # fmt: skip
+    for name, is_given in given.items():
+        if is_given and kind not in belongs[name]:
+            raise UsageError(f"{name}: not with {kind}=", fix="leave it out")
 
 
 __all__ = ["Cache", "open_cache"]

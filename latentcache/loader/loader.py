@@ -108,7 +108,7 @@ class Loader:
         reader: Reader,
         *,
         batch_size: int,
-        seed: int = 0,
+        seed: int | None = 0,
         rank: int | None = None,
         world_size: int | None = None,
         remainder: Remainder = "repeat",
@@ -122,7 +122,7 @@ class Loader:
         ranks = find_ranks(rank, world_size)
         self.rank, self.world_size, self._found = ranks.rank, ranks.world_size, ranks.found
         batches = BatchPlan(batch_size=batch_size, world_size=ranks.world_size, remainder=remainder)
-        seed = whole("seed", seed, -(2**63))
+        seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
         self._transfer, self._title, self._meta = Transfer(device), title, meta
         self.format = reader.check_format(format)
@@ -160,7 +160,7 @@ class Loader:
         )
 
     @property
-    def seed(self) -> int:
+    def seed(self) -> int | None:
         """Of the order, draws and flips; that of the checkpoint after ``load_state_dict``."""
         return self._position.seed
 
@@ -296,7 +296,7 @@ class Loader:
 
     def indexer(self, position: Position, plan: EpochPlan) -> Callable[[int], BatchIndex]:
         """What gives the BatchIndex of each step of an iteration that began just now."""
-        seed, epoch, before = position.seed, position.epoch, position.steps
+        seed, epoch, before = position.seed or 0, position.epoch, position.steps
 
         def index_of(step: int) -> BatchIndex:
             part = plan.batch(step, self.rank)
@@ -330,7 +330,7 @@ class Loader:
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
-        return self.make(BatchIndex(epoch, -1, asked, int(buckets[-1]), None, self.seed))
+        return self.make(BatchIndex(epoch, -1, asked, int(buckets[-1]), None, self.seed or 0))
 
     def make(self, index: BatchIndex) -> Batch:
         """The batch of a BatchIndex."""

@@ -196,6 +196,21 @@ class Rows(View, Dataset[Batch]):
     def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
         return self._reader.index
 
+    def _combined(self, parts: Sequence[RowPart], mix: Mixture | None) -> Rows:
+        return Rows(parts, self.settings, mixture=mix)
+
+    def _held(self, by: str) -> int:
+        """Tokens or documents in all rows."""
+        return self.tokens if by == "tokens" else sum(len(np.unique(plan.document)) for plan in self.row_plans)
+
+    def _refuse_unlike(self, other: Rows) -> None:
+        if other.settings != self.settings:
+            raise UsageError(
+                "combine: these rows cannot be in one batch",
+                why=f"{self.settings} and {other.settings}",
+                fix="make them of caches of one tokenizer, with the same options",
+            )
+
     def _reader_of(self, fields: Sequence[str] | None) -> RowReader:
         unknown = [one for one in fields or () if one not in (*_EXTRA, self.settings.field, *_TENSORS)]
         if unknown:

@@ -1,20 +1,29 @@
-"""What loaders are made of: samples of caches, or rows of tokens. Needs no torch."""
+"""What loaders are made of: samples of caches, or rows of tokens; ``combine`` makes several one. Needs no torch."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from latentcache.errors import UsageError
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
+from latentcache.plan.mixing import Mixture, Weight, mixture
+from latentcache.plan.numbers import choice, several
 from latentcache.plan.samples import plan_report
 
 if TYPE_CHECKING:
     import torch
 
+    from latentcache.loader.cache import Cache
     from latentcache.loader.loader import Loader, Reader
+    from latentcache.loader.rows import Rows
     from latentcache.loader.substitute import OnError
     from latentcache.plan.samples import SampleIndex
+
+Unit = Literal["rows", "tokens", "documents"]
+Served = TypeVar("Served", "Cache", "Rows")
 
 
 class View:
@@ -34,6 +43,14 @@ class View:
 
     def _reader_of(self, fields: Sequence[str] | None) -> Reader:
         """What reads batches of these fields."""
+        raise NotImplementedError
+
+    def _refuse_unlike(self, other: Any) -> None:
+        """Raise UsageError unless a batch may hold samples of both."""
+        raise NotImplementedError
+
+    def _combined(self, parts: Sequence[Any], mix: Mixture | None) -> Self:
+        """The samples of all parts, served as these."""
         raise NotImplementedError
 
     def plan(
@@ -63,7 +80,7 @@ class View:
         self,
         *,
         batch_size: int,
-        seed: int = 0,
+        seed: int | None = 0,
         rank: int | None = None,
         world_size: int | None = None,
         remainder: Remainder = "repeat",
@@ -77,7 +94,8 @@ class View:
 
         Args:
             batch_size: Samples (or rows) per rank and step.
-            seed: Changes the order of all epochs.
+            seed: Changes the order of all epochs. None: every epoch in the order of the data set, bucket by bucket,
+                for evaluation; draws are those of seed 0.
             rank: Part of each step that this process gets; given together with ``world_size``. By default found:
                 torch.distributed, then RANK and WORLD_SIZE of the environment.
             world_size: Number of ranks; all of them see the same steps.
@@ -135,3 +153,44 @@ class View:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def combine(
+    sources: Sequence[Served],
+    *,
+    weights: Sequence[Weight] | None = None,
+    samples: int | None = None,
+    by: Unit = "rows",
+) -> Served:
+    """Several caches, or several views of rows, as one: a batch may hold samples of any of them.
+
+    Args:
+        sources: Caches (also parts and repeats of them), or rows; all of one type.
+        weights: Fraction of the samples of an epoch that each gets, in any unit. Without them every sample is served
+            once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
+        samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
+            once, and so every sample of the others at least once.
+        by: With rows: what weights count, ``rows``, ``tokens`` or ``documents``.
+
+    Raises:
+        UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,
+            or a source that has weights itself.
+    """
+    found: list[Any] = several("sources", sources, fix="combine([one, other])")
+    choice("by", by, ("rows", "tokens", "documents"))
+    if len({type(one) for one in found}) != 1 or not isinstance(found[0], View):
+        raise UsageError(
+            "combine: needs caches, or rows, and not both", fix="combine([open_cache(a), open_cache(b)])"
+        )
+    if any(one.mixture for one in found):
+        raise UsageError("combine: a source has weights itself", fix="combine the caches that it is made of")
+    if weights is None and samples is not None:
+        raise UsageError(f"samples={samples!r}: only allowed with weights", fix="pass weights too, as [1, 1]")
+    for one in found[1:]:
+        found[0]._refuse_unlike(one)
+    first, mix = found[0], None
+    if weights is not None:
+        units = None if by == "rows" else [Fraction(len(one), max(one._held(by), 1)) for one in found]
+        mix = mixture([one.name for one in found], list(map(len, found)), weights, samples=samples, units=units)
+    made: Any = first._combined([part for one in found for part in one.parts], mix)
+    return made  # type: ignore[no-any-return]

@@ -67,7 +67,12 @@ class Mixture(Value):
 
 
 def mixture(
-    names: Sequence[str], entries: Sequence[int], weights: Sequence[Weight], *, samples: int | None = None
+    names: Sequence[str],
+    entries: Sequence[int],
+    weights: Sequence[Weight],
+    *,
+    samples: int | None = None,
+    units: Sequence[Fraction] | None = None,
 ) -> Mixture:
     """Decide how many samples of each source an epoch serves.
 
@@ -79,6 +84,7 @@ def mixture(
         samples: Occurrences of an epoch, divided by largest remainder. By default the source with the most entries
             for its weight is served exactly once, and the others as often as that takes, rounded to the nearest
             number.
+        units: Samples of each source that count as one for its weight; by default 1.
 
     Raises:
         UsageError: There are more or fewer weights than sources, a weight is not above 0, a source has no entries or
@@ -89,6 +95,8 @@ def mixture(
         raise UsageError(
             f"weights: {len(fractions)} values for {len(entries)} sources", fix="give one for each, in the same order"
         )
+    if units is not None:
+        fractions = [part * unit for part, unit in zip(fractions, units, strict=True)]
     met: Counter[str] = Counter()
     called = []
     for name in names:
@@ -128,7 +136,7 @@ def largest_remainder(total: int, fractions: Sequence[Fraction]) -> list[int]:
     return counts
 
 
-def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int, epoch: int) -> NDArray[np.int64]:
+def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int | None, epoch: int) -> NDArray[np.int64]:
     """(N,) how often an epoch serves each entry; ``bucket`` (N,) is theirs."""
     times = np.empty(len(bucket), dtype=np.int64)
     for number, (start, source) in enumerate(zip(mix.starts(), mix.sources, strict=False)):
@@ -136,7 +144,7 @@ def occurrences(bucket: NDArray[np.integer], mix: Mixture, *, seed: int, epoch: 
         part, own = times[start : start + source.entries], bucket[start : start + source.entries]
         part[:] = each
         if extra:
-            order = grouped(shuffled(source.entries, seed, number, stream=2), own, int(own.max()) + 1)
+            order = grouped(shuffled(source.entries, seed or 0, number, stream=2), own, int(own.max()) + 1)
             # the places in this order where floor(extra * (place + epoch) / entries) rises
             risen = -(-np.arange(1, extra + 1, dtype=np.int64) * source.entries // extra) - 1
             part[order[(risen - epoch % source.entries) % source.entries]] += 1

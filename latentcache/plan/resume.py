@@ -26,7 +26,7 @@ Leg = tuple[int, int, int]
 
 
 def rest_of_epoch(
-    index: SampleIndex, legs: Sequence[Leg], remainder: Remainder, *, seed: int, epoch: int
+    index: SampleIndex, legs: Sequence[Leg], remainder: Remainder, *, seed: int | None, epoch: int
 ) -> EpochPlan:
     """The rest of an epoch, in steps of the sizes of the last leg; all legs have one policy.
 
@@ -70,7 +70,7 @@ class Position:
         seed: Of the order; that of the checkpoint after :meth:`load`.
     """
 
-    def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int) -> None:
+    def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int | None) -> None:
         self.attach(index, report)
         self.seed, self.epoch, self.iteration = seed, 0, 0
         self._before: tuple[Leg, ...] = ()  # of other sizes
@@ -100,7 +100,7 @@ class Position:
         """Steps of this epoch that were delivered."""
         return sum(steps for *_, steps in self.legs)
 
-    def go_to(self, seed: int, epoch: int) -> None:
+    def go_to(self, seed: int | None, epoch: int) -> None:
         """Go to the start of an epoch of a seed."""
         self.seed, self.epoch, self._before, self._delivered, self._loaded = seed, epoch, (), 0, False
         self.iteration += 1
@@ -156,7 +156,8 @@ class Position:
         try:
             if state["version"] != STATE_VERSION:
                 raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")
-            seed, epoch = as_index(state["seed"]), as_index(state["epoch"])
+            seed = None if state["seed"] is None else as_index(state["seed"])
+            epoch = as_index(state["epoch"])
             legs = [(as_index(size), as_index(ranks), as_index(steps)) for size, ranks, steps in state["legs"]]
             if epoch < 0 or not legs or min(map(min, legs)) < 0:
                 raise ValueError(f"epoch {epoch} with the legs {legs}")

@@ -132,14 +132,14 @@ def times_counted(times: NDArray[np.integer] | None, samples: int) -> dict[int, 
 
 
 def plan_epoch(
-    index: SampleIndex, batches: BatchPlan, *, seed: int, epoch: int, served: Ints | None = None
+    index: SampleIndex, batches: BatchPlan, *, seed: int | None, epoch: int, served: Ints | None = None
 ) -> EpochPlan:
     """Lay out one epoch, or what is left of one.
 
     Args:
         index: What is served.
         batches: Batch size, ranks and policy.
-        seed: Of the order.
+        seed: Of the order; None: bucket by bucket, samples in the order of the index.
         epoch: Number of the epoch.
         served: (n,) samples that this epoch served before; None: the whole epoch.
     """
@@ -163,7 +163,7 @@ def plan_epoch(
         bucket = index.served_at(size)
         own, report = bucket[order], count_steps(bucket, index.buckets, batches, mixture)
     if spare is not None:
-        spare = spare[shuffled(len(spare), seed, epoch, stream=3)]
+        spare = spare[shuffled(len(spare), seed or 0, epoch, stream=3)]
         order, own = np.concatenate([order, spare]), np.concatenate([own, index.bucket[spare]])
     held = np.bincount(own, minlength=len(index.buckets))
     if len(held) > 1:
@@ -172,7 +172,7 @@ def plan_epoch(
     return _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch)
 
 
-def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int, epoch: int) -> EpochPlan:
+def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch: int) -> EpochPlan:
     """The rows of each bucket, repeated from the front, cut or padded to fill its steps; the steps shuffled."""
     batches, plans = report.batches, report.buckets
     filled = [_filled(rows, plan, batches) for rows, plan in zip(parts, plans, strict=True) if plan.steps]

@@ -19,8 +19,10 @@ _SHORT = 1 << 16
 _ROUNDS = 4
 
 
-def shuffled(count: int, seed: int, epoch: int, *, stream: int) -> NDArray[np.int32]:
-    """A permutation of ``range(count)``; other streams of the same epoch are independent of it."""
+def shuffled(count: int, seed: int | None, epoch: int, *, stream: int) -> NDArray[np.int32]:
+    """A permutation of ``range(count)``; other streams are independent of it. None as seed: the numbers in order."""
+    if seed is None:
+        return np.arange(count, dtype=np.int32)
     state = _mix(_mix(_mix(seed & _MASK) ^ (epoch & _MASK)) + stream)
     if count > _SHORT:
         return _stepped(count, state)

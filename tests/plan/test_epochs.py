@@ -1,6 +1,7 @@
 """Steps, ranks and policies of one epoch: equal on all ranks, one bucket a step, every sample accounted for."""
 
 import hashlib
+import json
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,7 @@ from made_plans import POLICIES, batches_of, columns, epochs, index_of, laid_out
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.batching import BatchPlan, require_steps, trainer_steps
+from latentcache.plan.resume import Position
 from latentcache.plan.samples import plan_epoch, plan_report
 
 #: 10 samples of the first bucket, 5 of the second, 3 of the third, steps of 4: the order never changes.
@@ -89,6 +91,21 @@ def test_the_order_is_pinned(policy, seed, epoch):
     bucket = np.repeat([0, 1, 2], [10, 5, 3])
     _, plan = laid_out(index_of(bucket), BatchPlan(batch_size=2, world_size=2, remainder=policy), seed, epoch)
     assert plan.rows.tolist() == GOLDEN[policy, seed, epoch]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_without_a_seed_every_epoch_has_the_order_of_the_data(world_size):
+    index = index_of(np.array([1, 0, 0, 1, 0, 1, 0, 0]))
+    batches = BatchPlan(batch_size=2 // world_size, world_size=world_size, remainder="partial")
+    for epoch in (0, 3):
+        plan = plan_epoch(index, batches, seed=None, epoch=epoch)
+        assert plan.real().tolist()[:5] == [1, 2, 4, 6, 7]
+        assert plan.bucket.tolist() == [0, 0, 0, 1, 1]
+    place, other = (Position(index, plan_report(index, batches), seed=seed) for seed in (None, 5))
+    place.begin()
+    place.advance(place.iteration)
+    other.load(json.loads(json.dumps(place.state())))
+    assert other.begin().rows.tolist() == plan.rows.tolist()[2:]
 
 
 @pytest.mark.parametrize(

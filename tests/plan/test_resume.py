@@ -145,7 +145,7 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
     "change",
     [
         *({"epoch": epoch} for epoch in ("x", -3, 1.7)),
-        {"seed": None},
+        {"seed": "x"},
         *(
             {"legs": legs}
             for legs in (3, [], [[1, 2]], [[0, 1, 1]], [[1, 1, -1]], [[1, 1, 0.5]], [[1 << 20, 1 << 20, 1]])
