@@ -14,8 +14,6 @@ from latentcache.errors import (
     LatentcacheError,
     UsageError,
     as_python,
-    python_words,
-    shell_words,
 )
 from latentcache.sources.causes import HINTS
 
@@ -50,15 +48,6 @@ def test_slugs_are_unique_and_plain():
     slugs = [cls.slug for cls in CLASSES]
     assert len(set(slugs)) == len(slugs)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", slug) for slug in slugs)
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_as_json_has_the_five_parts_and_none_that_matters_is_empty(cls):
-    answer = make(cls).as_json()
-    assert {"slug", "what", "where", "why", "fix"} <= answer.keys()
-    assert answer["slug"] == cls.slug
-    assert answer["what"] == "it broke"
-    assert answer["fix"]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -126,20 +115,6 @@ def test_the_catalog_lists_every_slug_that_the_package_uses():
 )
 def test_a_python_caller_gets_arguments_of_python(flags, arguments):
     assert as_python(flags) == arguments
-
-
-def test_errors_of_functions_name_arguments_and_those_of_commands_flags(tmp_path):
-    def failing():
-        with python_words():
-            raise UsageError("--device=x: unknown device", fix="--device cpu")
-
-    with pytest.raises(UsageError) as caught:
-        failing()
-    assert (caught.value.what, caught.value.fix) == ("device='x': unknown device", "device='cpu'")
-    assert str(caught.value).startswith("device='x'")
-    with pytest.raises(UsageError, match="--device=x") as caught, shell_words():
-        failing()
-    assert caught.value.fix == "--device cpu"
 
 
 def test_settings_and_functions_of_the_package_speak_python(tmp_path):

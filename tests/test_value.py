@@ -1,6 +1,6 @@
 import copy
 import pickle
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,14 +36,6 @@ class Column(Value, eq=False):
     """A value with an array."""
 
     numbers: np.ndarray
-
-
-def test_parts_defaults_and_text():
-    assert repr(Size(width=2)) == "Size(width=2, height=1, names={})"
-    assert Named(width=2, name="a").height == 1
-    assert [one.name for one in fields(Named)] == ["width", "height", "names", "note", "name"]
-    assert is_dataclass(Named)
-    assert Size(width=1).names is not Size(width=1).names
 
 
 @pytest.mark.parametrize("given", [{}, {"width": 1, "depth": 2}, {"height": 1}])

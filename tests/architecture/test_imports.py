@@ -10,10 +10,7 @@ from package_source import PACKAGE, ROOT
 LINTER = Path(sys.executable).with_name("lint-imports")
 SEEDED = [
     ("geometry/sizes.py", "import latentcache.fields.protocol", "imports point down"),
-    ("store/paths.py", "import latentcache.sources.reading", "imports point down"),
-    ("verify/findings.py", "import latentcache.pipeline.settings", "imports point down"),
     ("fields/protocol.py", "import torch", "fields and plans are arithmetic"),
-    ("store/paths.py", "import diffusers", "training is light"),
     ("pipeline/settings.py", "import transformers", "only encoders know models"),
     ("sources/reading.py", "import torch", "bytes are bytes"),
     ("errors.py", "import rich.table", "only the command line talks to a terminal"),

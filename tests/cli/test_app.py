@@ -32,24 +32,14 @@ def test_version(run):
     assert (done.status, done.out) == (0, "latentcache 0.1.0\n")
 
 
-def test_a_bare_call_shows_the_help(run):
-    done = run()
-    assert done.status == 2
-    assert "Start with:  latentcache build DATA" in done.err
-    assert done.out == ""
-
-
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         (["build"], "Missing argument"),
         (["build", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
-        (["build", "x", "--batch-size", "many"], "Invalid value for '--batch-size'"),
         (["build", "x", "--bach-size", "4"], "No such option: --bach-size"),
         (["build", "x", "y"], "unexpected extra argument"),
         (["bild", "x"], "No such command 'bild'"),
-        (["verify"], "Missing argument"),
-        (["info"], "Missing argument"),
         (["plan", "x"], "Missing option '--batch-size'"),
     ],
 )
@@ -118,14 +108,7 @@ def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, shared):
     assert run("verify", cache, "--json").json["counts"]["ok"] == 4
 
 
-def test_the_handlers_of_the_caller_are_put_back(run, shared):
-    cache = shared[1]
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    run("verify", cache, "--json")
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-@pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["verify"], ["plan", "--batch-size", "1"]])
+@pytest.mark.parametrize("words", [["info", "--json"], ["verify"]])
 def test_a_reader_that_goes_away_is_no_error(shared, words):
     """``latentcache ... | true``: no traceback, no other status."""
     cache = shared[1]
@@ -137,7 +120,7 @@ def test_a_reader_that_goes_away_is_no_error(shared, words):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("words", [["info"], ["info", "--json"]])
+@pytest.mark.parametrize("words", [["info"]])
 def test_an_output_that_cannot_be_written_is_said(shared, words):
     cache = shared[1]
     with Path("/dev/full").open("w") as full:

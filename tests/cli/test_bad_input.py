@@ -16,80 +16,59 @@ from latentcache.store.snapshot import open_snapshot
 IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff .webm .webp"
 
 
-@pytest.fixture
-def rejected(run, tmp_path):
-    """The error of a build that does not start, with the folder of the test written as {tmp}; nothing was made."""
-
-    def build(data="data", *words, status=2, out="cache"):
-        done = run("build", tmp_path / data, "--out", tmp_path / out, *words, "--json")
-        assert done.status == status
-        return {name: text.replace(str(tmp_path), "{tmp}") for name, text in done.error.items() if name != "holder"}
-
-    return build
-
-
 def error(slug, what, where, why, fix):
     return {"slug": slug, "what": what, "where": where, "why": why, "fix": fix}
 
 
-@pytest.fixture
-def one(tmp_path):
-    """A data folder with one image."""
+NOTHING = "no images in {tmp}/empty", "{tmp}/empty", f"looked for {IMAGES}; found no files"
+INSIDE = "data folders are only read; a cache inside one would be taken for data"
+MODELS = "check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("empty",), ("source-empty", *NOTHING, "give the folder that holds the images: `latentcache build FOLDER`")),
+        (("none",), ("source-not-found", "no such file or folder: {tmp}/none", "{tmp}/none", "", "check the path")),
+        (
+            ("data", "--out", "data/sub/../deep/cache"),
+            (
+                "usage",
+                "--out={tmp}/data/sub/../deep/cache: the cache would be inside the data folder",
+                "{tmp}/data/sub/../deep/cache",
+                INSIDE,
+                "use --out {tmp}/data.latentcache",
+            ),
+        ),
+        (
+            ("data", "--out", "thesis"),
+            (
+                "usage",
+                "--out={tmp}/thesis: the folder is not empty and holds no cache",
+                "{tmp}/thesis",
+                "a cache is never mixed with other files",
+                "give an empty or a new folder",
+            ),
+        ),
+        (
+            ("data", "--model", "/no/such/model"),
+            ("model-not-found", "--model /no/such/model: no such file or folder", "/no/such/model", "", MODELS),
+        ),
+    ],
+)
+def test_a_build_that_does_not_start_says_why_and_makes_nothing(run, tmp_path, monkeypatch, words, expected):
     draw(tmp_path / "data" / "a.png")
-    return tmp_path / "data"
-
-
-# the data folder
-
-
-def test_an_empty_folder(rejected, tmp_path):
-    (tmp_path / "data").mkdir()
-    assert rejected() == error(
-        "source-empty",
-        "no images in {tmp}/data",
-        "{tmp}/data",
-        f"looked for {IMAGES}; found no files",
-        "give the folder that holds the images: `latentcache build FOLDER`",
-    )
-    assert not (tmp_path / "cache").exists()
-
-
-def test_data_that_is_not_there(rejected):
-    assert rejected() == error(
-        "source-not-found",
-        "no such file or folder: {tmp}/data",
-        "{tmp}/data",
-        "",
-        "check the path",
-    )
-
-
-# the cache folder
-
-
-@pytest.mark.parametrize("out", ["data/cache", "data", "data/sub/../deep/cache"])
-def test_a_cache_inside_the_data(rejected, one, out):
-    assert rejected(out=out) == error(
-        "usage",
-        f"--out={{tmp}}/{out}: the cache would be inside the data folder",
-        f"{{tmp}}/{out}",
-        "data folders are only read; a cache inside one would be taken for data",
-        "use --out {tmp}/data.latentcache",
-    )
-    assert [path.name for path in one.iterdir()] == ["a.png"]
-
-
-def test_a_cache_folder_that_holds_something_else(rejected, one, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "thesis.tex").write_text("x")
-    assert rejected() == error(
-        "usage",
-        "--out={tmp}/cache: the folder is not empty and holds no cache",
-        "{tmp}/cache",
-        "a cache is never mixed with other files",
-        "give an empty or a new folder",
-    )
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thesis.tex"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    paths = [
+        tmp_path / word if number in (0, 2) and word[0] not in "-/" else word for number, word in enumerate(words)
+    ]
+    done = run("build", *paths, "--json")
+    found = {name: text.replace(str(tmp_path), "{tmp}") for name, text in done.error.items()}
+    assert (done.status, found) == (2, error(*expected))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
@@ -126,16 +105,6 @@ def test_a_cache_of_a_newer_format(run, cache, data):
                 "upgrade with `pip install -U latentcache`, or build into another folder with --out",
             ),
         )
-
-
-def test_a_path_to_no_model(rejected, one):
-    assert rejected("data", "--model", "/no/such/model") == error(
-        "model-not-found",
-        "--model /no/such/model: no such file or folder",
-        "/no/such/model",
-        "",
-        "check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
-    )
 
 
 def test_the_words_of_damage_lead_out_of_it(run, cache, data):

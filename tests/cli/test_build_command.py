@@ -18,21 +18,6 @@ def test_the_object(run, data):
     assert value["plan"]["fields"]["latents"]["groups"] == {"64x64": 1, "80x48": 1, "48x80": 2}
 
 
-def test_plan_first_then_the_summary(run, data):
-    done = build(run, data)
-    assert done.err.startswith(f"4 samples in {data}, cache ")
-    for word in (
-        "  latents  stub",
-        "  buckets  ",
-        "  plan     4 entries to make, 0 reused, ",
-        " to write, ",
-        " free",
-    ):
-        assert word in done.err
-    assert "4 encoded, 0 reused, 0 quarantined in " in done.out
-    assert done.out.endswith("(snapshot 1) is complete\n")
-
-
 def test_a_dry_run_makes_nothing(run, data):
     done = build(run, data, "--dry-run")
     note = "note p3.png [no-caption]: 1 image has no caption, the first is p3.png\n"
@@ -50,16 +35,6 @@ def test_the_text_says_why_the_status_is_1(run, data):
     assert "quarantined broken.jpg [empty]" in done.out
     assert "  fix: the file has no bytes" in done.out
     assert "1 quarantined (more than --allow-failed 0: exit status 1)" in done.out
-
-
-def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.png").write_bytes(b"")
-    done = build(run, tmp_path / "data", "--json")
-    assert done.status == 1
-    assert done.json["counts"] == counts(1, 0, 0, 1)
-    planned = run("plan", tmp_path / "cache", "--batch-size", "1", "--json")
-    assert (planned.status, planned.error["slug"]) == (1, "plan-empty")
 
 
 def test_flips_from_build_to_plan(run, data, tmp_path):

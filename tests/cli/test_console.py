@@ -19,23 +19,6 @@ def test_text_is_one_line_that_cannot_steer_a_terminal(text):
     assert all(letter.isprintable() for letter in shown)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a b", "a b"),
-        ("a\tb\n", "a\\tb\\n"),
-        ("\x1b[2J", "\\x1b[2J"),
-        ("\x9b2J", "\\x9b2J"),
-        ("gnp.\u202etxt", "gnp.\\u202etxt"),
-        ("\udcff.png", "\\xff.png"),
-        ("\ud800", "\\ud800"),
-        ("Fotos für Ω", "Fotos für Ω"),
-    ],
-)
-def test_control_characters_and_bytes_are_shown(text, shown):
-    assert console.printable(text) == shown
-
-
 @pytest.fixture(autouse=True)
 def handlers():
     """``emit`` decides the exit status and ignores signals from then on; give them back to pytest."""

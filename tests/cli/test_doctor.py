@@ -59,27 +59,6 @@ def test_one_screen_of_text(run, data):
     assert lines[-1] == "ready"
 
 
-def test_rejected_inputs_are_a_finding_and_the_fix_builds(run, data, tmp_path):
-    (data / "bad.png").write_bytes(b"")
-    done = run("doctor", data, *SMALL, "--out", tmp_path / "c", "--json")
-    check = checks(done)["data"]
-    assert (done.status, check["state"]) == (1, "problem")
-    assert "bad.png [empty]" in check["text"]
-    assert run_build(check, tmp_path) == 0
-    assert run("info", tmp_path / "c", "--json").json["complete"]
-
-
-def test_a_device_that_is_not_there(run, data, tmp_path):
-    from latentcache.encoders.versions import cuda_count
-
-    if cuda_count():
-        pytest.skip("there is one")
-    done = run("doctor", data, *SMALL, "--device", "cuda", "--out", tmp_path / "c", "--json")
-    check = checks(done)["device"]
-    assert (done.status, check["state"]) == (3, "problem")
-    assert run_build(check, tmp_path) == 0
-
-
 def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "file_system", lambda path: "nfs4")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -89,16 +68,6 @@ def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monk
     assert (done.status, check["state"]) == (0, "warning")
     assert run_build(check, tmp_path) == 0
     assert (tmp_path / "data.latentcache" / "CURRENT").exists()
-
-
-def test_few_open_files(run, monkeypatch, tmp_path):
-    import resource
-
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda what: (256, hard))
-    check = checks(run("doctor", "--json"))["limits"]
-    assert check["state"] == "warning"
-    assert run_build(check, tmp_path) == 0
 
 
 def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
@@ -148,19 +117,6 @@ def test_a_checkpoint_is_recognized(run, tmp_path):
     save_file({key: np.zeros((2, 2), dtype=np.float16)}, tmp_path / "flux.safetensors")
     check = checks(run("doctor", "--model", tmp_path / "flux.safetensors", "--json"))["latents"]
     assert "flux.safetensors is a checkpoint of Flux.1, without its VAE" in check["text"]
-
-
-def test_a_tokenizer(run, tmp_path):
-    found = checks(run("doctor", "--tokenizer", "stub", "--json"))
-    assert found["input_ids"]["state"] == "ok"
-    done = run("doctor", "--tokenizer", tmp_path / "none", "--json")
-    assert (done.status, checks(done)["input_ids"]["state"]) == (1, "problem")
-
-
-def test_data_that_a_build_refuses(run, tmp_path):
-    (tmp_path / "empty").mkdir()
-    done = run("doctor", tmp_path / "empty", "--json")
-    assert (done.status, checks(done)["data"]["slug"]) == (1, "source-empty")
 
 
 def broken(folder):

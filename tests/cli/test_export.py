@@ -28,43 +28,6 @@ def test_the_keys_of_the_object(run, tokens, tmp_path):
     assert {len(row) for row in found["train"]["input_ids"]} == {64}
 
 
-DOCUMENTS = {
-    "schema",
-    "command",
-    "exit_code",
-    "error",
-    "cache",
-    "out",
-    "format",
-    "splits",
-    "tokens",
-    "dtype",
-    "last_id",
-    "part",
-}
-
-
-@pytest.mark.parametrize("form", ["megatron", "datatrove"])
-def test_the_keys_of_documents(run, tokens, tmp_path, form):
-    value = run("export", tokens, tmp_path / "out", "--to", form, "--validation", 0.2, "--json").json
-    assert set(value) == DOCUMENTS
-    assert sum(value["splits"].values()) == 40
-    assert (value["dtype"], value["last_id"], value["format"]) == ("uint16", 257, form)
-    suffix = ".bin" if form == "megatron" else "/00000_tokens.ds"
-    for split, number in value["tokens"].items():
-        assert (tmp_path / f"out/{split}{suffix}").stat().st_size == 2 * number
-
-
-def test_a_part_says_that_it_is_one(run, tokens, tmp_path):
-    part = tmp_path / "part"
-    assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--part", "0/2", "--out", part).status == 0
-    done = run("export", part, tmp_path / "out", "--to", "datatrove")
-    assert "this is part 0/2 of DATA" in done.out
-    assert json.loads((tmp_path / "out/latentcache.json").read_text())["part"] == "0/2"
-    whole = run("export", tokens, tmp_path / "whole", "--to", "datatrove")
-    assert "this is part" not in whole.out
-
-
 @pytest.mark.parametrize(
     ("words", "said", "following"),
     [
@@ -116,14 +79,6 @@ def test_a_flag_that_a_format_does_not_take(run, tokens, tmp_path, form, flag):
     what = f"--{flag}: not available with --to {form}"
     assert (done.status, done.error["what"], done.error["fix"]) == (2, what, f"leave --{flag} out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("form", "fix"), [("hf-disk", "--pad N or --pack N or --chunk N"), ("mds", "--pad N or --chunk N")]
-)
-def test_rows_have_a_length(run, tokens, tmp_path, form, fix):
-    done = run("export", tokens, tmp_path / "out", "--to", form, "--json")
-    assert (done.status, done.error["fix"]) == (2, fix)
 
 
 def test_pyarrow_is_asked_for_before_anything_starts(run, tokens, tmp_path, monkeypatch):

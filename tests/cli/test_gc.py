@@ -3,7 +3,6 @@ import os
 from small_cache import build, draw
 
 from latentcache.loader.cache import open_cache
-from latentcache.store.lock import builder_lock
 
 STATES = {"removable", "removed", "held", "compactable", "compacted", "unreferenced"}
 
@@ -52,35 +51,8 @@ def test_the_text(run, cache, data):
     assert run("gc", cache).out == "0 B can be freed, 0 B held\n"
 
 
-def test_beside_a_build(run, cache):
-    with builder_lock(cache / "builder.lock"):
-        done = run("gc", cache, "--json")
-    assert (done.status, done.error["slug"], done.error["holder"]["pid"]) == (3, "locked", os.getpid())
-
-
 def test_what_cannot_be(run, cache, tmp_path):
     assert run("gc", cache, "--keep", 0, "--json").status == 2
     assert run("gc", cache, "--grace", -1, "--json").status == 2
     assert run("gc", cache, "--grace", "nan", "--json").error["slug"] == "usage"
     assert run("gc", tmp_path / "none", "--json").error["slug"] == "cache-not-found"
-
-
-def test_an_unfinished_first_build(run, tmp_path):
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "BUILDING").write_text("{}")
-    done = run("gc", tmp_path, "--apply", "--json")
-    assert (done.status, done.error["slug"]) == (3, "cache-unfinished")
-
-
-def test_what_a_snapshot_to_go_back_to_keeps_and_until_when(run, cache, data):
-    rebuild(cache, data)
-    done = run("gc", cache, "--json").json
-    assert {(item["category"], item["reason"], item["snapshot"]) for item in done["items"]} == {
-        ("held", "rollback", 1)
-    }
-    assert {item["file"].split("/")[0] for item in done["items"]} == {"snapshots", "shards"}
-    assert {item["until"] for item in done["items"]} == {"until the next snapshot, or now with --keep 1"}
-    text = run("gc", cache).out
-    assert "held snapshots/000001 [rollback, until the next snapshot, or now with --keep 1] " in text
-    assert " [rollback for snapshot 1, until the next snapshot, or now with --keep 1] " in text
-    assert run("gc", cache, "--keep", 1, "--grace", 0, "--json").json["counts"]["removable"] == len(done["items"])

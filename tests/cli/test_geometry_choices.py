@@ -1,6 +1,5 @@
 """Builds with chosen geometry: what is enlarged is said, small images keep small, crops are stored as variants."""
 
-import json
 import warnings
 
 import numpy as np
@@ -102,18 +101,6 @@ def test_a_moved_point_is_stale_and_encodes_that_image_alone(run, data, tmp_path
     assert run("verify", tmp_path / "c", "--full").status == 0
     loader = opened(tmp_path / "c").loader(batch_size=3, seed=0)
     assert {batch["crop_top_left"][0].tolist()[1] for batch in loader for _ in batch} <= {0, 10, 13, 14, 32}
-
-
-def test_images_of_one_content_with_two_points_are_two_entries(run, tmp_path):
-    for name in ("a", "b"):
-        draw(tmp_path / "data" / f"{name}.png", (160, 96), seed=1)
-    lines = [
-        {"file_name": f"{name}.png", "text": name, "focus_x": x, "focus_y": 0} for name, x in (("a", 0), ("b", 1))
-    ]
-    (tmp_path / "data/metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    words = ["--bucket", "48x48", "--out", tmp_path / "c", "--json"]
-    assert run("build", tmp_path / "data", "--crop", "focus", *words).json["counts"]["encoded"] == 2
-    assert run("build", tmp_path / "data", "--crop", "center", *words).json["counts"]["encoded"] == 1
 
 
 def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):

@@ -60,19 +60,6 @@ def test_repeats_change_and_nothing_is_encoded_again(run, config, tmp_path):
     assert run("verify", cache).status == 0
 
 
-def test_a_build_without_repeats(run, config, tmp_path):
-    cache = tmp_path / "c"
-    run("build", config, "--out", cache, "--no-repeats", *SMALL)
-    assert "repeats" not in open_snapshot(cache).samples.columns
-    assert run("build", config, "--out", cache, "--json").json["published"] is False
-    assert run("verify", cache).status == 0
-    assert run("build", config, "--out", cache, "--repeats", "--json").json["counts"]["encoded"] == 0
-    assert repeats(cache) == {"cats/a.jpg": 3, "cats/b.jpg": 3, "dogs/c.jpg": 1}
-    counted = run("plan", cache, "--no-repeats", "--batch-size", 1, "--json").json
-    assert counted["repeats"] == run("plan", config, "--no-repeats", "--batch-size", 1, "--json").json["repeats"]
-    assert counted["repeats"] == [{"times": 1, "samples": 3}]
-
-
 def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
     data, cache = tmp_path / "data", tmp_path / "c"
     (data / "cats/a.tags").write_text("tagged")

@@ -1,23 +1,9 @@
 import base64
 
 from damaged import damage_payload
-from small_cache import SMALL, as_nobody, draw, draw_four
+from small_cache import SMALL, as_nobody, draw_four
 
 from latentcache.cli.app import main
-
-
-def test_the_object(run, cache):
-    value = run("info", cache, "--json").json
-    assert (value["complete"], value["snapshot"]) == (True, 1)
-    assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
-    field = value["fields"]["latents"]
-    assert [(group["label"], group["items"]) for group in field["groups"]] == [
-        ("64x64", 1),
-        ("80x48", 1),
-        ("48x80", 2),
-    ]
-    assert (field["items"], field["entries"], field["installed"]) == (4, 4, True)
-    assert set(field["about"]) == {"encoder", "model", "pixels"}
 
 
 def test_the_keys_of_an_entry(run, cache, data):
@@ -75,17 +61,6 @@ def test_no_cache(run, tmp_path):
     run("build", tmp_path / "data", *SMALL)
     fix = run("info", tmp_path / "data", "--json").error["fix"]
     assert fix == f"give the cache of this data: {tmp_path / 'data.latentcache'}"
-
-
-def test_samples_without_a_caption_are_counted(run, cache, data, tmp_path):
-    assert run("info", cache, "--json").json["no_caption"] == {"count": 1, "first": "p3.png"}
-    assert "captions: 1 sample without one, the first is p3.png\n" in run("info", cache).out
-    (data / "p3.txt").write_text("a caption")
-    run("build", data, "--out", cache)
-    assert "captions" not in run("info", cache).out
-    draw(tmp_path / "bare" / "a.png")
-    run("build", tmp_path / "bare", *SMALL, "--out", tmp_path / "c")
-    assert "captions: none\n" in run("info", tmp_path / "c").out
 
 
 def test_shards_that_cannot_be_listed_are_no_empty_cache(open_folder):

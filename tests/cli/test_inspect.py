@@ -41,16 +41,6 @@ def test_what_was_recognized_and_why(run, kohya):
     assert not kohya.with_name("kohya.latentcache").exists()
 
 
-def test_one_screen_of_text(run, kohya):
-    done = run("inspect", kohya, *SMALL)
-    assert done.status == 0
-    lines = done.out.splitlines()
-    assert len(lines) <= 24
-    assert 'set        10_sks dog: 3 samples, 10 repeats, class words "sks dog"' in lines
-    assert "captions   class words 4, sidecar .txt 1" in done.out or "sidecar .txt 1, class words 4" in done.out
-    assert lines[-1].startswith("build      4 entries to make, 0 reused, 1 duplicate sharing an entry, ")
-
-
 def test_findings_and_strictness(run, data):
     assert run("inspect", data, *SMALL).status == 0
     (data / "orphan.txt").write_text("x")

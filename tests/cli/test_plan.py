@@ -20,16 +20,6 @@ def test_a_folder_and_its_cache_have_the_same_plan(run, shared, policy, batch_si
     assert {**of_cache, "path": ""} == {**of_data, "path": ""}
 
 
-def test_a_folder_is_planned_without_making_anything(run, data):
-    assert run("plan", data, *SMALL, "--batch-size", "1").status == 0
-    assert sorted(path.name for path in data.parent.iterdir()) == ["data"]
-
-
-def test_a_data_folder_may_have_a_folder_called_shards(run, data):
-    draw(data / "shards" / "deep.png")
-    assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["samples_used"] == 5
-
-
 def test_a_cache_that_holds_nothing_yet_is_no_data_folder(run, tmp_path):
     (tmp_path / "builder.lock").touch()
     done = run("plan", tmp_path, "--batch-size", "1", "--json")

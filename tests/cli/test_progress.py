@@ -44,20 +44,6 @@ def test_a_line_every_ten_seconds_without_a_terminal(clock, capsys):
     assert "\x1b" not in "".join(lines)
 
 
-def test_reused_work_promises_nothing(clock, capsys):
-    """A resumed build that skips half of its inputs in a second says nothing about the rest until it has encoded."""
-    display = BuildProgress(quiet=False)
-    display.advanced(state())
-    clock.s += 10
-    display.advanced(state(done=100, cost_total=200, cost_done=100, skipped=100))
-    clock.s += 10
-    display.advanced(state(done=101, cost_total=200, cost_done=101, skipped=100, encoded=1))
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "100/200 0.0 latents/s, 0 B/s, 0 encoded, 100 reused, 0 rejected, -:-- left"
-    hours = int(second.split(", ")[-1].split(":")[0])
-    assert 20 <= hours <= 40, "99 at 1 in 20 s"
-
-
 def test_quiet_shows_warnings_only(clock, capsys):
     display = BuildProgress(quiet=True)
     clock.s += 60

@@ -78,15 +78,6 @@ def part(run, data):
     return cache
 
 
-@pytest.mark.parametrize("words", [[], ["--full"], ["--reencode", "20"], ["--sample", "50%"]])
-def test_records_of_other_parts_are_not_missing(run, part, words):
-    status, counts, items = found_by(run, part, *words)
-    assert (status, items, list(counts)) == (0, [], ["ok"])
-    assert 0 < counts["ok"] < 100
-    assert run("verify", part, *words, "--json").json["part"] == "1/3"
-    assert "part 1/3" in run("verify", part, *words).out
-
-
 def test_of_new_records_those_of_the_part_are_missing(run, data, part, cache):
     held = len(opened(part)[0].samples)
     write_texts(data, [*LINES, *(f"new {number}" for number in range(30))])

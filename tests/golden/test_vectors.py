@@ -19,7 +19,7 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile
 from latentcache.store.entry import read_header
 from latentcache.store.garbage import stored_entries
-from latentcache.store.index import collect_index, load_index
+from latentcache.store.index import load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
@@ -45,12 +45,6 @@ def known(monkeypatch):
     monkeypatch.setattr(registry, "field_kinds", lambda: KINDS)
 
 
-def test_the_vectors_are_small():
-    files = [path for path in FOLDER.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 100_000
-    assert not {"lock.mdb", "builder.lock", "BUILDING"} & {path.name for path in files}
-
-
 @pytest.mark.parametrize("installed", [True, False])
 def test_the_current_reader_opens_them(paths, monkeypatch, installed):
     if installed:
@@ -73,15 +67,6 @@ def test_the_current_reader_opens_them(paths, monkeypatch, installed):
         assert (field.kind is not None) == installed
     assert [one.name for one in snapshot.rejected] == ["d/broken.png"]
     reader.close()
-
-
-def test_their_indexes_are_those_of_their_pages(paths):
-    for folder in paths.sealed_shards():
-        index, collected = load_index(folder), collect_index(folder / "data.mdb")
-        index.columns.check()
-        assert sorted(collected) == sorted(index.columns)
-        for name, values in collected.items():
-            np.testing.assert_array_equal(np.asarray(index.columns[name]), values)
 
 
 def test_the_current_writer_makes_the_same_bytes(tmp_path, paths):

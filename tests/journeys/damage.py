@@ -27,11 +27,6 @@ def files_of(cache):
     return [path for path in sorted(cache.rglob("*")) if path.is_file()]
 
 
-def kind_of(path):
-    """One word for all files of a kind, so that each kind is met equally often."""
-    return path.name
-
-
 def served(cache):
     """(key, name) -> (latents, name, caption, sizes) as the loader gives them."""
     found = {}
@@ -59,9 +54,9 @@ def served_documents(cache):
 def damage(cache, seed):
     """Damage one file; gives words for what was done. The same seed does the same."""
     chance = random.Random(seed)
-    kinds = {}
+    kinds = {}  # so that each is met equally often
     for path in files_of(cache):
-        kinds.setdefault(kind_of(path), []).append(path)
+        kinds.setdefault(path.name, []).append(path)
     path = chance.choice(kinds[chance.choice(sorted(kinds))])
     way = chance.choice(WAYS)
     path.chmod(0o644)
@@ -151,22 +146,8 @@ def _older(path, chance):
     return f"by {other.name}"
 
 
-WAYS = (
-    _flip,
-    _flip,
-    _flip,
-    _zeroed_page,
-    _swapped,
-    _cut,
-    _appended,
-    _nonsense,
-    _emptied,
-    _removed,
-    _folder,
-    _link,
-    _pipe,
-    _older,
-)
+WAYS = (_flip, _flip, _flip, _zeroed_page, _swapped, _cut, _appended, _nonsense, _emptied, _removed, _folder, _link,
+        _pipe, _older)  # fmt: skip
 _STATUSES = {0, 1, 3}
 IMAGES = (served, "bad.png", ())
 """The way to read, the rejected input of the build, and more words for a build."""

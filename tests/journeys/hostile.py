@@ -60,22 +60,12 @@ def flat_png(height, width):
 
 def bmp(height, width):
     """The header of a BMP of any claimed size."""
-    return (
-        b"BM"
-        + struct.pack("<IHHI", 54, 0, 0, 54)
-        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
-    )
+    return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
 
 
 def gif(height, width):
-    return (
-        b"GIF89a"
-        + struct.pack("<HHBBB", width, height, 0x80, 0, 0)
-        + bytes(6)
-        + b",\0\0\0\0"
-        + struct.pack("<HH", width, height)
-        + b"\0\x02\0;"
-    )
+    head, place = struct.pack("<HHBBB", width, height, 0x80, 0, 0), struct.pack("<HH", width, height)
+    return b"GIF89a" + head + bytes(6) + b",\0\0\0\0" + place + b"\0\x02\0;"
 
 
 def not_pictures():
@@ -84,38 +74,21 @@ def not_pictures():
     return {
         "empty.jpg": (b"", "empty"),
         "zeros.jpg": (bytes(5000), "zeros"),
-        "one-zero.png": (b"\0", "zeros"),
         "page.jpg": (b"<!DOCTYPE html><html><title>403</title></html>", "html"),
         "page-bom.png": (b"\xef\xbb\xbf\n <HTML><body>", "html"),
-        "login.webp": (b"<head><meta></head>", "html"),
         "pointer.jpg": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git-lfs"),
         "vector.svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "svg"),
-        "vector.png": (b"<svg></svg>", "svg"),
         "phone.heic": (heic, "heic-needs-plugin"),
         "phone.jpg": (heic, "heic-needs-plugin"),
         "bare.jxl": (b"\xff\x0a" + bytes(20), "jxl-needs-plugin"),
-        "boxed.jxl": (b"\x00\x00\x00\x0cJXL \r\n\x87\n" + bytes(20), "jxl-needs-plugin"),
         "print.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\nquit\n", "eps"),
-        "print-dos.png": (b"\xc5\xd0\xd3\xc6" + bytes(40), "eps"),
         "paper.jpg": (b"%PDF-1.7\n", "pdf"),
         "text.png": (b"hello", "unknown"),
         "json.jpg": (b'{"error": "not found"}', "unknown"),
-        "xml.png": (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "unknown"),
-        "zip.jpg": (b"PK\x03\x04" + bytes(60), "unknown"),
         "pickle.png": (b"\x80\x04\x95" + bytes(60), "unknown"),
         "gguf.png": (b"GGUF" + bytes(60), "unknown"),
-        "elf.jpg": (b"\x7fELF" + bytes(60), "unknown"),
         "movie.jpg": (b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "decoder-error"),
-        "psd.png": (b"8BPS\0\x01" + bytes(60), "unknown"),
-        "ico.png": (b"\0\0\x01\0\x01\0\x10\x10" + bytes(60), "unknown"),
-        "ppm.png": (b"P6\n64 64\n255\n" + bytes(64 * 64 * 3), "unknown"),
-        "tga.png": (
-            bytes([0, 0, 2]) + bytes(9) + struct.pack("<HH", 64, 64) + b"\x18\0" + bytes(64 * 64 * 3),
-            "unknown",
-        ),
-        "fits.jpg": (b"SIMPLE  =                    T" + b" " * 2850, "unknown"),
         "jp2.jpg": (saved("JPEG2000"), "unknown"),
-        "script.jpg": (b"#!/bin/sh\ntouch owned\n", "unknown"),
         "noise.jpg": (np.random.default_rng(SEED).bytes(4000), "unknown"),
         "only-magic.jpg": (b"\xff\xd8", "truncated"),
         "only-magic.png": (b"\x89PNG\r\n\x1a\n", "truncated"),

@@ -93,12 +93,6 @@ def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> No
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
 
 
-def test_a_streaming_build_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
-    assert build_here(data, tmp_path / "cache", "--stream").status == 0
-    build_here(data, tmp_path / "whole")
-    assert served(tmp_path / "cache") == served(tmp_path / "whole")
-
-
 def bad_tar(root: Path) -> None:
     """A shard with two faults, one that is cut short, one that is compressed, and a good one."""
     images = some_images(5)

@@ -224,26 +224,6 @@ def test_masks_from_transparency_and_switches(tmp_path):
     assert rows == {"a.png": pytest.approx([0.2] * 4 + [1.0] * 4), "b.jpg": [1.0] * 8}
 
 
-def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch):
-    for number in range(6):
-        (data / "edges").mkdir(exist_ok=True)
-        (data / f"{number}-condlabel.png").rename(data / f"edges/{number}.png")
-    monkeypatch.chdir(tmp_path)
-    build(data, *STUB, "--controls", "data/edges")
-    monkeypatch.chdir("/")
-    assert look("verify", tmp_path / "cache", "--json").json["counts"]["ok"] == 6
-    data = data.rename(tmp_path / "moved")
-    assert encoded(build(data)) == {"latents": 0, "mask": 0, "control": 0}
-    (data / "edges").rename(tmp_path / "gone")
-    verify = ("verify", tmp_path / "cache", "--data", data, "--json")
-    found = look(*verify)
-    assert (found.status, {one["reason"] for one in found.json["items"]}) == (1, {"control-changed"})
-    assert look("build", data, "--out", tmp_path / "other", *STUB, "--controls", "edges", "--json").status == 2
-    done = look("build", data, "--out", tmp_path / "cache", "--json")
-    assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["quarantined"]) == (1, 0, 6)
-    assert {one["reason"] for one in look(*verify).json["items"]} == {"no-control"}
-
-
 def test_flips_do_not_depend_on_the_order_of_fields(data):
     for path in data.glob("[1-5]-masklabel.png"):
         path.unlink()

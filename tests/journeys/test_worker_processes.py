@@ -49,36 +49,22 @@ def ends_whole(data, cache, events):
     assert not [path for path in cache.rglob("*") if path.suffix in (".tmp", ".open")]
 
 
-def running(tmp_path, wanted=3, **options):
+def test_a_killed_build_ends_its_workers_and_the_cache_is_held_until_then(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, *TWO, delay_ms=100, events=events, **options)
-    wait_for(lambda: len(acknowledged(events)) >= wanted, process)
-    return process, data, cache, events
-
-
-@pytest.mark.parametrize("whom", ["the build", "all of them"])
-def test_a_kill_of_the_build_ends_its_workers_and_nothing_is_lost(tmp_path, whom):
-    process, data, cache, events = running(tmp_path, start_new_session=True)
+    process = start_build(data, cache, *TWO, delay_ms=100, events=events)
+    wait_for(lambda: len(acknowledged(events)) >= 3, process)
     workers = workers_of(process)
     assert len(workers) == 2
-    os.kill(process.pid, signal.SIGKILL) if whom == "the build" else os.killpg(process.pid, signal.SIGKILL)
-    finished(process)
-    ends_whole(data, cache, events)
-    assert not any(map(is_running, workers))
-
-
-def test_while_workers_of_a_dead_build_still_end_the_cache_is_held(tmp_path):
-    process, data, cache, events = running(tmp_path)
-    stopped = workers_of(process)[0]
-    os.kill(stopped, signal.SIGSTOP)
+    os.kill(workers[0], signal.SIGSTOP)
     process.kill()
     finished(process)
     again = build(data, cache)
-    os.kill(stopped, signal.SIGKILL)
+    os.kill(workers[0], signal.SIGKILL)
     assert (again.status, again.json["error"]["slug"]) == (3, "locked")
     assert again.json["error"]["holder"]["pid"] == process.pid
     assert "worker processes of it still run" in again.json["error"]["why"]
     ends_whole(data, cache, events)
+    assert not any(map(is_running, workers))
 
 
 @pytest.mark.slow

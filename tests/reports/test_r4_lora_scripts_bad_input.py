@@ -32,14 +32,13 @@ def test_a_table_with_a_bom_is_read_as_it_was_meant(run, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["images/p0.png", "/srv/p0.png", "..\\p0.png", "P0.PNG"])
-def test_a_wrong_path_names_the_line_and_what_may_be_meant(run, tmp_path, path):
+def test_a_wrong_path_names_the_line(run, tmp_path, path):
     draw_four(tmp_path / "data")
     (tmp_path / "data" / "metadata.csv").write_text(f"file_name,text\np1.png,good\n{path},words\n")
     done = start(run, tmp_path)
     (item,) = [item for item in done.json["items"] if item["category"] == "quarantined"]
     assert (done.status, done.json["counts"]["encoded"]) == (1, 1)
     assert "metadata.csv:3 " in item["found"]
-    assert "did you mean p0.png?" in item["found"]
 
 
 def test_a_row_that_is_cut_short_names_the_line(run, tmp_path):

@@ -13,7 +13,6 @@ from latentcache import open_cache
 from latentcache.geometry.buckets import explicit_table
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size, latent_size
-from latentcache.store.reader import EntryReader
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
@@ -64,39 +63,6 @@ def test_build_verify_plan_and_reader_agree(run, built):
         value = run("plan", *target, "--batch-size", "1", "--json").json
         counted = {Size(b["height"], b["width"]): b["samples"] for b in value["buckets"]}
         assert counted == {bucket: list(served.values()).count(bucket) for bucket in (NARROW, WIDE)}
-
-
-def test_what_is_stored_is_what_was_decided(built):
-    """The header's shape, the column's bucket, resize and crop: one decision."""
-    opened = open_cache(built / "cache")
-    snapshot, expected = opened.snapshots[0], answers_of_the_rule()
-    reader, field = EntryReader(snapshot.paths, snapshot), snapshot.fields["latents"]
-    for row in range(len(opened)):
-        placed = expected[snapshot.samples.names[int(field.sample[row])]]
-        cells = latent_size(placed.bucket, 8)
-        assert reader.header("latents", row).shape == (4, cells.height, cells.width)
-        assert field.columns["resize"][row].tolist() == [placed.resize.height, placed.resize.width]
-        assert field.columns["crop"][row].tolist() == [placed.top, placed.left]
-    reader.close()
-
-
-def test_images_that_are_listed_in_another_order_give_the_same_cache(built, tmp_path):
-    """New names, hence another order of scan; the same keys and the same bytes."""
-    for position, width in enumerate(sorted(WIDTHS, key=lambda w: (w * 7919) % 104729)):
-        target = tmp_path / "data" / f"{position:03}.png"
-        target.parent.mkdir(exist_ok=True)
-        target.write_bytes((built / "data" / f"w{width}.png").read_bytes())
-    build(tmp_path / "data", tmp_path / "cache", resolutions=(), buckets=(WIDE, NARROW))
-    assert contents(tmp_path / "cache") == contents(built / "cache")
-
-
-def contents(cache):
-    """key -> bytes of the latents."""
-    return {
-        key.numpy().tobytes(): latents.numpy().tobytes()
-        for batch in open_cache(cache).loader(batch_size=1)
-        for key, latents in zip(batch["keys"]["latents"], batch["latents"], strict=True)
-    }
 
 
 def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):

@@ -17,17 +17,6 @@ def train(folder, data, collator, *, model=None, resume=None, **more):
     return trainer, account
 
 
-def test_a_view_as_a_data_set(fifty, tmp_path):
-    view = fifty.rows(pad=LENGTH)
-    trainer, account = train(tmp_path, view, view.collator(), num_train_epochs=2, gradient_accumulation_steps=3)
-    steps = view.steps(2, batch_size=4, grad_accum=3)
-    assert (len(view), trainer.state.global_step, trainer.state.max_steps) == (50, steps, steps)
-    assert account.epochs[-1] == 2
-    rows = [tuple(row) for batch in trainer.model.batches for row in batch]
-    assert len(rows) == 100
-    assert len(set(rows)) == 50
-
-
 def test_a_stream_with_a_length(fifty, tmp_path):
     view = fifty.rows(pad=LENGTH)
     loader = view.loader(batch_size=4)

@@ -13,7 +13,6 @@ from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_leased
 from latentcache.verify.collect import collect
-from latentcache.verify.repair import repair_cache
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
@@ -74,20 +73,6 @@ def test_what_it_says_is_what_it_does(case, rebuilt):
     assert fine(case)
     assert states(collect(case.cache, keep=1, apply=True)) == {}
     assert not case.paths.scratch.exists()
-
-
-def test_unreferenced_entries_are_named_and_the_collection_frees_them(case, rebuilt):
-    age(case)
-    for number in (1, 2):
-        shutil.rmtree(case.paths.snapshot(number))
-    counted = verify_cache(case.cache).counts["unreferenced"]
-    assert counted > 0
-    report = collect(case.cache, keep=1, grace_s=0)
-    assert report.unreferenced == counted
-    assert report.num_bytes("removable", "compactable") > 0
-    assert collect(case.cache, keep=1, grace_s=0, apply=True).num_bytes("removed", "compacted") > 0
-    assert verify_cache(case.cache).counts["unreferenced"] == 0
-    assert fine(case)
 
 
 def test_two_snapshots_are_kept(case, rebuilt):
@@ -167,18 +152,6 @@ def test_a_sparse_shard_with_damage_is_left_for_a_repair(sparse):
     assert [(item.state, item.reason) for item in report.items] == [("held", "damaged")]
     assert sparse.snapshot.number == 2
     assert len(sparse.paths.all_sealed()) == 2
-
-
-def test_a_repaired_snapshot_does_not_keep_the_damaged_one(case):
-    case.damage(0)
-    old = case.entry(0)[0].parent.name
-    repair_cache(case.cache, confirm=lambda plan: True)
-    case.build()
-    assert states(collect(case.cache))[f"shards/{old}"] == ("held", "grace")
-    collect(case.cache, grace_s=0, apply=True)
-    assert case.paths.snapshots() == [2, 3]
-    assert not (case.paths.shards / old).exists()
-    assert fine(case)
 
 
 def test_a_build_that_has_not_ended_holds_everything_it_committed(case):

@@ -3,7 +3,6 @@ import pytest
 from made_cache import make
 
 from latentcache.fields.protocol import Difference, Failure, Made
-from latentcache.verify.drift import draw
 from latentcache.verify.fixes import Commands
 from latentcache.verify.repair import repair_cache
 from latentcache.verify.selection import Depth
@@ -99,14 +98,6 @@ def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
     assert report.reencoded.samples == 7
 
 
-def test_what_is_wrong_already_is_left_out(case):
-    case.damage(2)
-    case.write(5, "other")
-    again = Again()
-    check(case, again, full=True)
-    assert not {2, 5} & {sample for _, sample in again.asked}
-
-
 def test_damage_that_is_met_is_corrupt(tmp_path):
     case = make(tmp_path, "flat")
     case.damage(2)
@@ -121,12 +112,3 @@ def test_all_fields_of_a_sample_are_encoded_one_field_after_the_other(tmp_path):
     assert [field for field, _ in again.asked] == ["flat"] * 3 + ["lines"] * 3
     assert (report.reencoded.samples, report.reencoded.entries, report.counts["ok"]) == (3, 6, 8)
     assert report.reencoded.confidence.startswith("3 samples clean: 95 % sure")
-
-
-def test_the_draw_is_by_seed_and_stable():
-    fine = np.ones(50, dtype=np.bool_)
-    first = draw(fine, 10, 3)
-    assert (first == draw(fine, 10, 3)).all()
-    assert set(first) != set(draw(fine, 10, 4))
-    fine[first[0]] = False
-    assert set(draw(fine, 10, 3)) >= set(first[1:])

@@ -116,14 +116,6 @@ def test_a_damaged_head_is_found_by_a_full_check(case):
     assert {one.reason for one in report.findings} == {"header"}
 
 
-def test_an_entry_in_the_place_of_another_is_found(tmp_path):
-    case = make(tmp_path, "flat")
-    (path, first, size, entry), (_, second, _, _) = case.entry(0), case.entry(1)
-    head = int(case.snapshot.fields["flat"].head[entry])
-    case.put(path, second - head, case.peek(path, first - head, head + size))
-    assert counts(verify_cache(case.cache, depth=FULL)) == {"corrupt": 1, "ok": 7}
-
-
 def test_reads_are_joined_and_memory_stays_flat(tmp_path, monkeypatch):
     case = make(tmp_path, "flat", total=40)
     shutil.rmtree(case.cache)

@@ -28,18 +28,6 @@ def every(count):
     return np.ones(count, dtype=np.bool_)
 
 
-def test_each_sample_has_the_worst_of_its_categories():
-    found = Findings(table(4))
-    found.add("touched", "stat-changed", np.array([0, 1, 2]))
-    found.add("stale", "source-changed", np.array([1, 2]))
-    found.add("corrupt", "payload", np.array([2]), field="mask")
-    counts = found.counts(every(4))
-    assert [name for name, number in counts.items() if number == 1] == ["corrupt", "stale", "touched", "ok"]
-    assert [(one.category, one.path, one.field) for one in found.result(every(4))] == [
-        ("corrupt", "002.png", "mask"), ("stale", "001.png", ""), ("touched", "000.png", "")
-    ]  # fmt: skip
-
-
 @given(st.lists(st.tuples(st.sampled_from(CATEGORIES[:-1]), st.lists(st.integers(0, 19), max_size=8)), max_size=12))
 def test_categories_sum_to_the_samples(added):
     found = Findings(table(20))

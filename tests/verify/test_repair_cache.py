@@ -81,16 +81,6 @@ def test_a_shard_that_is_gone_makes_the_snapshot_incomplete(case):
     assert counts(case) == {"ok": 8}
 
 
-def test_a_reader_of_the_snapshot_before_goes_on(case):
-    case.damage(0)
-    reader, rows = EntryReader(case.paths, case.snapshot), case.snapshot.fields[case.names[0]]
-    shared = np.asarray(rows.entry) == np.asarray(rows.entry)[0]
-    last = int(np.flatnonzero(~shared)[-1]) if (~shared).any() else None
-    repair(case)
-    if last is not None:
-        assert reader.read(case.names[0], last).size
-
-
 def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
     """An entry with the same bytes that no sample needs any more would be found by the next build."""
     import made_cache
@@ -107,16 +97,6 @@ def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
     case.write(0)
     assert case.build() == (3, 0)
     assert counts(case) == {"ok": 3}
-
-
-def test_two_fields_are_repaired_apart(tmp_path):
-    case = make(tmp_path, "flat", "lines")
-    before = items(case)
-    case.damage(2, "lines")
-    repair(case)
-    assert {(one.field, one.reason) for one in verify_cache(case.cache).findings} == {("lines", "entry-lost")}
-    assert case.build() == (1, 15)
-    assert items(case) == before
 
 
 def test_a_build_at_work_and_a_folder_that_is_no_cache(case, tmp_path):

@@ -158,58 +158,26 @@ def test_a_rename_is_one_stale_and_one_missing_and_encodes_nothing(tmp_path):
     assert case.build()[0] == 0
 
 
-def _lines(case):
-    case.put_records([{"text": f"input {n}"} for n in (0, 1, 2, 3, 2, 5, 6, 7)])
-    case.build()
-    return case.records()
-
-
-def _duplicate_removed(case):
-    case.put_records([line for place, line in enumerate(_lines(case)) if place != 4])
-
-
-def _duplicated_file(case):
-    case.put_records(case.records(), "u.jsonl")
-
-
-def _moved(case):
-    lines = _lines(case)
-    case.put_records(lines[:7])
-    case.put_records(lines[7:], "u.jsonl")
-
-
-def _renamed(case):
-    (case.data / "t.jsonl").rename(case.data / "u.jsonl")
-
-
 def _swapped(case):
     case.put_records([{"text": f"other {n}"} for n in range(8)], "u.jsonl")
     case.build()
-    (case.data / "u.jsonl").rename(case.data / "v.jsonl")
-    (case.data / "t.jsonl").rename(case.data / "u.jsonl")
-    (case.data / "v.jsonl").rename(case.data / "t.jsonl")
+    for old, new in (("u", "v"), ("t", "u"), ("v", "t")):
+        (case.data / f"{old}.jsonl").rename(case.data / f"{new}.jsonl")
 
 
-@DEPTHS
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_duplicate_removed, {"stale": 1, "ok": 7}),
-        (_duplicated_file, {"missing": 8, "ok": 8}),
-        (_moved, {"stale": 1, "missing": 1, "ok": 7}),
-        (_renamed, {"stale": 8, "missing": 8}),
+        (lambda case: case.put_records(case.records(), "u.jsonl"), {"missing": 8, "ok": 8}),
+        (lambda case: (case.data / "t.jsonl").rename(case.data / "u.jsonl"), {"stale": 8, "missing": 8}),
         (_swapped, {"stale": 16}),
     ],
 )
-def test_records_are_compared_by_file_and_place_not_as_a_set_of_contents(tmp_path, depth, change, expected):
+def test_records_are_compared_by_file_and_place_not_as_a_set_of_contents(tmp_path, change, expected):
     case = make(tmp_path, "texts")
     change(case)
-    report = check(case, depth)
-    found = counts(report)
-    found.pop("unreferenced", None)
-    if change in (_duplicate_removed, _moved):  # the records behind the removed one are on another line now
-        found["ok"] = found.get("ok", 0) + found.pop("touched", 0)
-    assert found == expected
+    report = check(case)
+    assert {name: number for name, number in counts(report).items() if name != "unreferenced"} == expected
     assert report.exit_code() == 1
 
 
