@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UsageError
+from latentcache.errors import RecipeError, UsageError, count_of
 from latentcache.fields.clips import STARTS, ClipSettings, clip_frames, clip_label, clip_settings
-from latentcache.fields.dtypes import Limit, finite_limit
 from latentcache.fields.focus import focus_of, focus_steps, without_focus
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
@@ -317,10 +316,14 @@ class Latents(FieldKind):
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
         frames, unfit = self.frames(samples, known, recipe)
         known, frames = known[frames > 0], frames[frames > 0]
-        placed = _Placed(samples, known, size[known], geometry)
-        pairs, pair = _distinct(placed.which.astype(np.int64) * _LENGTHS + frames)
+        images = np.ascontiguousarray(size[known].astype(np.int64))
+        distinct, which = _distinct(images[:, 0] << 32 | images[:, 1])
+        sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
+        tables = geometry.tables()
+        placed = [_buckets_of(one, tables, geometry) for one in sizes]
+        pairs, pair = _distinct(which.astype(np.int64) * _LENGTHS + frames)
         dims = [
-            [(value % _LENGTHS, bucket.height, bucket.width) for bucket in placed.buckets[value // _LENGTHS]]
+            [(value % _LENGTHS, bucket.height, bucket.width) for bucket in placed[value // _LENGTHS][0]]
             for value in pairs.tolist()
         ]
         used = sorted({one for each in dims for one in each}, key=lambda one: (-math.prod(one), one[2], one[0]))
@@ -333,16 +336,21 @@ class Latents(FieldKind):
         variants = geometry.variants
         variant = (step[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
-        notes: list[Rejected] = [] if self.follows else placed.upscaled()
-        if not self.follows and geometry.crop == "focus":
-            notes += without_focus(samples, known, self.name)
+        notes: list[Rejected] = []
+        if not self.follows:
+            notes += _upscaled(samples, known, which, sizes, [buckets for buckets, _ in placed])
+            notes += without_focus(samples, known, self.name) if geometry.crop == "focus" else []
+        without = np.isin(which, [number for number, (_, reason) in enumerate(placed) if reason])
+        for row, number in zip(known[without].tolist(), which[without].tolist(), strict=True):
+            detail = f"{sizes[number]} pixels (height x width)"
+            unfit.append((row, samples.note([row], "latents", placed[number][1], detail=detail)))
         return FieldPlan(
             sample=sample,
             group=group,
             variant=variant,
             cost=shapes.prod(axis=1)[group],
             groups=tuple(recipe.group(Size(*one[1:]), one[0]) for one in used),
-            rejected=(*unfit, *placed.rejected()),
+            rejected=tuple(unfit),
             notes=tuple(notes),
         )
 
@@ -351,10 +359,6 @@ class Latents(FieldKind):
     ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
         """As :func:`clip_frames`."""
         return clip_frames(samples, rows, None if self.follows else recipe.geometry.clips, self.name)
-
-    def limit(self, recipe: FieldRecipe) -> Limit:
-        """Finite values."""
-        return finite_limit(recipe.spec.dtype)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""
@@ -448,62 +452,34 @@ def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multipl
 def _chosen(geometry: GeometrySettings) -> str:
     """Choices about crops and sizes that are not the default."""
     words = {"top": ", crops at the top", "random": f", {geometry.crops} random crops", "focus": ", crops at points"}
-    crop = words.get(geometry.crop, "")
     flips = ", with horizontal flips" if geometry.flip else ""
     upscale = "" if geometry.upscale else ", never enlarged"
-    return f"{crop}{flips}{upscale}{f', {geometry.min_pixels} pixels or more' if geometry.min_pixels else ''}"
+    least = f", {geometry.min_pixels} pixels or more" if geometry.min_pixels else ""
+    return f"{words.get(geometry.crop, '')}{flips}{upscale}{least}"
 
 
-class _Placed:
-    """The buckets of images; each distinct size is placed once.
-
-    Args:
-        samples: All of them.
-        known: (n,) rows of the images.
-        size: (n, 2) their height and width.
-        geometry: Of the recipe.
-    """
-
-    def __init__(
-        self, samples: SampleTable, known: NDArray[np.intp], size: NDArray[np.uint32], geometry: GeometrySettings
-    ) -> None:
-        distinct, which = _distinct(size[:, 0].astype(np.int64) << 32 | size[:, 1])
-        self._samples, self._known, tables = samples, known, geometry.tables()
-        self.which = which
-        """(n,) number of the size of each image."""
-        self._sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
-        found = [_buckets_of(one, tables, geometry) for one in self._sizes]
-        self.buckets = [buckets for buckets, _ in found]
-        """Of each size."""
-        self._reasons = [reason for _, reason in found]
-
-    def upscaled(self) -> list[Rejected]:
-        """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
-        factors = [
-            max((enlarged(size, bucket) for bucket in buckets), default=0.0)
-            for size, buckets in zip(self._sizes, self.buckets, strict=True)
-        ]
-        rows = self._known[np.isin(self.which, [n for n, factor in enumerate(factors) if factor > 1])]
-        if not len(rows):
-            return []
-        most = max(range(len(factors)), key=lambda number: factors[number])
-        size, worst = self._sizes[most], int(self._known[(self.which == most).argmax()])
-        bucket = max(self.buckets[most], key=lambda one: enlarged(size, one))
-        detail = (
-            f"{len(rows)} image{'s are' if len(rows) > 1 else ' is'} enlarged, {factors[most]:.3g} times at most:"
-            f" {self._samples.names[worst]} from {size} to cover {bucket} pixels"
-        )
-        hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
-        return [self._samples.note(rows, "latents", "upscaled", detail=detail, hint=hint)]
-
-    def rejected(self) -> list[tuple[int, Rejected]]:
-        """Images that have no bucket."""
-        without = np.isin(self.which, [n for n, reason in enumerate(self._reasons) if reason])
-        found = []
-        for row, number in zip(self._known[without].tolist(), self.which[without].tolist(), strict=True):
-            detail = f"{self._sizes[number]} pixels (height x width)"
-            found.append((row, self._samples.note([row], "latents", self._reasons[number], detail=detail)))
-        return found
+def _upscaled(
+    samples: SampleTable,
+    known: NDArray[np.intp],
+    which: NDArray[np.int32],
+    sizes: Sequence[Size],
+    buckets: Sequence[Sequence[Size]],
+) -> list[Rejected]:
+    """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
+    factors = [
+        max((enlarged(size, bucket) for bucket in own), default=0.0) for size, own in zip(sizes, buckets, strict=True)
+    ]
+    rows = known[np.isin(which, [n for n, factor in enumerate(factors) if factor > 1])]
+    if not len(rows):
+        return []
+    most = max(range(len(factors)), key=lambda number: factors[number])
+    bucket = max(buckets[most], key=lambda one: enlarged(sizes[most], one))
+    detail = (
+        f"{count_of(len(rows), 'images are')} enlarged, {factors[most]:.3g} times at most:"
+        f" {samples.names[int(known[(which == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
+    )
+    hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
+    return [samples.note(rows, "latents", "upscaled", detail=detail, hint=hint)]
 
 
 def _buckets_of(
