@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.dtypes import as_floats
+from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.protocol import Difference
-from latentcache.value import Value
 
 #: Allowed parts of a build's own noise: of the largest difference, and of the mean one.
 _OF_FLOOR = (8.0, 4.0)
@@ -28,31 +26,20 @@ _STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 EXACT: Mapping[str, Any] = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
 
 
-class Tolerance(Value):
-    """Differences that count as noise, in standard deviations of the values."""
-
-    largest: float
-    mean: float
-
-    def __str__(self) -> str:
-        return f"at most {self.largest:.2g} std, {self.mean:.2g} on average"
-
-
-#: Above the differences of batches, threads and kernels in bfloat16 (0.015 std at most) and of bfloat16 against
-#: float32 (0.055), measured on latents; far below one pixel of shift (4) or tiles (2.4).
-LEAST = Tolerance(largest=0.1, mean=0.02)
+#: Differences that count as noise (largest, mean), in standard deviations of the values: above those of batches,
+#: threads and kernels in bfloat16 (0.015 at most) and of bfloat16 against float32 (0.055), measured on latents; far
+#: below one pixel of shift (4) or tiles (2.4).
+LEAST = 0.1, 0.02
 #: In bfloat16 on another device, where each device is 2 % (root mean square) from float32.
-ELSEWHERE_IN_BFLOAT16 = Tolerance(largest=0.5, mean=0.06)
+ELSEWHERE_IN_BFLOAT16 = 0.5, 0.06
 
 
-def tolerance(noise: Mapping[str, Any], compute_dtype: str) -> Tolerance:
+def tolerance(noise: Mapping[str, Any], compute_dtype: str) -> tuple[float, float]:
     """Differences that still count as noise between a cache and an encoder."""
     elsewhere = noise.get("devices") != [noise.get("device", "")]
     least = ELSEWHERE_IN_BFLOAT16 if elsewhere and compute_dtype == "bfloat16" else LEAST
-    return Tolerance(
-        largest=max(least.largest, _OF_FLOOR[0] * noise.get("largest", 0.0)),
-        mean=max(least.mean, _OF_FLOOR[1] * noise.get("mean", 0.0)),
-    )
+    own = noise.get("largest", 0.0) * _OF_FLOOR[0], noise.get("mean", 0.0) * _OF_FLOOR[1]
+    return max(least[0], own[0]), max(least[1], own[1])
 
 
 def compare_floats(
@@ -78,41 +65,24 @@ def compare_floats(
         parts: Parts of equal size along the first axis that have a scale of their own.
     """
     allowed, step = tolerance(noise, compute_dtype), _STEP[storage_dtype]
-    scales = [float(noise.get(name, 0.0)) for name in ("scale", "scale_logvar")[:parts]]
-    old, new = (np.array_split(as_floats(side), parts) for side in (stored, made))
-    rows = zip(old, new, scales, strict=True)
-    found = [_apart(before, after, scale, allowed, step) for before, after, scale in rows]
-    worst = Difference(
-        differs=any(part.differs for part in found),
-        largest=max(part.largest for part in found),
-        mean=max(part.mean for part in found),
+    differs, worst = False, [0.0, 0.0]
+    if stored.shape != made.shape or not (is_finite(stored) and is_finite(made)):
+        differs, worst = True, [math.inf, math.inf]
+    else:
+        sides = (np.array_split(as_floats(side).astype(np.float64), parts) for side in (stored, made))
+        for old, new, name in zip(*sides, ("scale", "scale_logvar")[:parts], strict=True):
+            apart = np.abs(old - new)
+            unit, rounding = max(float(old.std()), float(noise.get(name, 0.0))), 2 * step * float(np.abs(old).max())
+            for number, found in enumerate((float(apart.max()), float(apart.mean()))):
+                differs |= found > max(allowed[number] * unit, rounding)
+                worst[number] = max(worst[number], found / unit if unit else math.inf if found else 0.0)
+    text = (
+        f"up to {worst[0]:.2g} std, {worst[1]:.2g} on average; at most {allowed[0]:.2g} std, {allowed[1]:.2g} allowed"
     )
-    text = f"up to {worst.largest:.2g} std, {worst.mean:.2g} on average; {allowed} allowed"
-    return replace(worst, detail=text if worst.differs else "")
+    return Difference(differs=differs, largest=worst[0], mean=worst[1], detail=text if differs else "")
 
 
 def measured(one: NDArray[np.float32], other: NDArray[np.float32]) -> dict[str, float]:
     """``largest`` and ``mean`` difference of two encodings in standard deviations, and ``scale``: that deviation."""
     apart, scale = np.abs(one - other), float(one.std()) or 1.0
     return {"largest": float(apart.max()) / scale, "mean": float(apart.mean()) / scale, "scale": scale}
-
-
-def _apart(
-    old: NDArray[np.float32], new: NDArray[np.float32], scale: float, allowed: Tolerance, step: float
-) -> Difference:
-    """The difference of two items of one shape; infinite if one is not finite."""
-    if old.shape != new.shape or not (np.isfinite(old).all() and np.isfinite(new).all()):
-        return Difference(differs=True, largest=math.inf, mean=math.inf)
-    wide = old.astype(np.float64)
-    difference = np.abs(wide - new)
-    unit, rounding = max(float(wide.std()), scale), 2 * step * float(np.abs(wide).max())
-    largest, mean = float(difference.max()), float(difference.mean())
-    return Difference(
-        differs=largest > max(allowed.largest * unit, rounding) or mean > max(allowed.mean * unit, rounding),
-        largest=_ratio(largest, unit),
-        mean=_ratio(mean, unit),
-    )
-
-
-def _ratio(difference: float, scale: float) -> float:
-    return difference / scale if scale else (math.inf if difference else 0.0)
