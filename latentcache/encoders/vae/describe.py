@@ -17,7 +17,7 @@ from typing import Any
 from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
-from latentcache.encoders.vae.locate import Located, locate
+from latentcache.encoders.vae.locate import locate
 from latentcache.encoders.vae.names import encoder_tensors
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
@@ -83,29 +83,47 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     """
     before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
     if context.check and before is not None and settings.model is None and not context.check_encoder:
-        given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
-        given |= {"posterior": settings.latents, "tiling": settings.tiling}
-        changes = {name: value for name, value in given.items() if value not in (None, "auto")}
-        recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels, _frame_step(before))
-        return Described(recipe=recipe, label=str(made.get("model", "")), provenance=made)
+        return Described(recipe=_of_cache(settings, before), label=str(made.get("model", "")), provenance=made)
     description = _described(settings, before, made, context)
+    spec, needs_torch = description.spec, description.needs_torch
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
-    recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
+    recipe = _recipe(settings, before, spec, profile, description.frame_step)
     notes = []
-    if not description.needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
+    if not needs_torch and context.device.startswith(("cuda", "mps", "xpu")):
         notes += [f"--device={context.device} is not used: this encoder runs on the CPU"]
-    if description.needs_torch and description.spec.normalization.kind == "none":
-        name = description.spec.family
-        notes += [f"the configuration of {name} has no scaling factor: batches have latents as {name} gives them"]
+    if needs_torch and spec.normalization.kind == "none":
+        notes += [
+            f"the configuration of {spec.family} has no scaling factor: batches have latents as its encode gives them"
+        ]
+    path = Path(description.label).expanduser()
+    here = needs_torch and path.exists()
+    lone = here and path.is_file()
     return Described(
         recipe=recipe,
         label=description.label,
         producer={"model": description.as_json()},
-        provenance=_provenance(description, clips=recipe.geometry.clips is not None),
+        provenance={  # the model so that a later build finds it again
+            "model": str(path.resolve()) if here else description.label,
+            "model_config": str(description.config_path.resolve()) if lone and description.config_path else None,
+            "revision": description.revision,
+            "weights": description.memo,
+            "libraries": installed(_LIBRARIES),
+            "decoders": installed((*_DECODERS, *("av",) * (recipe.geometry.clips is not None))),
+        },
         notes=tuple(notes),
-        needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
+        needs_torch=needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.label == "demo",
     )
+
+
+def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+    """The recipe of masks beside latents; alone it follows the settings and the cache."""
+    if context.followed is None and isinstance(cached.recipe, LatentsRecipe) and settings.model is None:
+        found: FieldRecipe = _of_cache(settings, cached.recipe)
+    else:
+        found = (context.followed or describe(settings, Cached(), context)).recipe
+    assert isinstance(found, LatentsRecipe)
+    return Described(recipe=mask_recipe(found), label="mask", provenance={"decoders": installed(_DECODERS)})
 
 
 def describe_model(
@@ -124,44 +142,56 @@ def describe_model(
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
     storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)
-    if tiling and (model == DEFAULT_MODEL or is_stub(model)):
-        raise no_tiling(model)
     if model == DEFAULT_MODEL or is_stub(model):
+        if tiling:
+            raise no_tiling(model)
         delay = 0 if model == DEFAULT_MODEL else stub_delay(model, "--model")
         spec = builtin.builtin_spec(model.partition(":")[0], storage, posterior)
         return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     revision = str(known.get("revision", "")) if known.get("model") == model else ""
     located = locate(model, settings.model_config, revision=revision)
+    where, config = str(located.config_path), located.config
     compute = settings.compute_dtype or "auto"
     if compute == "auto":
-        half = "bfloat16" if located.config.get("force_upcast") else "float16"
+        half = "bfloat16" if config.get("force_upcast") else "float16"
         compute = half if on_cuda else "float32"
-    spec, step, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
+    family = family_of(config["_class_name"], where)
+    if posterior != "mode" and not family.posterior:
+        raise no_posterior(family.name, "it gives one latent for an image and no distribution")
+    shape = shape_of(family, config, where)
+    everything = read_headers(located.weights)
+    tensors = encoder_tensors(everything, ldm=family.ldm)
+    if not any(name.startswith("encoder.") for name in tensors):
+        raise UnsupportedModelError(
+            f"{located.weights[0].name} has no encoder",
+            where=str(located.weights[0]),
+            why=f"none of its tensors is called encoder.*; the first is {next(iter(everything), 'none')}",
+            fix="give the weights of the whole VAE, not of its decoder, a transformer or a LoRA",
+        )
+    normalization = normalization_of(family, config, tensors, where)
+    memo = fingerprint_memo(tensors, known.get("weights"))
+    spec = EncoderSpec(
+        family=config["_class_name"],
+        fingerprint=memo["fingerprint"],
+        config=config_hash(config, tiling=tiling),
+        channels=shape.channels,
+        factor=shape.factor,
+        multiple=shape.multiple,
+        compute_dtype=compute,
+        storage_dtype=storage,
+        posterior=posterior,
+        tiling=tiling,
+        normalization=normalization,
+    )
     return ModelDescription(
         label=model,
-        spec=replace(spec, compute_dtype=compute, storage_dtype=storage),
+        spec=spec,
         weights=located.weights,
         config_path=located.config_path,
         revision=located.revision,
-        frame_step=step,
+        frame_step=shape.frame_step,
         memo=memo,
     )
-
-
-def describe_control(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
-    """As latents that the same build makes, else as :func:`describe`, which says what is raised."""
-    return context.followed or describe(settings, cached, context)
-
-
-def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
-    """The recipe of masks beside latents; alone it follows the settings and the cache."""
-    before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
-    if context.followed is None and before is not None and settings.model is None:
-        found: FieldRecipe = _recipe(settings, before, before.encoder, before.pixels, _frame_step(before))
-    else:
-        found = (context.followed or describe(settings, Cached(), context)).recipe
-    assert isinstance(found, LatentsRecipe)
-    return Described(recipe=mask_recipe(found), label="mask", provenance={"decoders": installed(_DECODERS)})
 
 
 def no_posterior(family: str, why: str) -> UnsupportedModelError:
@@ -209,18 +239,19 @@ def _described(
     return replace(description, spec=replace(description.spec, compute_dtype=compute))
 
 
-def _frame_step(recipe: LatentsRecipe) -> int:
-    return recipe.geometry.clips.step if recipe.geometry.clips else 1
+def _of_cache(settings: LatentsSettings, before: LatentsRecipe) -> LatentsRecipe:
+    """The recipe of a cache with the settings that were given; no model is looked at."""
+    given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
+    given |= {"posterior": settings.latents, "tiling": settings.tiling}
+    changes = {name: value for name, value in given.items() if value not in (None, "auto")}
+    step = before.geometry.clips.step if before.geometry.clips else 1
+    return _recipe(settings, before, replace(before.encoder, **changes), before.pixels, step)
 
 
 def _recipe(
-    settings: LatentsSettings,
-    before: LatentsRecipe | None,
-    encoder: EncoderSpec,
-    profile: PixelProfile,
-    frame_step: int,
+    settings: LatentsSettings, before: LatentsRecipe | None, encoder: EncoderSpec, profile: PixelProfile, step: int
 ) -> LatentsRecipe:
-    geometry = geometry_of(settings, before, encoder.multiple, frame_step)
+    geometry = geometry_of(settings, before, encoder.multiple, step)
     geometry.tables()
     return LatentsRecipe(geometry=geometry, pixels=pixels_of(settings, profile), encoder=encoder)
 
@@ -230,52 +261,3 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
     if settings.resample not in (None, "auto") or not description.needs_torch or context.ask is None:
         return PixelProfile().resample
     return "lanczos-u8" if context.ask(_CAN_RESAMPLE) else "lanczos-pil"
-
-
-def _provenance(description: ModelDescription, *, clips: bool) -> dict[str, Any]:
-    """Model and versions for the manifest; the model so that a later build finds it again."""
-    path = Path(description.label)
-    here = description.needs_torch and path.expanduser().exists()
-    lone = here and path.expanduser().is_file()
-    return {
-        "model": str(path.expanduser().resolve()) if here else description.label,
-        "model_config": str(description.config_path.resolve()) if lone and description.config_path else None,
-        "revision": description.revision,
-        "weights": description.memo,
-        "libraries": installed(_LIBRARIES),
-        "decoders": installed((*_DECODERS, *("av",) * clips)),
-    }
-
-
-def _spec(
-    located: Located, *, posterior: str, tiling: bool, known: Mapping[str, Any] | None
-) -> tuple[EncoderSpec, int, dict[str, Any]]:
-    """Spec of the files, the frames of a latent frame, and the memo of the fingerprint."""
-    where, config = str(located.config_path), located.config
-    family = family_of(config["_class_name"], where)
-    if posterior != "mode" and not family.posterior:
-        raise no_posterior(family.name, "it gives one latent for an image and no distribution")
-    shape = shape_of(family, config, where)
-    everything = read_headers(located.weights)
-    tensors = encoder_tensors(everything, ldm=family.ldm)
-    if not any(name.startswith("encoder.") for name in tensors):
-        raise UnsupportedModelError(
-            f"{located.weights[0].name} has no encoder",
-            where=str(located.weights[0]),
-            why=f"none of its tensors is called encoder.*; the first is {next(iter(everything), 'none')}",
-            fix="give the weights of the whole VAE, not of its decoder, a transformer or a LoRA",
-        )
-    normalization = normalization_of(family, config, tensors, where)
-    memo = fingerprint_memo(tensors, known)
-    spec = EncoderSpec(
-        family=config["_class_name"],
-        fingerprint=memo["fingerprint"],
-        config=config_hash(config, tiling=tiling),
-        channels=shape.channels,
-        factor=shape.factor,
-        multiple=shape.multiple,
-        posterior=posterior,
-        tiling=tiling,
-        normalization=normalization,
-    )
-    return spec, shape.frame_step, memo
