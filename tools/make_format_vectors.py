@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import numpy_dtype
-from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group, recipe_id
+from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.identity.content import checksum, content_hash
+from latentcache.identity.content import checksum, content_hash, json_hash
 from latentcache.identity.key import EntryKey
 from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
@@ -63,7 +63,7 @@ class VectorRecipe(FieldRecipe):
     @cached_property
     def recipe_id(self) -> bytes:
         """16 bytes."""
-        return recipe_id(self.kind, self.identity())
+        return json_hash({self.kind: self.identity()})
 
 
 class Plane(FieldKind):

@@ -42,13 +42,12 @@ class Group(Value):
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"label": self.label, "shape": list(self.shape), "dims": list(self.dims)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Group:
         """Inverse of :meth:`as_json`. Raises KeyError, TypeError or ValueError if a part is wrong."""
-        found: Group = parsed(cls, data)
-        return found
+        return cast("Group", parsed(cls, data))
 
 
 class FieldSpec(Value):
@@ -114,33 +113,22 @@ class FieldRecipe(Value):
 
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON values."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        return cast("dict[str, Any]", json.loads(json.dumps(asdict(self))))
 
     @cached_property
     def recipe_id(self) -> bytes:
-        """16 bytes of :meth:`identity`; the first 8 are in every key."""
-        return recipe_id(self.id_name, self.identity())
+        """16 bytes of :meth:`identity` and :attr:`id_name`; the first 8 are in every key."""
+        return json_hash({self.id_name: self.identity()})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`as_json`.
-
-        Raises:
-            RecipeError: A part is missing or has a field that this version does not know.
-        """
+        """Inverse of :meth:`as_json`; raises RecipeError."""
         try:
-            found: Self = parsed(cls, data)
-            return found
+            return cast("Self", parsed(cls, data))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecipeError(
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
             ) from error
-
-
-def recipe_id(kind_name: str, identity: Mapping[str, Any]) -> bytes:
-    """16 bytes that depend on nothing but the kind and the identity."""
-    return json_hash({kind_name: identity})
 
 
 class FieldPlan(Value):
@@ -160,7 +148,7 @@ class FieldPlan(Value):
     notes: tuple[Rejected, ...] = ()
 
 
-# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+# Classes with one object per item are not frozen, which takes three times as long.
 @dataclass(slots=True, kw_only=True)
 class Output:
     """One item that is to be made from a sample."""
@@ -173,7 +161,6 @@ class Output:
     """The field's own columns as stored, if the item is made again to be compared; the producer follows them."""
 
 
-# Not frozen, as Output.
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One distinct input and everything that is to be made from it. Travels to workers as JSON."""
@@ -206,7 +193,6 @@ class Failure(Value):
     """As in :class:`Read`."""
 
 
-# Not frozen, as Output.
 @dataclass(slots=True, kw_only=True)
 class Prepared:
     """One item that is ready for the encoder."""
@@ -236,7 +222,6 @@ class Read(Value):
     items: Sequence[Prepared] = ()
 
 
-# Not frozen, as Output.
 @dataclass(slots=True, kw_only=True)
 class Made:
     """One encoded item."""
@@ -397,8 +382,7 @@ def setting(
 ) -> Any:
     """A field of a settings dataclass: None until it is given, and an option of the command line.
 
-    The flag is the name of the field with dashes, if none is given. ``parse`` makes the value from one word, or
-    raises UsageError.
+    The flag is the name of the field with dashes, if none is given. ``parse`` makes the value from one word.
     """
     known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "parse": parse}
     metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
@@ -406,7 +390,7 @@ def setting(
 
 
 class Settings(Value):
-    """Options of a recipe, made with :func:`setting`; None: not given. Raises UsageError for a wrong choice."""
+    """Options of a recipe, made with :func:`setting`; raises UsageError for a wrong choice."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -419,20 +403,15 @@ class Settings(Value):
 def followed(settings: S, **cached: Any) -> S:
     """Settings with values of the cache in place of those that were not given."""
     values = {name: value for name, value in cached.items() if getattr(settings, name) is None}
-    found: S = replace(cast("Any", settings), **values)
-    return found
+    return cast("S", replace(cast("Any", settings), **values))
 
 
 def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
-    joined = dict(one)
-    for name, value in other.items():
-        if name not in joined:
-            joined[name] = value
-        elif isinstance(value, (list, tuple)):
-            joined[name] = sorted({*joined[name], *value})
-        else:
-            joined[name] = max(joined[name], value)
+    joined = {**one, **other}
+    for name in one.keys() & other.keys():
+        lists = isinstance(joined[name], (list, tuple))
+        joined[name] = sorted({*one[name], *other[name]}) if lists else max(one[name], other[name])
     return joined
 
 
@@ -532,7 +511,7 @@ class FieldKind:
         ]
         table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
         if not len(content):
-            return np.zeros((0, KEY_BYTES), dtype=np.uint8)
+            table = np.zeros((1, KEY_BYTES), dtype=np.uint8)
         keys = table[group.astype(np.intp) * variants + variant]
         keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content
         halves = np.ascontiguousarray(content).view(np.uint64)
@@ -571,10 +550,7 @@ class FieldKind:
     def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
         """Why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
 
-        Args:
-            group: Of the items.
-            payload: (n, ...) of n entries of one item; of blocks their items, of ragged items their elements.
-            recipe: Of the field.
+        ``payload`` is (n, ...) of n entries of one item; of blocks their items, of ragged items their elements.
         """
         return "" if finite_limit(recipe.spec.dtype).holds(payload) else "not finite"
 
@@ -604,11 +580,7 @@ class FieldKind:
     def model_differences(
         self, recipe: FieldRecipe, provenance: Mapping[str, Any], wanted: Any
     ) -> list[tuple[str, Any, Any]]:
-        """(setting, cached, wanted) in which a model differs from the one this recipe was made with.
-
-        Raises:
-            UnsupportedModelError: Items of this kind cannot be compared with a model.
-        """
+        """(setting, cached, wanted) in which a model differs from the one this recipe was made with."""
         raise UnsupportedModelError(
             f"{self.name}: cannot be compared with a model here", fix="latentcache verify CACHE --model MODEL"
         )
