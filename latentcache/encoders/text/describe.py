@@ -9,11 +9,13 @@ a second for 128 000 entries.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from latentcache.encoders.hub import Wanted, find, is_hub_id
 from latentcache.encoders.stubs import is_stub, stub_delay
@@ -25,9 +27,6 @@ from latentcache.fields.protocol import Cached, DescribeContext, Described, foll
 from latentcache.identity.content import content_hash
 from latentcache.identity.tokenizer import CLOCK, pin_clock, tokenizer_fingerprint, tokenizer_parts
 from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, read_template, read_tokenizer, token_ids
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _DEFAULT_DAY = date(2024, 7, 26)
 _LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
@@ -49,8 +48,8 @@ _WANTED = Wanted(
            "*.model", "config.json"),
     look=_look,
 )  # fmt: skip
-#: ``Record.form`` of a text, of a conversation, and of a text that begins with a prompt.
-TEXT, CHAT, PROMPT = 0, 1, 2
+#: ``Record.form`` of a conversation, and of a text that begins with a prompt.
+CHAT, PROMPT = 1, 2
 
 
 def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContext) -> Described:
@@ -58,30 +57,25 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     before = cached.recipe if isinstance(cached.recipe, InputIdsRecipe) else None
     made, given = cached.provenance, settings
     settings = _completed(settings, before, made)
-    word = settings.tokenizer or ""
+    word, template = settings.tokenizer or "", settings.chat_template
     if context.check and not context.check_encoder and before is not None:
         lost = _lost(given, settings, made)
         if lost:
             return Described(recipe=_changed(before, settings), label=word, provenance=made, notes=(lost,))
-    forms = _forms(before, context)
-    if CHAT not in forms:
+    form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
+    chat = bool(before is not None and before.chat_template) if form is None else bool((form == CHAT).any())
+    if not chat:
         _check_unused(given)
-    if settings.loss is None and PROMPT in forms:
+    if settings.loss is None and form is not None and (form == PROMPT).any():
         settings = replace(settings, loss="assistant")
     revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
-    found = describe_tokenizer(settings, chat=CHAT in forms, revision=revision)
+    found = describe_tokenizer(settings, chat=chat, revision=revision)
     assert isinstance(found.recipe, InputIdsRecipe)
-    if forms & {TEXT, PROMPT}:
+    if form is not None and (form != CHAT).any():
         _check_ends(found.recipe, word)
-    template = settings.chat_template
-    provenance = {
-        **found.provenance,
-        "tokenizer": word,
-        "chat_template": None if template is None else str(template.resolve()),
-        "libraries": installed(_LIBRARIES),
-        "decoders": installed(_DECODERS),
-    }
-    return replace(found, provenance=provenance)
+    own = {"tokenizer": word, "chat_template": None if template is None else str(template.resolve())}
+    libraries = {"libraries": installed(_LIBRARIES), "decoders": installed(_DECODERS)}
+    return replace(found, provenance={**found.provenance, **own, **libraries})
 
 
 def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> Described:
@@ -91,26 +85,24 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     fingerprinted, even if the file changes meanwhile.
     """
     word, loss = settings.tokenizer or "", settings.loss or ("assistant" if chat else "all")
+    add_eos = settings.add_eos is not False
     if is_stub(word):
         _check_unused(settings, "the stub tokenizer has its own turns")
-        bos, eos = bool(settings.add_bos), settings.add_eos is not False
-        producer = {"tokenizer": "", "delay_ms": stub_delay(word, "--tokenizer")}
-        provenance: dict[str, Any] = {"revision": "", "parts": {}}
-        stub = stub_recipe(chat=chat, loss=loss, add_bos=bos, add_eos=eos)
-        return Described(recipe=stub, label=word, producer=producer, provenance=provenance)
+        producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(word, "--tokenizer")}
+        stub = stub_recipe(chat=chat, loss=loss, add_bos=bool(settings.add_bos), add_eos=add_eos)
+        return Described(recipe=stub, label=word, producer=producer, provenance={"revision": "", "parts": {}})
     loaded, commit = load_tokenizer(word, revision=revision)
     template, options = _pinned(loaded, settings) if chat else ("", ())
-    text = json.dumps(loaded.json, ensure_ascii=False)
-    opened = _opened(text, word)
-    parts = tokenizer_parts(loaded.json, loaded.special)
+    text, parts = json.dumps(loaded.json, ensure_ascii=False), tokenizer_parts(loaded.json, loaded.special)
+    begins = _begins_with_bos(text, word, loaded)
     recipe = InputIdsRecipe(
         tokenizer=tokenizer_fingerprint(parts),
         num_ids=1 + max(token_ids(loaded.json).values()),
         chat_template=content_hash(template.encode()).hex() if template else "",
         template_options=options,
         loss=loss,
-        add_bos=_begins_with(opened, loaded) if settings.add_bos is None else settings.add_bos,
-        add_eos=settings.add_eos is not False,
+        add_bos=begins if settings.add_bos is None else settings.add_bos,
+        add_eos=add_eos,
         bos_id=loaded.id_of("bos_token"),
         eos_id=loaded.id_of("eos_token"),
         pad_id=loaded.id_of("pad_token"),
@@ -196,14 +188,6 @@ def _changed(recipe: InputIdsRecipe, settings: InputIdsSettings) -> InputIdsReci
     )
 
 
-def _forms(before: InputIdsRecipe | None, context: DescribeContext) -> set[int]:
-    """Forms of the records (``Record.form``) that matter here; without data the cache tells."""
-    if context.samples is None:
-        return {CHAT} if before is not None and before.chat_template else set()
-    found = context.samples.columns.get("form")
-    return {form for form in (TEXT, CHAT, PROMPT) if found is not None and bool((found == form).any())}
-
-
 def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:
     """Why a check cannot read a recorded file that the settings follow; empty: it can. No hub id is looked up."""
     word, template = settings.tokenizer or "", settings.chat_template
@@ -240,12 +224,12 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
     return template, tuple(sorted(options.items()))
 
 
-def _opened(text: str, word: str) -> Tokenizer:
-    """The tokenizer, opened by its library."""
+def _begins_with_bos(text: str, word: str, loaded: LoadedTokenizer) -> bool:
+    """True if the tokenizer, opened by its library, itself begins a text with its begin token."""
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(text)
+        opened = Tokenizer.from_str(text)
     except Exception as error:
         raise UnsupportedModelError(
             f"the tokenizer {word} cannot be loaded",
@@ -253,13 +237,5 @@ def _opened(text: str, word: str) -> Tokenizer:
             why=str(error),
             fix="`pip install -U tokenizers`, or save it again with save_pretrained",
         ) from error
-
-
-def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer) -> bool:
-    """True if the tokenizer itself begins a text with its begin token."""
-    bos = loaded.id_of("bos_token")
-    configured = loaded.config.get("add_bos_token")
-    if isinstance(configured, bool):
-        return configured and bos is not None
-    ids: Sequence[int] = opened.encode("a").ids
-    return bos is not None and ids[:1] == [bos]
+    bos, configured = loaded.id_of("bos_token"), loaded.config.get("add_bos_token")
+    return bos is not None and (configured if isinstance(configured, bool) else opened.encode("a").ids[:1] == [bos])
