@@ -76,10 +76,9 @@ class ChatRenderer:
 
     Args:
         template: Jinja, its clock pinned.
-        control: The special tokens, to mark them in content and to find ends of turns.
+        control: The special tokens, to mark them in content (if ``split_control``) and to find ends of turns.
         special: (role, token) that the template uses by name.
         options: (name, JSON) of its other values.
-        split_control: True: special-token text in content is marked.
     """
 
     def __init__(
@@ -95,12 +94,10 @@ class ChatRenderer:
         self._given = {**dict(special), **{name: json.loads(value) for name, value in options}}
         self.has_generation = bool(_GENERATION.search(template))
         self._as_parts = self._calls_as_text = False
-        if not self._writes(_PROBE, _ASKED):
-            self._as_parts = True  # as templates of vision models
-            self._as_parts = self._writes(_PROBE, _ASKED)
-        if not self._writes("", _ASKED, _CALLING):
-            self._calls_as_text = True  # as DeepSeek V3's original one
-            self._calls_as_text = self._writes("", _ASKED, _CALLING)
+        self._as_parts = not self._writes(_PROBE, _ASKED)  # as templates of vision models
+        self._as_parts = self._as_parts and self._writes(_PROBE, _ASKED)
+        self._calls_as_text = not self._writes("", _ASKED, _CALLING)  # as DeepSeek V3's original one
+        self._calls_as_text = self._calls_as_text and self._writes("", _ASKED, _CALLING)
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:

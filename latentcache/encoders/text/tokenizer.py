@@ -12,12 +12,11 @@ import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, guarded, unguarded
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
@@ -37,8 +36,7 @@ Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 """(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """A record as one text for an engine."""
 
     record: Record
@@ -50,12 +48,7 @@ class _Prepared:
 
 
 class TextTokenizer:
-    """A real tokenizer, made in each process and never sent between them. Cost: 0.1 s for 30 000 entries.
-
-    Args:
-        about: ``Described.producer`` of ``describe_tokenizer``.
-        recipe: Of the cache.
-    """
+    """A real tokenizer, opened with ``Described.producer`` in each process. Cost: 0.1 s for 30 000 entries."""
 
     def __init__(self, about: Mapping[str, Any], recipe: InputIdsRecipe) -> None:
         self.recipe = recipe
@@ -114,12 +107,9 @@ class TextTokenizer:
             return _Prepared(record, text, spans, self._control.count(text))
         if self._chat is None:
             raise fault("no-template", "it is a conversation, and the tokenizer has no chat template")
-        words = [
-            *(m.content for m in record.messages),
-            *(v for m in record.messages for _, v in m.fields),
-            record.tools,
-            record.options,
-        ]
+        own = [message.content for message in record.messages]
+        own += [value for message in record.messages for _, value in message.fields]
+        words = [*own, record.tools, record.options]
         for word in words:
             self._check_reserved(word)
         controls = sum(map(self._control.count, words))
@@ -151,7 +141,7 @@ class TextTokenizer:
             begin = [recipe.bos_id] if recipe.add_bos and recipe.bos_id is not None else []
             end = [recipe.eos_id] if recipe.add_eos and recipe.eos_id is not None else []
             if begin or end:
-                ids = np.concatenate([np.array(begin, dtype=ids.dtype), ids, np.array(end, dtype=ids.dtype)])
+                ids = np.concatenate([begin, ids, end], dtype=ids.dtype, casting="unsafe")
             if loss is not None:  # the completion and its end
                 first = len(begin) + int(loss[0, 0]) if len(loss) else len(ids) - len(end)
                 loss = np.array([(first, len(ids) - first)], dtype=np.uint32)
@@ -167,13 +157,14 @@ class TextTokenizer:
 
     def _check_names(self) -> None:
         """Check that every special token has its other name and no second one."""
-        for content, number in self._control.ids.items():
-            ((ids, _),) = self._reference.encode([f"{OPEN}{number}{CLOSE}"], [None])
-            found = ids.tolist()
-            if found != [number]:
+        names = [f"{OPEN}{number}{CLOSE}" for number in self._control.ids.values()]
+        for (content, number), (ids, _) in zip(
+            self._control.ids.items(), self._reference.encode(names, [None] * len(names)), strict=True
+        ):
+            if ids.tolist() != [number]:
                 raise UnsupportedModelError(
                     f"the special token {content!r} is indistinguishable from text in this tokenizer",
-                    why=f"expected the id {number}, found {found}",
+                    why=f"expected the id {number}, found {ids.tolist()}",
                     fix="turn special-token text into special tokens: --control-tokens",
                 )
 
@@ -181,13 +172,8 @@ class TextTokenizer:
 class ReferenceEngine:
     """The Rust tokenizer itself.
 
-    Several threads of the tokenizer would change the process (they warn at a fork) and help only large batches. They
-    are off where the environment says so, as in workers of a build; elsewhere texts go one by one, which uses no
-    threads.
-
-    Args:
-        tokenizer: ``tokenizer.json`` as text, without truncation and padding.
-        dtype: Of the ids.
+    Its threads would change the process (they warn at a fork). They are off where the environment says so, as in
+    workers of a build; elsewhere texts go one by one, which uses no threads.
     """
 
     def __init__(self, tokenizer: str, dtype: str) -> None:
@@ -203,14 +189,15 @@ class ReferenceEngine:
         else:  # without places in the text
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [
-            (np.array(encoding.ids, dtype=self._dtype), None if own is None else _touched(encoding.offsets, own))
-            for encoding, own in zip(encodings, spans, strict=True)
+            (np.array(one.ids, dtype=self._dtype), None if own is None else token_spans(*_places(one), own))
+            for one, own in zip(encodings, spans, strict=True)
         ]
 
 
-def _touched(offsets: Sequence[tuple[int, int]], spans: Spans) -> NDArray[np.uint32]:
-    places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-    return token_spans(places[:, 0], places[:, 1], spans)
+def _places(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Begins and ends of tokens in the text."""
+    places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
 
 
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
