@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.fields.protocol import FieldKind, FieldPlan, FieldSpec, Group, ReadSpec, recipe_id
+from latentcache.fields.protocol import FieldKind, FieldPlan, FieldSpec, Group, ReadSpec
 from latentcache.fields.registry import field_kind
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.catalog import load_catalog
@@ -34,7 +34,7 @@ class MadeRecipe:
 
     @property
     def recipe_id(self):
-        return recipe_id(self.kind, self.identity())
+        return json_hash({self.kind: self.identity()})
 
 
 class Made(FieldKind):

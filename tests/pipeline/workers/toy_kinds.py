@@ -35,9 +35,8 @@ from latentcache.fields.protocol import (
     Read,
     ReadSpec,
     WorkSize,
-    recipe_id,
 )
-from latentcache.identity.content import content_hash
+from latentcache.identity.content import content_hash, json_hash
 
 #: Items that fit into the device's memory, and seconds per item of ``sleep``.
 ROOM = 4
@@ -56,7 +55,7 @@ class ToyRecipe:
 
     @property
     def recipe_id(self) -> bytes:
-        return recipe_id("toy", self.identity())
+        return json_hash({"toy": self.identity()})
 
 
 class _Toy(FieldKind):
