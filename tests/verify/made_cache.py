@@ -10,6 +10,7 @@ import numpy as np
 
 from latentcache.fields.protocol import FieldKind, FieldPlan, FieldSpec, Group, ReadSpec
 from latentcache.fields.registry import field_kind
+from latentcache.identity.content import json_hash
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
