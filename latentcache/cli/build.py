@@ -165,7 +165,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "snapshot": report.snapshot,
         "published": report.published,
         "allow_failed": report.plan.allow_failed,
-        "worker_restarts": report.restarts,
+        "worker_restarts": sum(one.restarts for one in report.fields.values()),
         "elapsed_s": round(report.elapsed_s, 3),
     }
 
@@ -181,7 +181,6 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
         "recipe_id": planned.recipe.recipe_id.hex(),
         "recipe": planned.recipe.as_json(),
         "numbers": dict(done.numbers),
-        "elapsed_s": round(done.seconds, 3),
         "encode_s": round(done.encode_s, 3),
         "waits": {stage: round(seconds, 3) for stage, seconds in done.waits.items()},
     }

@@ -179,7 +179,6 @@ def about(plan: BuildPlan) -> dict[str, Any]:
             "duplicates": field.duplicates,
             "replaced": field.replaced,
             "changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed],
-            "workers": field.workers,
         }
         for name, field in plan.fields.items()
     }

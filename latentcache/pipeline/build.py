@@ -22,25 +22,20 @@ from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.pipeline import preflight, stream
+from latentcache.pipeline import preflight
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.duplicates import with_equal_files
-from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
+from latentcache.pipeline.existing import Existing, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.publish import Outcome, publish
-from latentcache.pipeline.report import (
-    BuildPlan,
-    BuildReport,
-    FieldDone,
-    Observer,
-    Silent,
-)
-from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.publish import publish
+from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, Observer, Silent
+from latentcache.pipeline.settings import WHOLE, BuildSettings
+from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import RunResult
-from latentcache.pipeline.workers.scheduler import run_jobs, worker_count
+from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
@@ -71,7 +66,7 @@ class _Build:
     samples: SampleTable = field(init=False)
     """Of the listing, with header columns and with the contents that were found since."""
     described: dict[str, Described] = field(default_factory=dict)
-    streaming: stream.Streaming | None = None
+    streaming: Streaming | None = None
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
@@ -81,8 +76,7 @@ class _Build:
             if not self.settings.dry_run:
                 self.events = stack.enter_context(EventLog(self.settings.events))
                 lock = stack.enter_context(preflight.locked(self.paths))
-            self.existing = read_existing(self.paths)
-            check_damage(self.existing, self.settings)
+            self.existing = read_existing(self.settings)
             self.options = self.existing.options(self.settings)
             listing = self.listing = self.scan()
             self.samples = listing.samples
@@ -99,7 +93,14 @@ class _Build:
             if self.settings.strict:
                 preflight.check_notes(plan.notes, self.settings.data)
             if self.settings.dry_run:
-                return self.dry_report(plan)
+                return BuildReport(
+                    plan=plan,
+                    fields={work.name: FieldDone(cached=work.cached, duplicates=work.duplicates) for work in works},
+                    rejected=plan.rejected,
+                    notes=plan.notes,
+                    dry_run=True,
+                    elapsed_s=time.monotonic() - self.started,
+                )
             preflight.check_space(plan)
             if self.recover(catalog):
                 catalog = load_catalog(self.paths)
@@ -121,7 +122,7 @@ class _Build:
                 hash_all=self.settings.stream,
                 hash_known=True,
                 stopping=lambda: self.stop.requested,
-                recorded=self.existing.folders,
+                recorded=SourceOptions.from_json(self.existing.state.get("source", {})).folders,
             )
 
     def requested_fields(self) -> dict[str, Any]:
@@ -235,9 +236,7 @@ class _Build:
 
     def plan(self, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
-        listing, tasks = self.listing, {work.name: self.task(work) for work in works}
-        for work in works:
-            work.workers = worker_count(tasks[work.name], work.kind, work.cost) if len(work.todo) else 0
+        listing = self.listing
         return BuildPlan(
             cache=self.paths.root,
             data=self.settings.data,
@@ -248,12 +247,11 @@ class _Build:
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
             part=self.existing.part(self.settings),
-            duplicates=max((work.duplicates for work in works), default=0),
             no_caption=listing.no_caption,
-            allow_failed=self.existing.allow_failed(self.settings),
+            allow_failed=self.settings.allow_failed or str(self.existing.state.get("allow_failed", "0")),
             listing=listing,
             samples_table=self.samples,
-            tasks=tasks,
+            tasks={work.name: self.task(work) for work in works},
         )
 
     def rejected(self, works: list[FieldWork]) -> tuple[Rejected, ...]:
@@ -273,35 +271,28 @@ class _Build:
     def make(self, plan: BuildPlan, works: list[FieldWork], catalog: Catalog) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
         end_pending(self.paths)
-        outcomes = [Outcome(work=work) for work in works]
         if any(len(work.todo) for work in works):
             make_folder(self.paths.shards)
-            write_state(
-                self.paths,
-                self.described,
-                self.options,
-                part=plan.part,
-                samples=plan.samples,
-                allow_failed=plan.allow_failed,
-            )
+            more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed}
+            write_state(self.paths, self.described, self.options, part=plan.part or WHOLE, **more)
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:
                 seed, batch = self.settings.stream_seed, self.settings.stream_batch
                 base = self.base(plan, self.rejected(works))
-                self.streaming = stream.begin(base, self.paths, works, seed=seed, batch=batch)
-            outcomes = self.encode(works, catalog)
+                self.streaming = Streaming(base, self.paths, works, seed=seed, batch=batch)
+            works = self.encode(works, catalog)
             # What the run made is in new shards; only if that is not all, older ones are looked through too.
             for old in dict.fromkeys((catalog.shards, ())):
                 catalog = load_catalog(self.paths, without=old)
-                for outcome in outcomes:
-                    find_items(outcome.work, self.samples, catalog)
-                if all((outcome.work.place >= 0).all() for outcome in outcomes):
+                for work in works:
+                    find_items(work, self.samples, catalog)
+                if all((work.place >= 0).all() for work in works):
                     break
         report = publish(
             self.paths,
             self.base(plan, self.listing.rejected),
-            outcomes,
+            works,
             catalog,
             plan=plan,
             root=self.listing.root,
@@ -312,24 +303,22 @@ class _Build:
         end_pending(self.paths)
         return report
 
-    def encode(self, works: list[FieldWork], catalog: Catalog) -> list[Outcome]:
+    def encode(self, works: list[FieldWork], catalog: Catalog) -> list[FieldWork]:
         """Run the fields one after the other; what one learns of the contents spares the next one."""
-        outcomes, learned = [], False
+        done, learned = [], False
         with ExitStack() as stack:
             lookup = stack.enter_context(catalog.shared_lookup(self.paths)) if len(catalog) else ""
             for work in works:
                 if learned:
                     work = field_work(work.kind, work.described, work.before, self.samples, catalog, work.rejected)
-                started = time.monotonic()
-                result = self.run_field(work, lookup) if len(work.todo) else None
-                seconds = time.monotonic() - started
+                work.result = result = self.run_field(work, lookup) if len(work.todo) else None
                 if self.stop.requested:
                     raise self.stop.error()
-                outcomes.append(Outcome(work=work, result=result, seconds=seconds))
+                done.append(work)
                 if result is not None and (len(result.read.sample) or result.failed):
                     self.samples, learned = with_read_contents(self.samples, work.kind, result), True
         self.warm.close()
-        return outcomes
+        return done
 
     def run_field(self, work: FieldWork, lookup: str) -> RunResult:
         """Encode the items of one field that are to be made."""
@@ -394,16 +383,6 @@ class _Build:
             rejected=rejected,
             notes=listing.notes,
             allow_failed=plan.allow_failed,
-        )
-
-    def dry_report(self, plan: BuildPlan) -> BuildReport:
-        """The report of a build that stops after its plan."""
-        fields = {
-            work.name: FieldDone(cached=work.cached, duplicates=work.duplicates) for work in plan.fields.values()
-        }
-        elapsed = time.monotonic() - self.started
-        return BuildReport(
-            plan=plan, fields=fields, rejected=plan.rejected, notes=plan.notes, dry_run=True, elapsed_s=elapsed
         )
 
 

@@ -8,7 +8,7 @@ exists per input that is to be read, and only while it is handed to a worker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,14 @@ from latentcache.store.catalog import Catalog
 from latentcache.store.publish import known_rows
 
 if TYPE_CHECKING:
+    from latentcache.pipeline.workers.results import RunResult
     from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows
 
-#: Bytes that a whole-item entry takes beside its payload: LMDB page, head, index and snapshot columns.
-_ENTRY_BYTES, _PAGE_BYTES = 700, 4096
-#: Cost (characters) that one element of a ragged item stands for, and bytes of a packed item beside its elements.
-_COST_PER_ELEMENT, _PACKED_BYTES = 3, 100
+#: Bytes that an item takes beside its payload: an entry's part of an LMDB page, head, index and columns; in a block.
+_ENTRY_BYTES, _PACKED_BYTES = 2700, 100
+#: Cost (characters) that one element of a ragged item stands for.
+_COST_PER_ELEMENT = 3
 #: Rows that are keyed, looked up or named at a time.
 SLICE = 1 << 17
 _JOBS = 1 << 10
@@ -54,18 +55,20 @@ class FieldWork:
     """``before``, if it has the same recipe: its rows are taken over."""
     place: NDArray[np.int32]
     """(P,) row of each item in ``kept``, or their number and a place in the catalog; -1: not committed, or unread."""
-    todo: NDArray[np.intp]
-    """(T,) items to make, in the order of their jobs."""
-    costs: NDArray[np.int64]
-    """(T,) their costs."""
     rejected: dict[int, Rejected]
     """By row of the sample table."""
+    todo: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    """(T,) items to make, in the order of their jobs."""
+    costs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """(T,) their costs."""
     duplicates: int = 0
     """Items that an earlier sample gives as well: they share its entry."""
     assumed: int = 0
     """Items of unread inputs that an unfinished build has committed already."""
-    workers: int = 0
-    """Worker processes; 0: a thread of the build."""
+    result: RunResult | None = None
+    """What its run made; None: there was nothing to do, or no run yet."""
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    """Of encoders, beside that of the snapshot and the run."""
 
     @property
     def name(self) -> str:
@@ -124,15 +127,11 @@ class FieldWork:
     @property
     def bytes_to_write(self) -> int:
         """Bytes on disk of the items to make, about."""
-        spec = self.recipe.spec
-        width, made = DTYPES[spec.dtype][1], np.bincount(self.plan.group[self.todo], minlength=len(self.plan.groups))
-        if spec.ragged:
-            return self.cost // _COST_PER_ELEMENT * width + _PACKED_BYTES * len(self.todo)
-        sizes = [int(np.prod(group.shape)) * width for group in self.plan.groups]
-        if self.kind.packing == "block":
-            return sum(count * (size + _PACKED_BYTES) for count, size in zip(made.tolist(), sizes, strict=True))
-        pages = [-(-(size + _ENTRY_BYTES) // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
-        return sum(count * size for count, size in zip(made.tolist(), pages, strict=True))
+        sizes = np.array([np.prod(group.shape) for group in self.plan.groups], dtype=np.int64)
+        is_ragged = self.recipe.spec.ragged
+        count = self.cost // _COST_PER_ELEMENT if is_ragged else int(sizes[self.plan.group[self.todo]].sum())
+        beside = _PACKED_BYTES if self.kind.packing == "block" else _ENTRY_BYTES
+        return count * DTYPES[self.recipe.spec.dtype][1] + beside * len(self.todo)
 
     @property
     def groups(self) -> tuple[tuple[str, int], ...]:
@@ -146,7 +145,7 @@ class FieldWork:
         if self.before is None or self.before.recipe is None:
             return ()
         both = self.before.provenance, self.described.provenance
-        found = self.kind.differences(self.before.recipe, self.described.recipe, both)
+        found = self.kind.differences(self.before.recipe, self.recipe, both)
         labels = self.before.provenance.get("label"), self.described.label
         return (*([("encoder", *labels)] if found and labels[0] not in (None, labels[1]) else ()), *found)
 
@@ -154,7 +153,7 @@ class FieldWork:
     def replaced(self) -> int:
         """Entries of the snapshot that were made with another recipe."""
         before = self.before
-        return 0 if before is None or before.recipe_id == self.described.recipe.recipe_id else before.entries
+        return 0 if before is None or before.recipe_id == self.recipe.recipe_id else before.entries
 
     def jobs(self, listing: Listing, samples: SampleTable) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""
@@ -174,7 +173,11 @@ class FieldWork:
             columns = [np.asarray(column[chosen]).tolist() for column in told.values()]
             facts: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(chosen))
             sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
-            outputs = self._outputs(self.todo[own])
+            items = self.todo[own]
+            each = zip(
+                items.tolist(), self.plan.group[items].tolist(), self.plan.variant[items].tolist(), strict=True
+            )
+            outputs = (Output(item=item, group=group, variant=variant) for item, group, variant in each)
             for row, name, known, known_hash, values, count, cost in zip(
                 chosen.tolist(),
                 samples.names.take(chosen),
@@ -194,11 +197,6 @@ class FieldWork:
                     outputs=tuple(islice(outputs, count)),
                     cost=cost,
                 )
-
-    def _outputs(self, items: NDArray[np.intp]) -> Iterator[Output]:
-        columns = items, self.plan.group[items], self.plan.variant[items]
-        for item, group, variant in zip(*(column.tolist() for column in columns), strict=True):
-            yield Output(item=item, group=group, variant=variant)
 
 
 def field_work(
@@ -228,7 +226,8 @@ def field_work(
     if refused:
         usable = np.ones(len(samples), dtype=np.bool_)
         usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
-        plan = select_items(plan, usable_items(plan, usable, described.recipe.spec.first_prompt))
+        rows = usable_items(plan, usable, described.recipe.spec.first_prompt)
+        plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})
     kept = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
     content = np.asarray(kind.content(samples))
     place = np.full(len(plan.sample), -1, dtype=np.int32) if kept is None else _kept(kept, plan, samples, catalog)
@@ -239,8 +238,6 @@ def field_work(
         plan=plan,
         kept=kept,
         place=place,
-        todo=np.empty(0, dtype=np.intp),
-        costs=plan.cost[:0],
         rejected=refused,
     )
     find_items(work, samples, catalog)
@@ -284,14 +281,6 @@ def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
     return 0 if (item[1:] > item[:-1]).all() else int(np.count_nonzero(chosen)) - len(np.unique(item[chosen]))
 
 
-def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
-    """The plan of some of its items."""
-    if len(rows) == len(plan.sample):
-        return plan
-    columns = {name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")}
-    return replace(plan, **columns)
-
-
 def usable_items(
     plan: FieldPlan, usable: NDArray[np.bool_], first_prompt: int, made: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.intp]:
@@ -323,7 +312,7 @@ def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
         some = lacking[start : start + SLICE]
         some = some[_is_known(content[plan.sample[some]])]
         if len(some):
-            found = catalog.find(work.kind.plan_keys(plan, content, work.described.recipe, some))
+            found = catalog.find(work.kind.plan_keys(plan, content, work.recipe, some))
             place[some] = np.where(found >= 0, found + base, -1)
     new = np.flatnonzero(place >= base)
     if kept is not None and len(new):
@@ -347,15 +336,12 @@ def rejected_before(
         return {}
     held = [one for one in rejected if one.target == kind.name and one.reason not in kind.check_again]
     by_content = {one.content: one for one in held if one.content}
-    if not by_content:
-        return {}
-    content, found = np.asarray(kind.content(samples)), {}
+    content = np.ascontiguousarray(kind.content(samples))
     heads = np.frombuffer(b"".join(by_content), dtype=np.uint64)[::2]
-    for row in np.flatnonzero(np.isin(np.ascontiguousarray(content).view(np.uint64)[:, 0], heads)).tolist():
-        if (one := by_content.get(content[row].tobytes())) is not None:
-            name, line = samples.where(row)
-            found[row] = replace(one, name=name, line=line)
-    return found
+    rows = np.flatnonzero(np.isin(content.view(np.uint64)[:, 0], heads)).tolist() if by_content else []
+    again = {row: by_content[content[row].tobytes()] for row in rows if content[row].tobytes() in by_content}
+    where = {row: samples.where(row) for row in again}
+    return {row: replace(one, name=where[row][0], line=where[row][1]) for row, one in again.items()}
 
 
 def _is_known(content: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -10,13 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from latentcache.errors import (
-    CacheDamagedError,
-    CacheFormatError,
-    CacheNotFoundError,
-    RecipeError,
-    UsageError,
-)
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, UsageError
 from latentcache.fields.protocol import Cached, Described, FieldKind
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.settings import WHOLE, BuildSettings
@@ -62,11 +56,6 @@ class Existing(Value):
         except (RecipeError, KeyError, TypeError):
             return Cached()
 
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Folders of masks and control images as they were named."""
-        return SourceOptions.from_json(self.state.get("source", {})).folders
-
     def options(self, settings: BuildSettings) -> SourceOptions:
         """How DATA is read: as given, else as before."""
         given = settings.source.as_json() if settings.source is not None else {}
@@ -76,10 +65,6 @@ class Existing(Value):
         options = SourceOptions.from_json({**self.state.get("source", {}), **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
-
-    def allow_failed(self, settings: BuildSettings) -> str:
-        """Rejected samples that are tolerated: as given, else as before."""
-        return settings.allow_failed or str(self.state.get("allow_failed", "0"))
 
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
@@ -99,59 +84,47 @@ def _part_name(text: str) -> str:
     return "" if text.endswith("/1") else text
 
 
-def read_existing(paths: CachePaths) -> Existing:
-    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot."""
-    state = _read_state(paths)
-    begun, damage = bool(state), ""
+def read_existing(settings: BuildSettings) -> Existing:
+    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot.
+
+    Raises:
+        CacheDamagedError: The settings that a damaged cache had are not known, and none are given.
+    """
+    paths = CachePaths(settings.cache)
+    state, damage = _read_state(paths), ""
     numbers = sorted(paths.snapshots(), reverse=True) if paths.root.exists() else []
     for number in (None, *numbers):
         try:
-            snapshot = open_snapshot(paths.root, number)
-            return Existing(snapshot=snapshot, damage=damage, state=_state_of(snapshot), unfinished=begun)
+            found = open_snapshot(paths.root, number)
         except CacheNotFoundError:
             damage = damage or (f"{paths.current.name} is missing" if numbers else "")
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
-    return Existing(damage=damage, state=state, unfinished=begun)
-
-
-def _state_of(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot's settings in the form of the build state."""
-    return {
-        "fields": snapshot.fields,
-        "source": snapshot.source.get("options") or {},
-        "part": snapshot.part or WHOLE,
-        "allow_failed": snapshot.allow_failed,
-    }
-
-
-def check_damage(existing: Existing, settings: BuildSettings) -> None:
-    """Refuse to guess settings that a damaged cache cannot tell."""
-    if existing.damage and existing.snapshot is None and not existing.state and not settings.fields:
+        else:
+            told = {"source": found.source.get("options") or {}, "part": found.part or WHOLE}
+            told |= {"fields": found.fields, "allow_failed": found.allow_failed}
+            return Existing(snapshot=found, damage=damage, state=told, unfinished=bool(state))
+    if damage and not state and not settings.fields:
         raise CacheDamagedError(
             "the manifest is damaged, so the settings of this cache are unknown",
             where=str(settings.cache),
-            why=existing.damage,
+            why=damage,
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
         )
+    return Existing(damage=damage, state=state, unfinished=bool(state))
 
 
 def write_state(
-    paths: CachePaths,
-    described: Mapping[str, Described],
-    options: SourceOptions,
-    *,
-    part: str,
-    samples: int,
-    allow_failed: str = "0",
+    paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, **more: str | int
 ) -> None:
-    """Record the settings of this build, so that the same command without its flags continues it."""
+    """Record the settings of this build, so that the same command without its flags continues it.
+
+    ``more``: its ``part``, ``samples`` and ``allow_failed``.
+    """
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
     }
-    state = {"fields": fields, "source": options.as_json(), "part": part or WHOLE, "samples": samples}
-    state["allow_failed"] = allow_failed
-    write_json(paths.building, {"format": _FORMAT, **state})
+    write_json(paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), **more})
 
 
 def _read_state(paths: CachePaths) -> Mapping[str, Any]:
@@ -159,7 +132,7 @@ def _read_state(paths: CachePaths) -> Mapping[str, Any]:
     try:
         found = read_json(paths.building) if paths.building.exists() else {}
         version = int(found.get("format", 0))
-    except (CacheDamagedError, ValueError, TypeError, AttributeError):
+    except (CacheDamagedError, ValueError, TypeError):
         return {}
     if version > _FORMAT:
         raise CacheFormatError(

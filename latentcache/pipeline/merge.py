@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from latentcache.errors import (
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
-from latentcache.pipeline.diff import SLICE, field_work
+from latentcache.pipeline.diff import SLICE, FieldWork, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
-from latentcache.pipeline.publish import Outcome, publish
+from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.pipeline.settings import WHOLE
 from latentcache.sources.part import Part
@@ -71,7 +71,8 @@ def merge_caches(
         snapshots = [_opened(part) for part in folders]
         for snapshot in snapshots:
             stack.callback(getattr(snapshot.lease, "close", lambda: None))
-        _check_recipes(folders, snapshots)
+        for part, snapshot in zip(folders, snapshots, strict=True):
+            _check_recipe(part, snapshot, folders[0], snapshots[0])
         _check_parts(folders, snapshots, whole)
         table = _table(folders, [snapshot.samples for snapshot in snapshots])
         stack.enter_context(locked(paths))
@@ -99,23 +100,21 @@ def _opened(part: Path) -> Snapshot:
     return snapshot
 
 
-def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
-    """Refuse caches whose fields or recipes differ from the first one's."""
-    first = snapshots[0]
-    for part, snapshot in zip(parts[1:], snapshots[1:], strict=True):
-        differences = [
-            (f"{name}.{setting}", str(mine), str(theirs))
-            for name in sorted({*first.fields, *snapshot.fields})
-            for setting, mine, theirs in _differing(first.fields.get(name), snapshot.fields.get(name))
-        ]
-        if differences:
-            raise StaleCacheError(
-                f"{part} was made by another recipe than {parts[0]}",
-                where=str(part),
-                why="; ".join(f"{name}: {mine} and {theirs}" for name, mine, theirs in differences),
-                fix="build it again with the flags and fields of the other parts, or leave it out",
-                differences=tuple(differences),
-            )
+def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) -> None:
+    """Refuse a cache whose fields or recipes differ from the first one's."""
+    differences = [
+        (f"{name}.{setting}", str(mine), str(theirs))
+        for name in sorted({*first.fields, *snapshot.fields})
+        for setting, mine, theirs in _differing(first.fields.get(name), snapshot.fields.get(name))
+    ]
+    if differences:
+        raise StaleCacheError(
+            f"{part} was made by another recipe than {other}",
+            where=str(part),
+            why="; ".join(f"{name}: {mine} and {theirs}" for name, mine, theirs in differences),
+            fix="build it again with the flags and fields of the other parts, or leave it out",
+            differences=tuple(differences),
+        )
 
 
 def _differing(one: FieldRows | None, other: FieldRows | None) -> list[tuple[str, Any, Any]]:
@@ -134,24 +133,16 @@ def _recipe(rows: FieldRows) -> FieldRecipe:
 
 
 def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path) -> None:
-    """Refuse parts of one data set that are not all there."""
-    numbers = [(part.index, part.of) for part in (Part.parse(one.part or WHOLE) for one in snapshots)]
-    counts = {of for _, of in numbers}
-    if counts == {1}:
-        return
-    if len(counts) > 1:
-        numbered = ", ".join(f"{part}: {i}/{of}" for part, (i, of) in zip(parts, numbers, strict=True))
+    """Refuse parts of one data set that are not all there, or of several divisions."""
+    numbers = [Part.parse(one.part or WHOLE) for one in snapshots]
+    wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
+    found = [f"{one.index}/{one.of}" for one in numbers]
+    wrong = sorted(wanted.symmetric_difference(found))
+    if wrong:
         raise UsageError(
-            "the caches are parts of different divisions", why=numbered, fix="merge the parts of one division"
-        )
-    (of,) = counts
-    missing = sorted(set(range(of)) - {index for index, _ in numbers})
-    if missing:
-        given = shlex.join(map(str, parts))
-        raise UsageError(
-            f"{len(missing)} of {of} parts are missing: {', '.join(f'{index}/{of}' for index in missing)}",
-            why="the merged cache would lack their samples",
-            fix=f"name them too: latentcache merge {given} PART... --out {shlex.quote(str(out))}",
+            f"the caches are not all parts of one division: {', '.join(wrong)}",
+            why=", ".join(f"{part}: {name}" for part, name in zip(parts, found, strict=True)),
+            fix=f"name each part: latentcache merge {shlex.join(map(str, parts))} ... --out {shlex.quote(str(out))}",
         )
 
 
@@ -242,10 +233,10 @@ def _publish(
     catalog, first = load_catalog(paths), snapshots[0]
     rejected = {(one.name, one.line, one.target): one for part in snapshots for one in part.rejected}
     notes = {(one.name, one.line, one.reason): one for part in snapshots for one in part.notes}
-    outcomes = [_outcome(name, snapshots, table, catalog, list(rejected.values())) for name in first.fields]
-    options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
-    listed = {(one.name, one.line, one.target) for outcome in outcomes for one in outcome.work.rejected.values()}
+    works = [_work(name, snapshots, table, catalog, rejected) for name in first.fields]
+    listed = {(one.name, one.line, one.target) for work in works for one in work.rejected.values()}
     others = [one for sample, one in rejected.items() if sample not in listed]
+    options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
     base = NewSnapshot(
         samples=table,
         fields=(),
@@ -260,7 +251,7 @@ def _publish(
         data=Path(str(first.source["root"])),
         data_kind=str(first.source.get("data_kind", "")),
         samples=len(table) + quarantined(others),
-        fields={outcome.work.name: outcome.work for outcome in outcomes},
+        fields={work.name: work for work in works},
         rejected=tuple(rejected.values()),
         notes=tuple(notes.values()),
         free_bytes=free_bytes(paths.root),
@@ -269,33 +260,34 @@ def _publish(
     observer.planned(plan)
     root = names_root(plan.data, first.source)
     current = current_or_none(paths.root)
-    return publish(paths, base, outcomes, catalog, plan=plan, root=root, current=current, started=started)
+    return publish(paths, base, works, catalog, plan=plan, root=root, current=current, started=started)
 
 
-def _outcome(
-    name: str, snapshots: Sequence[Snapshot], table: SampleTable, catalog: Catalog, rejected: Sequence[Rejected]
-) -> Outcome:
+def _work(
+    name: str,
+    snapshots: Sequence[Snapshot],
+    table: SampleTable,
+    catalog: Catalog,
+    rejected: Mapping[tuple[str, int, str], Rejected],
+) -> FieldWork:
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
-    kind, first = kind_of(name), snapshots[0].fields[name]
-    described = Described(
-        recipe=_recipe(first),
-        label=str(first.provenance.get("label", "")),
-        provenance=first.provenance,
-        demo=snapshots[0].demo,
-    )
-    work = field_work(kind, described, None, table, catalog, {})
-    noise: dict[str, Any] = {}
+    first = snapshots[0].fields[name]
+    label, demo = str(first.provenance.get("label", "")), snapshots[0].demo
+    described = Described(recipe=_recipe(first), label=label, provenance=first.provenance, demo=demo)
+    work = field_work(kind_of(name), described, None, table, catalog, {})
     for snapshot in snapshots:
-        noise = join_noise(noise, snapshot.fields[name].noise)
-    causes = {(one.name, one.line): one for one in rejected if one.target == name}
-    lacking = np.unique(work.plan.sample[work.place < 0]).tolist()
-    where = {row: table.where(row) for row in lacking}
-    lost = [sample for sample in where.values() if sample not in causes]
+        work.noise = join_noise(work.noise, snapshot.fields[name].noise)
+    lost = []
+    for row in np.unique(work.plan.sample[work.place < 0]).tolist():
+        sample = table.where(row)
+        if (cause := rejected.get((*sample, name))) is None:
+            lost.append(sample[0])
+        else:
+            work.rejected[row] = cause
     if lost:
         raise CacheDamagedError(
-            f"{count_of(len(lost), 'samples have')} no {name} in any part, {lost[0][0]} for one",
+            f"{count_of(len(lost), 'samples have')} no {name} in any part, {lost[0]} for one",
             where=str(snapshots[0].paths.root),
             fix="run `latentcache verify PART --full` on every part",
         )
-    work.rejected.update({row: causes[sample] for row, sample in where.items()})
-    return Outcome(work=work, noise=noise)
+    return work

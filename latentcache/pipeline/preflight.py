@@ -1,36 +1,32 @@
-"""Checks before a build: places, free space, devices. All of them run before anything is encoded or written.
+"""Checks before a build: places and free space. All of them run before anything is encoded or written.
 
 Guarantee: a command that is refused leaves the cache as it was; a folder that it made is removed again.
 """
 
 from __future__ import annotations
 
-import platform
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, StrictError, UsageError
-from latentcache.fields.protocol import Described
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.sources.scan import SourceOptions
-from latentcache.store.atomic_io import (
-    make_folder,
-    remove_durably,
-    write_atomically,
-    writing,
-)
+from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 
 #: Bytes left free on the disk beside what the plan needs.
 RESERVE_BYTES = 64 << 20
+#: Settings of a source that one kind of data has no use for.
+_OF_RECORDS = ("datasets", "text_lines")
+_OF_IMAGES = (
+    *("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines"),
+    *("split", "image_column", "caption_column"),
+)
 
 
 def check_paths(data: Path, cache: Path) -> None:
@@ -66,23 +62,21 @@ def check_out(cache: Path) -> None:
 def locked(paths: CachePaths) -> Iterator[int]:
     """Hold the cache for building; gives the descriptor for workers.
 
-    If the build fails before anything was committed, folders and the build state are as they were before.
+    If the build fails before anything was committed, the folders and the build state that it made are removed.
     """
     made = [path for path in (paths.root, *paths.root.resolve().parents) if not path.exists()]
     make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):
-            state, before, shards = _build_state(paths), _names(paths.root), _names(paths.shards)
+            before, shards = _names(paths.root), _names(paths.shards)
         try:
             yield descriptor
         except LatentcacheError:
             if _names(paths.shards) == shards:
                 for folder in (paths.shards, paths.scratch, paths.quarantine):
-                    if folder.name not in before and folder.is_dir() and not any(folder.iterdir()):
+                    if folder.name not in before and not _names(folder) and folder.is_dir():
                         folder.rmdir()
-                if state is not None and state != _build_state(paths):
-                    write_atomically(paths.building, state)
-                elif state is None and paths.building.is_file():
+                if paths.building.name not in before and paths.building.is_file():
                     remove_durably(paths.building)
             raise
         finally:
@@ -91,10 +85,6 @@ def locked(paths: CachePaths) -> Iterator[int]:
                     paths.lock.unlink()
                     for folder in dict.fromkeys(path.resolve() for path in made):
                         folder.rmdir()
-
-
-def _build_state(paths: CachePaths) -> bytes | None:
-    return paths.building.read_bytes() if paths.building.is_file() else None
 
 
 def _names(folder: Path) -> set[str]:
@@ -119,22 +109,12 @@ def check_space(plan: BuildPlan) -> None:
         )
 
 
-#: Settings of a source that one kind of data has no use for.
-_OF_RECORDS = ("datasets", "text_lines")
-_OF_IMAGES = (
-    *("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines"),
-    *("split", "image_column", "caption_column"),
-)
-_FLAGS = {"datasets": "dataset"}
-
-
 def check_source(options: SourceOptions | None, kind: str, data: Path) -> None:
     """Refuse settings that DATA of this kind would ignore."""
-    for name in _OF_RECORDS if kind == "images" else _OF_IMAGES:
-        value = getattr(options, name, None)
-        if value not in (None, "", (), False):
-            flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
-            other = "records" if kind == "images" else "images"
+    unused, other = (_OF_RECORDS, "records") if kind == "images" else (_OF_IMAGES, "images")
+    for name in unused:
+        if getattr(options, name, None) not in (None, "", (), False):
+            flag = "--dataset" if name == "datasets" else f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{flag}: for {other} only, and DATA holds {kind}", where=str(data), fix=f"leave {flag} out"
             )
@@ -154,19 +134,3 @@ def check_notes(notes: Sequence[Rejected], data: Path) -> None:
         why=", ".join(f"{reason} {count}" for reason, count in counts.most_common()),
         notes=notes,
     )
-
-
-@cache
-def _version() -> str:
-    return metadata.version("latentcache")  # reads files, 1 ms
-
-
-def provenance(described: Described) -> dict[str, Any]:
-    """Provenance of a field for the manifest: what its describer says, and versions of this program and machine."""
-    return {
-        **described.provenance,
-        "label": described.label,
-        "latentcache": _version(),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }

@@ -6,7 +6,7 @@ The report holds facts; the command line turns them into text and into the JSON 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +18,6 @@ from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.publish import Outcome
     from latentcache.pipeline.workers.results import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
@@ -38,8 +37,6 @@ class BuildPlan(Value):
     notes: tuple[Rejected, ...]
     free_bytes: int
     part: str = ""
-    duplicates: int = 0
-    """Samples whose content an earlier sample has: they share its entry."""
     no_caption: int = 0
     allow_failed: str = "0"
     listing: Listing | None = field(default=None, repr=False)
@@ -60,6 +57,11 @@ class BuildPlan(Value):
         return sum(one.to_make for one in self.fields.values())
 
     @property
+    def duplicates(self) -> int:
+        """Samples whose content an earlier sample has: they share its entry."""
+        return max((one.duplicates for one in self.fields.values()), default=0)
+
+    @property
     def bytes_to_write(self) -> int:
         """Bytes on disk, about."""
         return sum(one.bytes_to_write for one in self.fields.values())
@@ -76,12 +78,12 @@ class FieldDone(Value):
     num_bytes: int = 0
     """Headers and payloads of the entries that the snapshot needs."""
     written_bytes: int = 0
-    seconds: float = 0.0
     encode_s: float = 0.0
     """Seconds with an open encoder; 0.0: nothing was encoded."""
     waits: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, summed over workers."""
     restarts: int = 0
+    """Worker processes that ended and were replaced."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """What the kind counts beside items, such as tokens."""
 
@@ -105,11 +107,6 @@ class BuildReport(Value):
         return self.plan.samples
 
     @property
-    def no_caption(self) -> int:
-        """Samples without a caption."""
-        return self.plan.no_caption
-
-    @property
     def duplicates(self) -> int:
         """Items that an earlier sample gives as well, of the field with most."""
         return max((one.duplicates for one in self.fields.values()), default=0)
@@ -130,11 +127,6 @@ class BuildReport(Value):
         return sum(one.written_bytes for one in self.fields.values())
 
     @property
-    def restarts(self) -> int:
-        """Worker processes that ended and were replaced."""
-        return sum(one.restarts for one in self.fields.values())
-
-    @property
     def quarantined(self) -> int:
         """Samples that at least one field rejects."""
         return quarantined(self.rejected)
@@ -151,8 +143,8 @@ class BuildReport(Value):
 
     def counts(self) -> dict[str, int]:
         """``counts`` of the JSON contract."""
-        names = ("samples", "encoded", "cached", "duplicates", "quarantined", "no_caption")
-        return {name: getattr(self, name) for name in names}
+        names = ("samples", "encoded", "cached", "duplicates", "quarantined")
+        return {name: getattr(self, name) for name in names} | {"no_caption": self.plan.no_caption}
 
 
 class Observer(Protocol):
@@ -180,25 +172,18 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
     return len({(one.name, one.line) for one in rejected})
 
 
-def field_done(outcome: Outcome, stored: FieldColumns) -> FieldDone:
+def field_done(work: FieldWork, stored: FieldColumns) -> FieldDone:
     """Count what was done for one field."""
-    work, result, needed = outcome.work, outcome.result, outcome.work.committed
-    columns = {**stored.columns, **stored.ragged_columns, "length": stored.length}
-    done = FieldDone(
-        cached=needed,
+    result, needed = work.result, work.committed
+    done = result.progress if result is not None else None
+    return FieldDone(
+        encoded=result.encoded if result else 0,
+        cached=max(0, needed - result.encoded) if result else needed,
         duplicates=int(np.count_nonzero(work.place >= 0)) - needed,
         num_bytes=int(np.sum(stored.head, dtype=np.int64) + np.sum(stored.bytes, dtype=np.int64)),
-        numbers=work.kind.numbers(work.recipe, columns),
-    )
-    if result is None:
-        return done
-    return replace(
-        done,
-        encoded=result.encoded,
-        cached=max(0, needed - result.encoded),
-        written_bytes=result.progress.written_bytes,
-        seconds=outcome.seconds,
-        encode_s=result.encode_s,
-        waits=dict(result.waits),
-        restarts=result.progress.restarts,
+        written_bytes=done.written_bytes if done else 0,
+        encode_s=result.encode_s if result else 0.0,
+        waits=dict(result.waits) if result else {},
+        restarts=done.restarts if done else 0,
+        numbers=work.kind.numbers(work.recipe, {**stored.columns, **stored.ragged_columns, "length": stored.length}),
     )

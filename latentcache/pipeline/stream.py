@@ -24,76 +24,71 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.pending import pending_field, publish_pending, reject_pending
 from latentcache.store.publish import NewSnapshot
 from latentcache.store.snapshot import FieldColumns
-from latentcache.value import Value
 
 
-class Streaming(Value):
-    """The pending snapshot of a build."""
+class Streaming:
+    """The pending snapshot of a build, published when this object is made.
 
-    paths: CachePaths
-    samples: SampleTable
-    numbers: NDArray[np.int64]
-    """(S,) row of each sample in the pending snapshot; -1: it has none."""
-    rank: NDArray[np.int64]
-    """(S,) of :func:`loader_order`."""
+    Args:
+        base: With all samples, without fields.
+        paths: Of the cache.
+        works: Of all fields.
+        seed: Of the loader that follows the build.
+        batch: Samples per step of that loader.
+    """
+
+    def __init__(
+        self, base: NewSnapshot, paths: CachePaths, works: Sequence[FieldWork], *, seed: int, batch: int
+    ) -> None:
+        samples = self._samples = base.samples
+        self._paths = paths
+        contents = [np.asarray(work.kind.content(samples)) for work in works]
+        items = [np.flatnonzero(own[work.plan.sample].any(axis=1)) for work, own in zip(works, contents, strict=True)]
+        used = np.zeros(len(samples), dtype=np.bool_)
+        for work, chosen in zip(works, items, strict=True):
+            used[work.plan.sample[chosen]] = True
+        self._numbers = np.where(used, np.cumsum(used) - 1, -1)
+        """(S,) row of each sample in the pending snapshot; -1: it has none."""
+        fields = tuple(self._field(*one) for one in zip(works, items, contents, strict=True))
+        table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
+        demo = any(work.described.demo for work in works)
+        publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
+        self._rank = loader_order(works, samples, seed, batch)
 
     def ordered(self, work: FieldWork) -> FieldWork:
         """The work with its jobs in the order of the loader; work of records stays in the order of their files."""
-        if self.samples.inputs[work.kind.inputs[0]].line is not None:
+        if self._samples.inputs[work.kind.inputs[0]].line is not None:
             return work
-        order = np.argsort(self.rank[work.plan.sample[work.todo]], kind="stable")
+        order = np.argsort(self._rank[work.plan.sample[work.todo]], kind="stable")
         return replace(work, todo=work.todo[order], costs=work.costs[order])
 
     def failed(self, work: FieldWork, job: Job, failure: Failure) -> None:
         """Append the samples that will not come: those of this content."""
-        content = np.asarray(work.kind.content(self.samples))
-        rows = np.flatnonzero((content == content[job.sample]).all(axis=1) & (self.numbers >= 0)).tolist()
-        lines = [(row, rejection(self.samples, work, row, failure)) for row in rows]
-        reject_pending(self.paths, [(int(self.numbers[row]), work.kind.name, one) for row, one in lines])
+        content = np.asarray(work.kind.content(self._samples))
+        rows = np.flatnonzero((content == content[job.sample]).all(axis=1) & (self._numbers >= 0)).tolist()
+        lines = [(row, rejection(self._samples, work, row, failure)) for row in rows]
+        reject_pending(self._paths, [(int(self._numbers[row]), work.name, one) for row, one in lines])
 
-
-def begin(base: NewSnapshot, paths: CachePaths, works: Sequence[FieldWork], *, seed: int, batch: int) -> Streaming:
-    """Publish the pending snapshot."""
-    samples = base.samples
-    content = [np.asarray(work.kind.content(samples)) for work in works]
-    items = [np.flatnonzero(own[work.plan.sample].any(axis=1)) for work, own in zip(works, content, strict=True)]
-    used = np.zeros(len(samples), dtype=np.bool_)
-    for work, chosen in zip(works, items, strict=True):
-        used[work.plan.sample[chosen]] = True
-    numbers = np.where(used, np.cumsum(used) - 1, -1)
-    fields = tuple(
-        _field(work, chosen, own, numbers) for work, chosen, own in zip(works, items, content, strict=True)
-    )
-    table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
-    demo = any(work.described.demo for work in works)
-    publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
-    rank = loader_order(works, samples, seed, batch)
-    return Streaming(paths=paths, samples=samples, numbers=numbers, rank=rank)
-
-
-def _field(
-    work: FieldWork, items: NDArray[np.intp], content: NDArray[np.uint8], numbers: NDArray[np.int64]
-) -> FieldColumns:
-    """All items of a field, by key."""
-    plan, recipe = work.plan, work.described.recipe
-    sample, group, variant = plan.sample[items], plan.group[items], plan.variant[items]
-    groups, used = groups_in_use(plan, group)
-    return pending_field(
-        work.kind,
-        recipe,
-        groups=groups,
-        sample=numbers[sample].astype(np.int32),
-        group=used,
-        variant=variant,
-        key=work.kind.plan_keys(plan, content, recipe, items),
-        provenance=work.described.provenance,
-    )
+    def _field(self, work: FieldWork, items: NDArray[np.intp], content: NDArray[np.uint8]) -> FieldColumns:
+        """All items of a field, by key."""
+        plan = work.plan
+        groups, used = groups_in_use(plan, plan.group[items])
+        return pending_field(
+            work.kind,
+            work.recipe,
+            groups=groups,
+            sample=self._numbers[plan.sample[items]].astype(np.int32),
+            group=used,
+            variant=plan.variant[items],
+            key=work.kind.plan_keys(plan, content, work.recipe, items),
+            provenance=work.described.provenance,
+        )
 
 
 def loader_order(works: Sequence[FieldWork], samples: SampleTable, seed: int, batch: int) -> NDArray[np.int64]:
     """(S,) when epoch 0 of a loader first asks for each sample; S where it does not."""
     rank = np.full(len(samples), len(samples), dtype=np.int64)
-    firsts = [np.flatnonzero(one.described.recipe.spec.variant_of(one.plan.variant) == 0) for one in works]
+    firsts = [np.flatnonzero(one.recipe.spec.variant_of(one.plan.variant) == 0) for one in works]
     first, plan = max(zip(firsts, (one.plan for one in works), strict=True), key=lambda pair: len(pair[0]))
     first = first[np.argsort(plan.sample[first], kind="stable")]
     for work in works:

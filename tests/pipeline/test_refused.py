@@ -87,7 +87,7 @@ def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path):
         built(LATENTS, data, recipe={"resolutions": (128,)}, events="/dev/full", commit_every=1)
     cache = tmp_path / "cache"
     assert CachePaths(cache).building.exists()
-    assert read_existing(CachePaths(cache)).field_names == ("latents",)
+    assert read_existing(settings(LATENTS, data, fields={})).field_names == ("latents",)
     report = built(LATENTS, data, fields={})
     assert report.plan.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
 
