@@ -217,9 +217,10 @@ def _notes(
     """What the kind has to say of its items, each with the first sample that it holds for."""
     for reason, detail, rows in work.kind.remarks(new.columns):
         found = np.unique(work.plan.sample[items[rows]])
-        name, line = samples.where(int(found[0]))
+        sample, column = int(found[0]), samples.inputs[work.kind.inputs[0]]
+        name, line = samples.files.names[int(column.file[sample])], 0 if column.line is None else column.line[sample]
         note = rejected(name, reason, f"{detail} (samples: {len(found)})", count=len(found))
-        yield replace(note, line=line, target=new.name)
+        yield replace(note, line=int(line), target=new.name)
 
 
 def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Group, ...], NDArray[np.int32]]:
