@@ -1,4 +1,4 @@
-"""Samples of one or several snapshots: their fields joined, their buckets, and the reading of a batch.
+"""Samples of one or several snapshots as a loader reads them: fields, what describes them, and their values.
 
 Guarantee: a batch holds what the plan decided before the first read; every entry is proven as ``checksum`` says;
 tensors are memory of their own, used again only when nothing refers to them. A sample that lacks a field that was
@@ -9,9 +9,10 @@ item, with a mask; while a build still makes items, to the longest item of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import Part, ReadSettings, Selection, Split, default_fields, prompt_row
+from latentcache.loader.samples import Joined, Part, ReadSettings, Selection, default_fields, prompt_row
 from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
@@ -39,15 +40,75 @@ if TYPE_CHECKING:
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
-#: The samples themselves, beside the names of fields.
-_SAMPLES = ""
+Facts = dict[tuple[str, str], Any]
+"""Field (or the samples) and name of a column -> its values for all samples: (n, ...), or a list of n texts."""
+_Located = tuple[str, Sequence[tuple[int, ...]], Sequence[tuple[Located, Sequence[int]]]]
+"""A field, the (B, ...) of each batch, where items are, and which of those belong to each batch."""
 Variants = Mapping[str, Ints]
-"""First input of fields -> (B,) variant that each sample is served in; without it the first."""
+"""First input of fields -> (n,) variant that each sample is served in; without it the first."""
 #: Variant of a sample whose texts are left out.
 DROPPED = -1
+#: The samples themselves, beside the names of fields.
+_SAMPLES = ""
 _ANY = CaptionVariants()
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
+
+
+class _Source:
+    """The samples of one part: their columns, and what reads their entries."""
+
+    def __init__(self, part: Part, joined: Joined, checksum: Checksum) -> None:
+        self.snapshot, self.joined = part.snapshot, joined
+        self.entries = EntryReader(part.snapshot.paths, part.snapshot, checksum=checksum)
+        self.empty: dict[str, int] = {}
+        """Row of the empty prompt of fields."""
+        self._kept: dict[tuple[str, str], Any] = {}
+
+    def fresh(self) -> _Source:
+        """The same with files and memory of its own."""
+        other = copy(self)
+        other.entries, other._kept = self.entries.fresh(), {}
+        return other
+
+    def keys(self, field: str, rows: Ints) -> NDArray[np.uint8]:
+        """(n, 32) item keys."""
+        found = self.snapshot.fields[field]
+        if len(found) * 32 > _RESIDENT_BYTES:
+            return found.row_keys(rows)
+        if (field, "key") not in self._kept:
+            self._kept[field, "key"] = found.row_keys()
+        keys: NDArray[np.uint8] = self._kept[field, "key"][rows]
+        return keys
+
+    def column(self, field: str, name: str) -> Any:
+        """A column of a field, or of the samples."""
+        if (field, name) not in self._kept:
+            rows = self.snapshot.fields[field] if field else None
+            column = self.snapshot.samples.columns[name] if rows is None else rows.columns.get(name)
+            column = getattr(rows, name) if column is None else column
+            small = math.prod(column.shape) * column.dtype.itemsize <= _RESIDENT_BYTES
+            self._kept[field, name] = np.asarray(column) if small else column
+        return self._kept[field, name]
+
+    def strings(self, source: str) -> Any:
+        """Names or texts of the samples."""
+        if (_SAMPLES, source) not in self._kept:
+            samples = self.snapshot.samples
+            found = samples.names if source == "names" else samples.inputs[source].text
+            assert found is not None
+            ends = found.ends
+            if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
+                found = Strings(np.asarray(found.data), np.asarray(ends))
+            self._kept[_SAMPLES, source] = found
+        return self._kept[_SAMPLES, source]
+
+    def lengths(self, field: str, rows: Ints) -> Ints:
+        """(n,) lengths of ragged items; those of a streaming build are waited for."""
+        if self.snapshot.pending is None:
+            return np.asarray(self.column(field, "length")[rows])
+        self.entries.ready(field, rows)
+        return np.asarray(self.snapshot.pending.length(field, rows))
 
 
 class SampleReader:
@@ -78,29 +139,25 @@ class SampleReader:
         selection: Selection | None = None,
     ) -> None:
         self._given = (tuple(parts), asked, settings), {"checksum": checksum, "mixture": mixture}
-        self._parts, self._settings, self._checksum = tuple(parts), settings, checksum
-        snapshot = parts[0].snapshot
-        self.fields, self.metadata = _asked(snapshot, asked)
-        self._specs = {name: snapshot.fields[name].spec for name in self.fields}
+        self._settings, self._snapshot = settings, parts[0].snapshot
+        self.fields, self.metadata = _asked(self._snapshot, asked)
+        self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
         found = selection
         if found is None or found.fields != self.fields:
             found = Selection(parts, self.fields, repeats=settings.repeats, mixture=mixture)
         self.index, self.excluded, self.names_of = found.index, found.excluded, found.names_of
-        self._joined, self._shapes, self._split = found.joined, found.shapes, found.split
+        self._shapes, self._split = found.shapes, found.split
+        self.plans = all(part.snapshot.pending is None for part in parts)
+        """False while a build still makes items."""
+        self._sources = [_Source(part, one, checksum) for part, one in zip(parts, found.joined, strict=True)]
         self._check_values()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
         self._forms = self._forms_of()
-        snapshots = [part.snapshot for part in parts]
-        self._readers = [EntryReader(one.paths, one, checksum=checksum) for one in snapshots]
         self._open()
-
-    def name(self, row: int) -> str:
-        """Name of a sample."""
-        return self.names_of(np.array([row]))[0]
 
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
-        fields = self._parts[0].snapshot.fields
+        fields = self._snapshot.fields
         shapes = [dict(shape.shapes) for shape in self._shapes]
         served = {one: (fields[one].recipe, [found[one] for found in shapes if one in found]) for one in self.fields}
         return check_sample_format(name, [*self.fields, *self.metadata], served)
@@ -109,11 +166,6 @@ class SampleReader:
         """The batch with a trainer's names."""
         return sample_format(batch, name)
 
-    @property
-    def plans(self) -> bool:
-        """True unless a build still makes items."""
-        return all(part.snapshot.pending is None for part in self._parts)
-
     def works(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
         """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast.
 
@@ -121,25 +173,25 @@ class SampleReader:
             MissingEntryError: A shard is gone.
         """
         turn = batches[0].seed, batches[0].epoch
-        rows = np.concatenate([batch.rows for batch in batches])
-        ends = np.cumsum([0, *(len(batch.rows) for batch in batches)]).tolist()
-        split = self._split(rows)
-        variants = self._variants(split, turn)
-        items: dict[str, Split] = {
-            name: [(number, at, self._items(name, number, local, at, variants)) for number, at, local in split]
-            for name in self.fields
-        }
-        items[_SAMPLES] = [(number, at, self._joined[number].sample[local]) for number, at, local in split]
-        sides = np.repeat([self._shapes[batch.bucket].dims[1:] for batch in batches], np.diff(ends), axis=0)
-        described = self._described(items, variants, sides, partial(self._captions, split, turn))
-        again = self._over(split, self._occurrence) if any(self._draws.values()) else None
-        shapes = [dict(self._shapes[batch.bucket].shapes) for batch in batches]
-        fields = [
-            self._located(name, items[name], ends, [one.get(name, ()) for one in shapes], turn, again)
-            for name in self.fields
-        ]
+        counts = [len(batch.rows) for batch in batches]
+        ends = [0, *accumulate(counts)]
+        split = self._split(np.concatenate([batch.rows for batch in batches]))
+        chosen = [self._chosen(self._sources[number], local, turn) for number, _, local in split]
+        found = _merged([at for _, at, _ in split], [facts for _, facts in chosen])
+        shapes = [self._shapes[batch.bucket] for batch in batches]
+        if "target_size" in self.metadata:
+            found[_SAMPLES, "target_size"] = np.repeat([shape.dims[1:] for shape in shapes], counts, axis=0)
+        fields = []
+        for name in self.fields:
+            items = [
+                (self._sources[number], at, rows[name])
+                for (number, at, _), (rows, _) in zip(split, chosen, strict=True)
+            ]
+            fields.append(
+                self._located(name, items, ends, [dict(shape.shapes).get(name, ()) for shape in shapes], found)
+            )
         return [
-            SampleBatch(self, number, ends[number], ends[number + 1], fields, described)
+            SampleBatch(self, fields, found, number, slice(*ends[number : number + 2]), turn)
             for number in range(len(batches))
         ]
 
@@ -174,8 +226,7 @@ class SampleReader:
 
     def fresh(self, *, slots: int = 4, device: str = "cpu") -> SampleReader:
         """The same samples with files and memory of its own, for a kind of device."""
-        other = SampleReader.__new__(SampleReader)
-        vars(other).update(vars(self))
+        other = copy(self)
         other._open(slots, device)
         return other
 
@@ -184,188 +235,129 @@ class SampleReader:
 
     def _open(self, slots: int = 4, device: str = "cpu") -> None:
         self._slots, self._on_device = slots, device != "cpu"
-        self._readers = [reader.fresh() for reader in self._readers]
+        self._sources = [source.fresh() for source in self._sources]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=device == "cuda")
-        self._columns: dict[tuple[int, str, str], Any] = {}
-        self._scaled = {} if self._on_device else self._scaled_by_read()
-
-    def _scaled_by_read(self) -> dict[str, Scaling]:
+        self._scaled: dict[str, Scaling] = {}
         """Fields that are scaled as they are read, by the compiled library."""
-        found = {
-            name: affine.scaling(spec.dtype)
-            for name, (affine, dtype) in self._values.items()
-            if not (spec := self._specs[name]).ragged and not self._draws[name] and TORCH[spec.dtype] == dtype
-        }
-        return {name: scaling for name, scaling in found.items() if scaling is not None}
+        for name, (affine, dtype) in self._values.items() if not self._on_device else ():
+            spec = self._specs[name]
+            if not spec.ragged and not self._draws[name] and TORCH[spec.dtype] == dtype:
+                scaling = affine.scaling(spec.dtype)
+                self._scaled |= {} if scaling is None else {name: scaling}
 
-    def _items(self, name: str, number: int, local: Ints, at: Ints, variants: Variants) -> Ints:
+    def _chosen(self, source: _Source, local: Ints, turn: Turn) -> tuple[dict[str, Ints], Facts]:
+        """Rows of each field that n samples of one part are served with, and what describes them."""
+        joined = source.joined
+        sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
+        variants = self._variants(source, local, turn)
+        rows = {name: self._items(source, name, local, variants) for name in self.fields}
+        found: Facts = {}
+        for name in self.fields:
+            if self._draws[name] or "keys" in self.described:
+                found[name, "key"] = source.keys(name, rows[name])
+            if self._specs[name].ragged:
+                found[name, "length"] = source.lengths(name, rows[name])
+        if any(self._draws.values()):
+            found[_SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
+        for name, column, field in self._forms:
+            if field is None:
+                found[_SAMPLES, name] = self._texts(source, column, sample, variants, again, turn)
+            else:
+                column_rows = rows[field] if field else sample
+                found[_SAMPLES, name] = source.column(field, column)[column_rows].astype(np.int64)
+        return rows, found
+
+    def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
         """(n,) rows of a field: the variants that this epoch serves."""
-        rows = self._joined[number].rows[name]
-        drawn = variants.get(self._leads[name])
+        rows, drawn = source.joined.rows[name], variants.get(self._leads[name])
         if drawn is None:
             first: Ints = rows[:, 0][local]
             return first
-        own = drawn[at]
-        found: Ints = rows[local, np.clip(own, 0, rows.shape[1] - 1)]
-        if (own == DROPPED).any():
-            found[own == DROPPED] = self._empty[number, name]
+        found: Ints = rows[local, np.clip(drawn, 0, rows.shape[1] - 1)]
+        if (drawn == DROPPED).any():
+            found[drawn == DROPPED] = source.empty[name]
         return found
 
-    def _variants(self, split: Split, turn: Turn) -> Variants:
-        """First input -> (B,) variant of each sample: one draw for all fields of this input."""
-        dropout = self._settings.caption_dropout
+    def _variants(self, source: _Source, local: Ints, turn: Turn) -> Variants:
+        """First input -> (n,) variant of each sample: one draw for all fields of this input."""
+        dropout, drawn, joined = self._settings.caption_dropout, dict[str, Ints](), source.joined
         if not self._choices and not dropout:
-            return {}
-        again = self._over(split, self._occurrence)
-        drawn: dict[str, Ints] = {}
+            return drawn
+        sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
         for lead, (name, stored, crops, flips) in self._choices.items():
             if lead == self._own:
-                keys = self._over(split, partial(self._item_keys, name, {}))
+                keys = source.keys(name, joined.rows[name][:, 0][local])
                 drawn[lead] = drawn_variants(keys, turn, stored=stored, crops=crops, flips=flips, occurrence=again)
             else:
-                draws = drawn_of_samples(lead, self._over(split, self._sample), turn, occurrence=again)
-                drawn[lead] = (draws % self._over(split, partial(self._held, name))).astype(np.int64)
+                rows = joined.rows[name][local]
+                held = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
+                draws = drawn_of_samples(lead, sample, turn, occurrence=again)
+                drawn[lead] = (draws % held).astype(np.int64)
         if dropout:
-            draws = drawn_of_samples("dropout", self._over(split, self._sample), turn, occurrence=again)
+            draws = drawn_of_samples("dropout", sample, turn, occurrence=again)
             held = drawn.get(CAPTION, np.zeros(len(draws), dtype=np.int64))
             drawn[CAPTION] = np.where(draws < np.uint64(min(int(dropout * 2**64), 2**64 - 1)), DROPPED, held)
         return drawn
 
-    def _occurrence(self, number: int, at: Ints, local: Ints) -> NDArray[np.integer]:
-        """(n,) number of each among the occurrences of its sample."""
-        found = self._joined[number].occurrence
-        return np.zeros(len(local), dtype=np.uint32) if found is None else found[local]
-
-    def _sample(self, number: int, at: Ints, local: Ints) -> NDArray[np.int32]:
-        """(n,) numbers in the snapshot."""
-        return self._joined[number].sample[local]
-
-    def _held(self, name: str, number: int, at: Ints, local: Ints) -> NDArray[np.uint64]:
-        """(n,) how many variants of a field each sample has."""
-        rows = self._joined[number].rows[name][local]
-        held: NDArray[np.uint64] = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
-        return held
+    def _texts(
+        self, source: _Source, name: str, sample: Ints, variants: Variants, again: Ints | None, turn: Turn
+    ) -> list[str]:
+        """Names, or texts of an input: what the items that are served were made of; of no item, any of several."""
+        texts: list[str] = source.strings(name).take(sample)
+        if name == "names":
+            return texts
+        several, drawn = BETWEEN in "".join(texts), variants.get(name)
+        if drawn is None and several and self._settings.captions and name not in self._leads.values():
+            draws = drawn_of_samples(name, sample, turn, occurrence=again)
+            drawn = (draws >> np.uint64(1)).astype(np.int64)
+        fields, made = source.snapshot.fields, _ANY.text
+        for field in (field for field in self.fields if self._leads[field] == name):
+            kind, recipe = fields[field].kind, fields[field].recipe
+            made = _ANY.text if kind is None or recipe is None else partial(kind.text, recipe=recipe)
+            break
+        if not several and made == _ANY.text and (drawn is None or not drawn.any()):
+            return texts  # each is what is served
+        numbers = [0] * len(texts) if drawn is None else drawn.tolist()
+        served = zip(texts, numbers, strict=True)
+        return ["" if variant == DROPPED else made(text, variant) for text, variant in served]
 
     def _located(
         self,
         name: str,
-        items: Split,
+        items: Sequence[tuple[_Source, Ints, Ints]],
         ends: Sequence[int],
         shapes: Sequence[tuple[int, ...]],
-        turn: Turn,
-        again: NDArray[np.integer] | None = None,
+        found: Facts,
     ) -> _Located:
         """Where the items of a field are, of batches that end at these places and have items of these shapes."""
-        spec, counts, lengths = self._specs[name], np.diff(ends), None
-        if spec.ragged:
-            lengths = self._over(items, partial(self._elements, name))
+        spec, counts, lengths = self._specs[name], np.diff(ends), found.get((name, "length"))
+        if lengths is not None:
             longest = self._lengths[name] or max(int(lengths.max()), 1)
-            shapes = [(longest, *self._parts[0].snapshot.fields[name].groups[0].shape[1:])] * len(counts)
+            shapes = [(longest, *self._snapshot.fields[name].groups[0].shape[1:])] * len(counts)
         width = numpy_dtype(spec.dtype).itemsize
         size = np.repeat([math.prod(shape) * width for shape in shapes], counts)
         front, room = (np.arange(ends[-1]) - np.repeat(ends[:-1], counts)) * size, np.repeat(counts, counts) * size
         parts = [
-            (self._readers[number].located(name, rows, front[at], room[at]), np.searchsorted(at, ends).tolist())
-            for number, at, rows in items
+            (source.entries.located(name, rows, front[at], room[at]), np.searchsorted(at, ends).tolist())
+            for source, at, rows in items
         ]
-        keys = self._over(items, partial(self._keys, name)) if self._draws[name] else None
         full = [(count, *shape) for count, shape in zip(counts.tolist(), shapes, strict=True)]
-        return _Located(name, full, parts, lengths, keys, turn, again)
+        return name, full, parts
 
-    def _elements(self, name: str, number: int, at: Ints, rows: Ints) -> Ints:
-        """(n,) lengths of items; those of a streaming build are waited for."""
-        pending = self._parts[number].snapshot.pending
-        if pending is None:
-            found: Ints = self._column(number, name, "length")[rows]
-            return found
-        self._readers[number].ready(name, rows)
-        return np.asarray(pending.length(name, rows))
-
-    def _described(
-        self, items: Mapping[str, Split], variants: Variants, sides: Ints, draw: Callable[[str], Ints]
-    ) -> Batch:
-        """Names, keys and other metadata of samples whose buckets have these sides, (N, 2)."""
-        batch: Batch = {}
-        for name, source, form in self._forms:
-            if form == "dims":
-                batch[name] = torch.from_numpy(sides)
-            elif form == "texts":
-                batch[name] = self._texts(source, items[_SAMPLES], variants, draw)
-            elif form == "keys":
-                keys = {field: self._over(items[field], partial(self._keys, field)) for field in self.fields}
-                batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
-            else:  # of the samples, or of a field
-                found = self._over(items[form], partial(self._values_of, source, form))
-                batch[name] = torch.from_numpy(found.astype(np.int64))
-        return batch
-
-    def _forms_of(self) -> list[tuple[str, str, str]]:
-        """Name in a batch, where it is from, and what it is: texts, keys, dims, or the field that has the column."""
-        snapshot, found = self._parts[0].snapshot, []
-        for name in ("names", *self.metadata):
-            source = METADATA.get(name, name)
-            if source in ("dims", "keys"):
-                form = source
-            elif source == "names" or source in snapshot.samples.inputs:
-                form = "texts"
-            elif source in snapshot.samples.columns:
-                form = _SAMPLES
-            else:
-                form = next(field for field in self.fields if source in snapshot.fields[field].columns)
-            found.append((name, source, form))
+    def _forms_of(self) -> list[tuple[str, str, str | None]]:
+        """Name in a batch, its column, and what has this column: a field, the samples, or None for texts."""
+        samples, found = self._snapshot.samples, list[tuple[str, str, str | None]]()
+        self.described = ("names", *self.metadata)
+        for name in self.described:
+            column, field = METADATA.get(name, name), None
+            if column in ("dims", "keys"):
+                continue
+            if column in samples.columns:
+                field = _SAMPLES
+            elif column != "names" and column not in samples.inputs:
+                field = next(one for one in self.fields if column in self._snapshot.fields[one].columns)
+            found.append((name, column, field))
         return found
-
-    def _over(self, split: Split, get: Callable[[int, Ints, Ints], NDArray[Any]]) -> NDArray[Any]:
-        """(B, ...) values of all parts, in the order of the batch; ``get`` is given an element of the split."""
-        parts = [get(number, at, local) for number, at, local in split]
-        if len(parts) == 1:
-            return parts[0]
-        found = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
-        for (_, at, _), part in zip(split, parts, strict=True):
-            found[at] = part
-        return found
-
-    def _item_keys(self, name: str, variants: Variants, number: int, at: Ints, local: Ints) -> NDArray[np.uint8]:
-        """(n, 32) item keys of the items that are served."""
-        return self._keys(name, number, at, self._items(name, number, local, at, variants))
-
-    def _values_of(self, source: str, field: str, number: int, at: Ints, rows: Ints) -> NDArray[Any]:
-        """(n, 2) of a column of a field, or of the samples."""
-        found: NDArray[Any] = self._column(number, field, source)[rows]
-        return found
-
-    def _captions(self, split: Split, turn: Turn, source: str) -> Ints:
-        """(B,) a number for each sample, to choose one of its texts."""
-        again = self._over(split, self._occurrence)
-        draws = drawn_of_samples(source, self._over(split, self._sample), turn, occurrence=again)
-        return (draws >> np.uint64(1)).astype(np.int64)
-
-    def _texts(self, source: str, samples: Split, variants: Variants, draw: Callable[[str], Ints]) -> list[str]:
-        """Names, or texts of an input: what the items that are served were made of; of no item, any of several."""
-        found = [""] * sum(len(at) for _, at, _ in samples)
-        drawn = variants.get(source, np.zeros(len(found), dtype=np.int64))
-        is_free = self._settings.captions and source not in ("names", *variants, *self._leads.values())
-        for number, at, rows in samples:
-            texts: list[str] = self._strings(number, source).take(rows)
-            if source != "names":
-                several, made = BETWEEN in "".join(texts), self._text_of(source, number)
-                if is_free and several:
-                    drawn, is_free = draw(source), False
-                if several or made != _ANY.text or drawn.any():  # else each text is what is served
-                    served = zip(texts, drawn[at].tolist(), strict=True)
-                    texts = ["" if variant == DROPPED else made(text, variant) for text, variant in served]
-            if len(samples) == 1:
-                return texts
-            for place, text in zip(at.tolist(), texts, strict=True):
-                found[place] = text
-        return found
-
-    def _text_of(self, source: str, number: int) -> Callable[[str, int], str]:
-        """Gives the text of a variant, from all texts of a sample."""
-        fields = self._parts[number].snapshot.fields
-        kinds = [(fields[name].kind, fields[name].recipe) for name in self.fields if self._leads[name] == source]
-        kind, recipe = next(iter(kinds), (None, None))
-        return _ANY.text if kind is None or recipe is None else partial(kind.text, recipe=recipe)
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks.
@@ -373,13 +365,14 @@ class SampleReader:
         Raises:
             UsageError: No field holds it.
         """
-        fields, batch, none = self._parts[0].snapshot.fields, Batch(), np.zeros(1, dtype=np.int64)
+        fields, batch, source, none = self._snapshot.fields, Batch(), self._sources[0], np.zeros(1, dtype=np.int64)
         for name in self.fields:
-            row = prompt_row(fields[name], text)
-            if row < 0:
+            row = np.array([prompt_row(fields[name], text)])
+            if row[0] < 0:
                 continue
-            found = self._located(name, [(0, none, np.array([row]))], (0, 1), [fields[name].groups[0].shape], (0, 0))
-            batch |= SampleBatch(self, 0, 0, 1, [found], {}).finish()
+            facts: Facts = {(name, "length"): source.lengths(name, row)} if self._specs[name].ragged else {}
+            found = self._located(name, [(source, none, row)], (0, 1), [fields[name].groups[0].shape], facts)
+            batch |= SampleBatch(self, [found], facts, 0, slice(0, 1), (0, 0)).finish()
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -392,54 +385,19 @@ class SampleReader:
             )
         return batch
 
-    def _keys(self, field: str, number: int, at: Ints, rows: Ints) -> NDArray[np.uint8]:
-        """(n, 32) item keys; kept in memory if they are few."""
-        found = self._parts[number].snapshot.fields[field]
-        if len(found) * 32 > _RESIDENT_BYTES:
-            return found.row_keys(rows)
-        if (number, field, "key") not in self._columns:
-            self._columns[number, field, "key"] = found.row_keys()
-        keys: NDArray[np.uint8] = self._columns[number, field, "key"][rows]
-        return keys
-
-    def _column(self, number: int, field: str, name: str) -> Any:
-        """A column of a field, or of the samples; kept in memory if it is small."""
-        if (number, field, name) not in self._columns:
-            snapshot = self._parts[number].snapshot
-            rows = snapshot.fields[field] if field else None
-            column = snapshot.samples.columns[name] if rows is None else rows.columns.get(name)
-            column = getattr(rows, name) if column is None else column
-            small = math.prod(column.shape) * column.dtype.itemsize <= _RESIDENT_BYTES
-            self._columns[number, field, name] = np.asarray(column) if small else column
-        return self._columns[number, field, name]
-
-    def _strings(self, number: int, source: str) -> Any:
-        """Names or texts of the samples; kept in memory if they are short."""
-        if (number, _SAMPLES, source) not in self._columns:
-            samples = self._parts[number].snapshot.samples
-            found = samples.names if source == "names" else samples.inputs[source].text
-            assert found is not None
-            ends = found.ends
-            if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
-                found = Strings(np.asarray(found.data), np.asarray(ends))
-            self._columns[number, _SAMPLES, source] = found
-        return self._columns[number, _SAMPLES, source]
-
     def _longest(self, name: str) -> int:
         """The fixed length of a ragged field: the recipe's, else of its longest item; 0 while items are made."""
-        if self._specs[name].length:
+        if self._specs[name].length or not self.plans:
             return self._specs[name].length
-        if any(part.snapshot.pending is not None for part in self._parts):
-            return 0
-        found = 1
-        for part, joined in zip(self._parts, self._joined, strict=True):
-            lengths = np.asarray(part.snapshot.fields[name].length)[joined.rows[name].reshape(-1)]
-            found = max(found, int(lengths.max(initial=0)))
-        return found
+        found = [
+            np.asarray(source.snapshot.fields[name].length)[source.joined.rows[name].reshape(-1)]
+            for source in self._sources
+        ]
+        return max(1, *(int(lengths.max(initial=0)) for lengths in found))
 
     def _check_values(self) -> None:
         """Scaling, draws and flips, as the recipe and the settings say."""
-        settings, snapshot = self._settings, self._parts[0].snapshot
+        settings, snapshot = self._settings, self._snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
         self._draws = dict.fromkeys(self.fields)
         self._own = next(iter(snapshot.samples.inputs), "")
@@ -471,7 +429,6 @@ class SampleReader:
                 fix="run the same `latentcache build` with --flip: only flips are encoded",
                 slug="no-flips",
             )
-        self._check_texts()
         if settings.latents and not any(self._draws.values()):
             recipes = (snapshot.fields[name].recipe for name in self.fields)
             held = {getattr(getattr(recipe, "encoder", None), "posterior", "") for recipe in recipes}
@@ -482,36 +439,16 @@ class SampleReader:
                     fix="leave latents out, or build with --latents moments (encodes everything again)",
                     slug="no-moments",
                 )
-
-    def _check_texts(self) -> None:
-        """There is an item for texts that are left out."""
-        rate, names = self._settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
-        held = enumerate(part.snapshot.fields for part in self._parts) if rate else ()
-        self._empty = {(number, name): prompt_row(one[name], "") for number, one in held for name in names}
-        lacking = next((name for (_, name), row in self._empty.items() if row < 0), "")
-        if lacking:
-            raise UsageError(
-                f"caption_dropout={rate}: {lacking} does not hold the empty prompt",
-                fix="run the same `latentcache build` with --empty-prompt: one prompt is encoded",
-                slug="no-prompt",
-            )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Located:
-    """Where the items of a field of several batches are."""
-
-    name: str
-    shapes: Sequence[tuple[int, ...]]
-    """(B, ...) of each batch."""
-    parts: Sequence[tuple[Located, Sequence[int]]]
-    """Where items are, and which of those belong to each batch."""
-    lengths: Ints | None
-    """(N,) elements of ragged items."""
-    keys: NDArray[np.uint8] | None
-    """(N, 32) keys of posteriors."""
-    turn: Turn
-    again: NDArray[np.integer] | None
+        rate, names = settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
+        for name in names if rate else ():
+            for source in self._sources:
+                source.empty[name] = prompt_row(source.snapshot.fields[name], "")
+            if any(source.empty[name] < 0 for source in self._sources):
+                raise UsageError(
+                    f"caption_dropout={rate}: {name} does not hold the empty prompt",
+                    fix="run the same `latentcache build` with --empty-prompt: one prompt is encoded",
+                    slug="no-prompt",
+                )
 
 
 class SampleBatch:
@@ -519,38 +456,28 @@ class SampleBatch:
 
     Args:
         reader: What reads it.
-        number: Which one.
-        first, last: Its samples among those of all.
-        fields: Where items are.
-        described: What else is in a batch, of all samples.
+        fields: Where items of all batches are.
+        facts: What is known of all samples.
+        number: Which batch.
+        own: Its samples among those of all.
+        turn: Seed and epoch.
     """
 
     def __init__(
-        self,
-        reader: SampleReader,
-        number: int,
-        first: int,
-        last: int,
-        fields: Sequence[_Located],
-        described: Batch,
+        self, reader: SampleReader, fields: Sequence[_Located], facts: Facts, number: int, own: slice, turn: Turn
     ) -> None:
-        self._reader, self._number, self._own, self._fields = reader, number, slice(first, last), fields
-        self._begun: list[tuple[_Located, torch.Tensor, list[Gathering], Batch]] | None = None
-        self._described: Batch = {}
-        for name, values in described.items():
-            if isinstance(values, dict):
-                self._described[name] = {field: part[first:last] for field, part in values.items()}
-            else:
-                self._described[name] = values[first:last]
+        self._reader, self._fields, self._number, self._own, self._turn = reader, fields, number, own, turn
+        self._facts = {name: values[own] for name, values in facts.items()}
+        self._begun: list[tuple[str, torch.Tensor, list[Gathering]]] | None = None
 
     def places(self) -> list[Place]:
         """See ``prefetch.Work``."""
-        parts = [part for field in self._fields for part in field.parts]
+        parts = [part for _, _, parts in self._fields for part in parts]
         return [place for one, ends in parts for place in one.places(*ends[self._number : self._number + 2])]
 
     def begin(self) -> None:
         """Take memory and have the compiled library begin, if it is there. Errors as :meth:`finish`."""
-        self._begun = [self._field(field) for field in self._fields]
+        self._begun = [self._field(*field) for field in self._fields]
 
     def finish(self) -> Batch:
         """The batch.
@@ -561,51 +488,69 @@ class SampleBatch:
         """
         if self._begun is None:
             self.begin()
-        begun, self._begun = self._begun or [], None
-        batch: Batch = {}
-        for field, stored, gatherings, mask in begun:
+        begun, self._begun, facts, batch = self._begun or [], None, self._facts, Batch()
+        for name, stored, gatherings in begun:
             for gathering in gatherings:
                 gathering.finish()
-            batch[field.name] = self._values(field, stored)
-            batch |= mask
-        return batch | self._described
+            batch[name] = self._values(name, stored)
+            if (name, "length") in facts:
+                batch[f"{name}_mask"] = torch.from_numpy(np.arange(stored.shape[1]) < facts[name, "length"][:, None])
+        for name in self._reader.described:
+            if name == "keys" and (_SAMPLES, "names") in facts:  # not of a prompt
+                batch[name] = {field: torch.from_numpy(facts[field, "key"]) for field in self._reader.fields}
+            elif (_SAMPLES, name) in facts:
+                found = facts[_SAMPLES, name]
+                batch[name] = found if isinstance(found, list) else torch.from_numpy(found)
+        return batch
 
-    def _field(self, field: _Located) -> tuple[_Located, torch.Tensor, list[Gathering], Batch]:
-        """(B, ...) of a field, on its way, and (B, L) bool where an element is if items differ in length."""
-        reader, name, shape, mask = self._reader, field.name, field.shapes[self._number], Batch()
-        spec = reader._specs[name]
+    def _field(
+        self, name: str, shapes: Sequence[tuple[int, ...]], parts: Sequence[tuple[Located, Sequence[int]]]
+    ) -> tuple[str, torch.Tensor, list[Gathering]]:
+        """(B, ...) of a field, on its way."""
+        reader, shape, spec = self._reader, shapes[self._number], self._reader._specs[name]
         kind, dtype = numpy_dtype(spec.dtype), TORCH[spec.dtype]
         memory = reader._pool.take(math.prod(shape) * kind.itemsize)
         values = memory.view(kind).reshape(shape)
-        if field.lengths is not None:
-            lengths = field.lengths[self._own]
-            for item, length in zip(values, lengths.tolist(), strict=True):
+        if (name, "length") in self._facts:
+            for item, length in zip(values, self._facts[name, "length"].tolist(), strict=True):
                 item[length:] = spec.pad_value
-            mask[f"{name}_mask"] = torch.from_numpy(np.arange(shape[1]) < lengths[:, None])
         gatherings = []
-        for located, ends in field.parts:
+        for located, ends in parts:
             first, last = ends[self._number : self._number + 2]
             if first < last:
                 gatherings.append(Gathering(located, first, last, memory, reader._scaled.get(name)))
                 gatherings[-1].begin()
         stored = torch.from_numpy(values)
-        return field, stored if stored.dtype == dtype else stored.view(dtype), gatherings, mask  # as bfloat16
+        return name, stored if stored.dtype == dtype else stored.view(dtype), gatherings  # as bfloat16
 
-    def _values(self, field: _Located, stored: torch.Tensor) -> torch.Tensor:
+    def _values(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """What is served: drawn, scaled and cast, unless that was done or a device does it."""
-        reader, name, shape = self._reader, field.name, stored.shape
-        draw, values = reader._draws[name], name in reader._values and name not in reader._scaled
-        values = values and not reader._on_device
+        reader, shape, draw = self._reader, stored.shape, self._reader._draws[name]
+        values = name in reader._values and name not in reader._scaled and not reader._on_device
         if draw is None and not values:
             return stored
         with without_team():
-            if draw is not None and field.keys is not None:
+            if draw is not None and (name, "key") in self._facts:
                 half = (shape[0], shape[1] // 2, *shape[2:])
                 drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-                again = None if field.again is None else field.again[self._own]
-                posterior(stored, field.keys[self._own], drawn, draw, field.turn, again)
+                posterior(stored, self._facts[name, "key"], drawn, draw, self._turn, self._facts[_SAMPLES, "again"])
                 stored = drawn
             return reader._valued(name, stored) if values else stored
+
+
+def _merged(at: Sequence[Ints], parts: Sequence[Facts]) -> Facts:
+    """Columns of several parts as columns of all samples; ``at`` has the places of each part."""
+    if len(parts) == 1:
+        return parts[0]
+    merged: Facts = {}
+    for name, first in parts[0].items():
+        values = [part[name] for part in parts]
+        kind = object if isinstance(first, list) else first.dtype
+        whole = np.empty((sum(map(len, at)), *np.shape(first)[1:]), dtype=kind)
+        for places, some in zip(at, values, strict=True):
+            whole[places] = some
+        merged[name] = whole.tolist() if isinstance(first, list) else whole
+    return merged
 
 
 def _opened(given: tuple[Any, ...], more: Mapping[str, Any], slots: int, on_device: bool) -> SampleReader:
