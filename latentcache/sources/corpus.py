@@ -37,7 +37,7 @@ from latentcache.errors import (
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for, rejected
-from latentcache.sources.lines import decode, listed, parse_json, shown
+from latentcache.sources.lines import decode, fault, listed, parse_json, shown
 from latentcache.sources.reading import read_source
 from latentcache.sources.record_files import KINDS, Way
 from latentcache.sources.records import TEXT, RecordFormat
@@ -109,7 +109,12 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
         which_split(data, [""], split)
     found = _Found(data if data.is_dir() else data.parent)
     if data.is_file():
-        found.take(data.name, Way(kind=_kind_of_single(data), text_lines=text_lines))
+        kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED
+        if kind is None:
+            why = "it is packed" if packed else f"expected one of {', '.join(KINDS)}"
+            fix = hint_for("compressed") if packed else "rename it by its format"
+            raise UsageError(f"{data.name} is not a supported file of records", where=str(data), why=why, fix=fix)
+        found.take(data.name, Way(kind=kind, text_lines=text_lines))
     elif is_saved(data):
         for name in saved_files(data, split):
             found.take(name, Way(kind="arrow"))
@@ -119,9 +124,26 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
         found.note_unused()
     else:
         _by_walk(found, text_lines, split)
-    files = replace(found.files(), alone=data.is_file())
+    ways = tuple(dict.fromkeys(way for _, way, _ in found.taken))
+    files = RecordFiles(
+        root=found.root,
+        names=Strings.of([name for name, *_ in found.taken]),
+        way=np.array([ways.index(way) for _, way, _ in found.taken], dtype=np.intp),
+        ways=ways,
+        stats=np.array([stat for *_, stat in found.taken], dtype=np.uint64).reshape(-1, 5),
+        alone=data.is_file(),
+        rejected=tuple(found.rejected),
+        notes=tuple(found.notes),
+    )
     if not len(files) and not files.rejected:
-        raise _nothing(data)
+        there = Counter(extension_of(name) or "no extension" for _, _, names in os.walk(data) for name in names)
+        counts = ", ".join(f"{count} {extension}" for extension, count in there.most_common(5))
+        raise EmptySourceError(
+            "the data folder holds no records",
+            where=str(data),
+            why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
+            fix="give the file or folder that holds the texts or conversations",
+        )
     if any(way.kind in ("parquet", "arrow") for way in files.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
@@ -138,7 +160,7 @@ def possible_ways(root: Path, *, text_lines: bool) -> list[Way]:
     kinds = sorted({*KINDS.values(), "arrow"})
     ways = [Way(kind=kind, text_lines=text_lines and kind != "arrow") for kind in kinds]
     try:
-        forms = [dataset.form for dataset in read_dataset_info(root)[0]] if is_dataset_info(root) else []
+        forms = [form for _, form in read_dataset_info(root)[0]] if is_dataset_info(root) else []
     except SourceError:
         forms = []
     return [*ways, *(Way(kind=kind, form=one, text_lines=True) for one in forms for kind in kinds)]
@@ -154,40 +176,24 @@ def is_records_file(data: Path) -> bool:
         return False
 
 
-def _kind_of_single(path: Path) -> str:
-    kind = KINDS.get(extension_of(path.name))
-    if kind is None:
-        packed = extension_of(path.name) in PACKED
-        raise UsageError(
-            f"{path.name} is not a supported file of records",
-            where=str(path),
-            why="it is packed" if packed else f"expected one of {', '.join(KINDS)}",
-            fix=hint_for("compressed") if packed else "rename it by its format",
-        )
-    return kind
-
-
 @dataclass(slots=True)
 class _Found:
     """Files of records while they are looked for."""
 
     root: Path
-    names: list[str] = field(default_factory=list)
-    ways: list[Way] = field(default_factory=list)
-    stats: list[Any] = field(default_factory=list)
+    taken: list[tuple[str, Way, Any]] = field(default_factory=list)
+    """Name, way and stat of each file."""
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[Rejected] = field(default_factory=list)
 
     def take(self, name: str, way: Way, stat: Any = None) -> None:
         """Add a file; ``stat``: see ``walk.Level``."""
-        self.names.append(name)
-        self.ways.append(way)
         if stat is None:
             try:
                 stat = pack_identity((self.root / name).stat())
             except OSError:  # reading it gives the reason
                 stat = (0,) * 5
-        self.stats.append(stat)
+        self.taken.append((name, way, stat))
 
     def walked(self, walk: Walk, prefix: str = "") -> None:
         """Add what a walk rejected and noted."""
@@ -197,24 +203,12 @@ class _Found:
 
     def note_unused(self) -> None:
         """Note files below the root that nothing names."""
-        state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in self.names}
+        names = [name for name, *_ in self.taken]
+        state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in names}
         said = (item.name for item in (*self.rejected, *self.notes))
-        walk = Walk(self.root, frozenset(), used={*self.names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME})
+        walk = Walk(self.root, frozenset(), used={*names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME})
         any(False for _ in walk)
         self.walked(walk)
-
-    def files(self) -> RecordFiles:
-        """All of them."""
-        ways = list(dict.fromkeys(self.ways))
-        return RecordFiles(
-            root=self.root,
-            names=Strings.of(self.names),
-            way=np.array([ways.index(way) for way in self.ways], dtype=np.intp),
-            ways=tuple(ways),
-            stats=np.array(self.stats, dtype=np.uint64).reshape(-1, 5),
-            rejected=tuple(self.rejected),
-            notes=tuple(self.notes),
-        )
 
 
 def _by_info(found: _Found, names: tuple[str, ...]) -> None:
@@ -222,15 +216,15 @@ def _by_info(found: _Found, names: tuple[str, ...]) -> None:
     datasets, bad, notes = read_dataset_info(found.root, names)
     found.rejected += bad
     found.notes += notes
-    for dataset in datasets:
-        path = found.root / dataset.file
+    for file, form in datasets:
+        path = found.root / file
         place = path.relative_to(found.root).as_posix()
         if not path.is_dir():
-            _take(found, place, dataset.form, found.rejected)
+            _take(found, place, form, found.rejected)
             continue
         walk = Walk(path, _WANTED)
         for name in [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]:
-            _take(found, f"{place}/{name}", dataset.form, found.notes)
+            _take(found, f"{place}/{name}", form, found.notes)
         found.walked(walk, f"{place}/")
 
 
@@ -277,57 +271,36 @@ def _by_walk(found: _Found, text_lines: bool, split: str) -> None:
     found.walked(walk)
 
 
-def _nothing(data: Path) -> EmptySourceError:
-    found = Counter(extension_of(name) or "no extension" for _, _, files in os.walk(data) for name in files)
-    counts = ", ".join(f"{count} {extension}" for extension, count in found.most_common(5))
-    return EmptySourceError(
-        "the data folder holds no records",
-        where=str(data),
-        why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
-        fix="give the file or folder that holds the texts or conversations",
-    )
-
-
-class Dataset(Value):
-    """One usable entry of a ``dataset_info.json``."""
-
-    name: str
-    file: str
-    """Relative to the folder; a file or a folder of files."""
-    form: RecordFormat
-
-
 def read_dataset_info(
     folder: Path, names: Sequence[str] = ()
-) -> tuple[list[Dataset], list[Rejected], list[Rejected]]:
-    """Usable entries, rejected ones and notes, in the order of ``names``, or of the file.
+) -> tuple[list[tuple[str, RecordFormat]], list[Rejected], list[Rejected]]:
+    """(File or folder below the folder, form) of usable entries, rejected ones and notes, in the order of ``names``.
 
     Raises:
         SourceError: The file cannot be read or is no object of objects.
         UsageError: An entry that was asked for is absent or cannot be used.
     """
-    info = _read_info(folder / INFO_NAME)
-    missing = [name for name in names if name not in info]
-    if missing:
-        raise UsageError(
-            f"{INFO_NAME} has no data set called {missing[0]}",
-            where=str(folder / INFO_NAME),
-            why=f"it has {listed(list(info)) or 'none'}",
-            fix="give one of its names with --dataset",
-        )
-    datasets: list[Dataset] = []
-    bad: list[Rejected] = []
-    notes: list[Rejected] = []
+    path = folder / INFO_NAME
+    try:
+        info = parse_json(decode(read_source(path)[0].removeprefix(b"\xef\xbb\xbf")))
+        if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
+            raise fault("record-field", f"expected a name and an object for each data set, found {shown(info)}")
+    except UnusableSampleError as error:
+        fix = f"look at {shlex.quote(str(path))}, and compare it with LLaMA-Factory's data/README.md"
+        raise SourceError(f"{INFO_NAME} cannot be read", where=str(path), why=error.what, fix=fix) from error
+    datasets, bad, notes = list[tuple[str, RecordFormat]](), list[Rejected](), list[Rejected]()
     for name in names or info:
+        if name not in info:
+            why, fix = f"it has {listed(list(info)) or 'none'}", "give one of its names with --dataset"
+            raise UsageError(f"{INFO_NAME} has no data set called {name}", where=str(path), why=why, fix=fix)
         entry = info[name]
         cause, detail = _not_usable(entry, folder)
-        if cause and names:
-            item = rejected(name, cause, detail)
-            raise UsageError(f"{name} cannot be used: {detail}", where=str(folder / INFO_NAME), fix=item.hint)
         if cause:
             bad.append(rejected(name, cause, f"{INFO_NAME}: {name}: {detail}"))
+            if names:
+                raise UsageError(f"{name} cannot be used: {detail}", where=str(path), fix=bad[-1].hint)
             continue
-        datasets.append(Dataset(name=name, file=entry["file_name"], form=_format(entry)))
+        datasets.append((entry["file_name"], _format(entry)))
         if entry.get("num_samples"):
             detail = f"{INFO_NAME}: {name}: num_samples is {shown(entry['num_samples'])}"
             notes.append(rejected(name, "all-samples", detail))
@@ -376,17 +349,13 @@ def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
 
 def is_dataset_info(folder: Path) -> bool:
     """True if a folder has such a file; one that ``datasets`` left beside saved data does not count."""
-    return _is_file(folder / INFO_NAME) and not _is_file(folder / STATE_NAME)
+    # ``Path.is_file`` raises in a folder that is closed to this user.
+    return os.path.isfile(folder / INFO_NAME) and not os.path.isfile(folder / STATE_NAME)  # noqa: PTH113
 
 
 def is_saved(folder: Path) -> bool:
     """True if ``datasets`` saved this folder."""
-    return any(_is_file(folder / name) for name in (STATE_NAME, DICT_NAME))
-
-
-def _is_file(path: Path) -> bool:
-    """False also in a folder that is closed to this user, where ``Path.is_file`` raises."""
-    return os.path.isfile(path)  # noqa: PTH113
+    return any(os.path.isfile(folder / name) for name in (STATE_NAME, DICT_NAME))  # noqa: PTH113
 
 
 def saved_splits(folder: Path) -> list[str]:
@@ -424,24 +393,6 @@ def _object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read_info(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    try:
-        raw, _ = read_source(path)
-        info = parse_json(decode(raw.removeprefix(b"\xef\xbb\xbf")))
-    except UnusableSampleError as error:
-        raise SourceError(
-            f"{INFO_NAME} cannot be read", where=str(path), why=error.what, fix=f"look at {shlex.quote(str(path))}"
-        ) from error
-    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
-        raise SourceError(
-            f"{INFO_NAME} is no object of data sets",
-            where=str(path),
-            why=f"expected a name and an object for each data set, found {shown(info)}",
-            fix="compare it with LLaMA-Factory's data/README.md",
-        )
-    return info
-
-
 def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     """Reason word and detail of an entry that is not used; two empty words for one that is."""
     server = next((name for name in _SERVERS if name in entry), "")
@@ -455,7 +406,8 @@ def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
         found = shown(entry["formatting"])
         return "record-field", f"expected formatting as one of {', '.join(_FORMS)}, found {found}"
     columns, tags = entry.get("columns", {}), entry.get("tags", {})
-    if not (isinstance(columns, dict) and isinstance(tags, dict)) or not _are_names(columns, tags):
+    named = [*columns.values(), *tags.values()] if isinstance(columns, dict) and isinstance(tags, dict) else [0]
+    if not all(one is None or isinstance(one, str) for one in named):
         return "record-field", "expected columns and tags as objects of names"
     special = [column for column in (*_MEDIA, *_PREFERENCE) if columns.get(column)]
     if entry.get("ranking") or special:
@@ -464,10 +416,6 @@ def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     if not os.path.realpath(folder / file).startswith(os.path.realpath(folder) + os.sep):
         return "outside-root", f"{file} is outside the folder of {INFO_NAME}"
     return ("", "") if (folder / file).exists() else ("not-found", f"{file} is not there")
-
-
-def _are_names(*tables: Mapping[str, Any]) -> bool:
-    return all(value is None or isinstance(value, str) for table in tables for value in table.values())
 
 
 def _format(entry: Mapping[str, Any]) -> RecordFormat:

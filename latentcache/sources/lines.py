@@ -11,7 +11,7 @@ import codecs
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -47,7 +47,10 @@ class LineReader:
         self._before = os.fstat(self._file.fileno())
         try:
             first = self._read()
-            self.head = self._checked(first)
+            if first.startswith(UTF16_BOMS):
+                raise unusable("not-utf8", path, "it begins with the byte order mark of UTF-16, expected UTF-8")
+            refuse_packed(first, path)
+            self.head = first.removeprefix(codecs.BOM_UTF8)
         except BaseException:
             self._file.close()
             raise
@@ -114,12 +117,6 @@ class LineReader:
         self._size += len(chunk)
         return chunk
 
-    def _checked(self, chunk: bytes) -> bytes:
-        if chunk.startswith(UTF16_BOMS):
-            raise unusable("not-utf8", self._path, "it begins with the byte order mark of UTF-16, expected UTF-8")
-        refuse_packed(chunk, self._path)
-        return chunk.removeprefix(codecs.BOM_UTF8)
-
 
 def refuse_packed(head: bytes, path: Path) -> None:
     """Raise ``compressed`` for a file whose first bytes are those of a packed one."""
@@ -133,25 +130,29 @@ def fault(cause: str, detail: str, field: str = "") -> UnusableSampleError:
     return UnusableSampleError(detail, where=field, fix=hint_for(cause), slug=cause)
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def shown(value: object) -> str:
     """A value for a message, cut to a sane length."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return _short(repr(value))
 
 
 def listed(columns: Sequence[str]) -> str:
     """Column names for a message, cut to a sane length."""
-    text = ", ".join(column if column.isprintable() else repr(column) for column in columns)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return _short(", ".join(column if column.isprintable() else repr(column) for column in columns))
 
 
-def decode(raw: bytes) -> str:
-    """UTF-8 as text; raises ``not-utf8`` with the byte."""
+def decode(raw: bytes | None) -> str:
+    """UTF-8 as text; raises ``not-utf8`` with the byte, or ``line-too-long`` for the None of ``LineReader.lines``."""
+    if raw is None:
+        raise fault("line-too-long", f"the line has more than {MAX_LINE_BYTES} bytes")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        where = f"byte {error.start + 1}"
-        raise fault("not-utf8", f"expected UTF-8, found 0x{raw[error.start]:02x} at {where}") from error
+        found = f"found 0x{raw[error.start]:02x} at byte {error.start + 1}"
+        raise fault("not-utf8", f"expected UTF-8, {found}") from error
 
 
 def parse_json(text: str) -> Any:
@@ -166,18 +167,13 @@ def parse_json(text: str) -> Any:
             return value
     except (ValueError, RecursionError):  # said below
         pass
-    return _strictly(_DECODER.decode, text)
+    return parse_json_at(text, None)[0]
 
 
-def parse_json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``start``, and where it ends; raises as :func:`parse_json`."""
-    value, end = _strictly(lambda whole: _DECODER.raw_decode(whole, start), text)
-    return value, int(end)
-
-
-def _strictly(decoder: Callable[[str], Any], text: str) -> Any:
+def parse_json_at(text: str, start: int | None) -> tuple[Any, int]:
+    """The JSON value that begins at ``start``, or that is all of the text, and where it ends."""
     try:
-        return decoder(text)
+        return (_DECODER.decode(text), len(text)) if start is None else _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         raise fault("no-json", f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
     except RecursionError as error:

@@ -23,24 +23,13 @@ from latentcache.sources.causes import cause_of, hint_for
 MAX_SOURCE_BYTES = 1 << 30
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ATIME = getattr(os, "O_NOATIME", 0)
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-)
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
 def read_source(
     path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES, span: tuple[int, int] | None = None
 ) -> tuple[bytes, StatMemo]:
-    """All bytes of a regular file or of a range of it, and the memo of the file (``seen_ns`` is now).
-
-    Args:
-        path: The file; symbolic links are followed.
-        max_bytes: More bytes are rejected unread.
-        span: (offset, bytes) of the range; the whole file by default.
+    """All bytes of a regular file or of a range of it (offset, bytes), and the memo of the file (``seen_ns`` is now).
 
     Raises:
         UnusableSampleError: ``slug`` is the reason: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
@@ -62,11 +51,7 @@ def read_source(
 
 
 def open_source(path: Path | str, span: tuple[int, int] | None = None) -> BinaryIO:
-    """A regular file or a range of it, opened to read its header; the caller closes it.
-
-    Args:
-        path: The file; symbolic links are followed.
-        span: (offset, bytes) of the range, which then is all that the stream has; the whole file by default.
+    """A regular file or a range of it (offset, bytes), opened to read its header; the caller closes it.
 
     Raises:
         UnusableSampleError: As :func:`read_source`, without ``changing``.
@@ -89,11 +74,7 @@ def open_source(path: Path | str, span: tuple[int, int] | None = None) -> Binary
 
 
 def stat_source(path: Path | str) -> StatMemo:
-    """The memo of a regular file without opening it (``seen_ns`` is 0); symbolic links are followed.
-
-    Raises:
-        UnusableSampleError: ``not-regular``, ``permission``, ``not-found``, ``io-error`` or ``symlink-loop``.
-    """
+    """The memo of a regular file without opening it (``seen_ns`` is 0); raises as :func:`read_source`."""
     try:
         result = os.stat(path)  # noqa: PTH116 - a Path costs more than the call
     except OSError as error:
@@ -109,7 +90,7 @@ def unusable(cause: str, path: Path | str, what: str) -> UnusableSampleError:
 
 def kind_of(mode: int) -> str:
     """What a file that is not regular is, such as ``a named pipe``."""
-    return next((words for test, words in _KINDS if test(mode)), "a special file")
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 class _Range(io.RawIOBase):
@@ -151,24 +132,15 @@ def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -
             raise unusable("too-large", path, f"it has {size} bytes, at most {max_bytes} are read")
         if start:
             os.lseek(descriptor, start, os.SEEK_SET)
-        data = _read_bytes(descriptor, size)
+        data = os.read(descriptor, size)  # one call for nearly every file, so nothing is copied
+        while 0 < len(data) < size and (chunk := os.read(descriptor, size - len(data))):
+            data += chunk
         after = os.fstat(descriptor)
     finally:
         os.close(descriptor)
     if len(data) != size or before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
         return b"", None
     return data, StatMemo.of(after, seen_ns=time.time_ns())
-
-
-def _read_bytes(descriptor: int, size: int) -> bytes:
-    """Up to ``size`` bytes; one call for nearly every file, so nothing is copied."""
-    data = os.read(descriptor, size)
-    while 0 < len(data) < size:
-        chunk = os.read(descriptor, size - len(data))
-        if not chunk:
-            break
-        data += chunk
-    return data
 
 
 def _open(path: Path | str) -> int:

@@ -8,7 +8,7 @@ one batch is in memory; their bytes are hashed first, and a file that changes in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Way(Value):
 
     def reading(self, part: str) -> bytes:
         """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
-        form = None if self.form is None else self.form.as_json()
+        form = None if self.form is None else asdict(self.form)
         said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
         return json_hash(said)
 
@@ -72,14 +72,15 @@ class RecordReader:
                 for _ in reader.chunks():
                     pass
             elif self.way.kind == "text":
-                values = reader.lines() if self.way.text_lines else self._whole_text(reader)
-                yield from self._records(values, lambda raw: {TEXT.text: _text(raw)})
+                error = unusable("text-too-large", self.path, "it has more than 64 MiB")
+                whole = reader.lines() if self.way.text_lines else [(1, reader.all_bytes(MAX_LINE_BYTES, error))]
+                yield from self._records(whole, lambda raw: {TEXT.text: decode(raw)})
             elif reader.head.lstrip(BLANK).startswith(b"["):
                 yield from self._records(self._json_list(reader))
             elif reader.head.lstrip(BLANK).split(b"\n", 1)[0].strip(BLANK) == b"{":  # pretty-printed
                 raise unusable("not-records", self.path, "it is one JSON object over several lines")
             else:
-                yield from self._records(reader.lines(), lambda raw: parse_json(_text(raw)))
+                yield from self._records(reader.lines(), lambda raw: parse_json(decode(raw)))
             self.stat, self.content = reader.finish()
         if self.way.kind in ("parquet", "arrow"):
             yield from self._columnar()
@@ -97,25 +98,17 @@ class RecordReader:
                     self._form = detect_format(parsed)
                 record = map_record(parsed, self._form or TEXT, source=self.name, line=line)
             except UnusableSampleError as error:
-                self._reject(line, error)
+                if len(self.rejected) >= MAX_REJECTED:
+                    raise SourceError(
+                        f"more than {MAX_REJECTED} records are rejected",
+                        where=f"{self.path}:{line}",
+                        why=f"the latest: {error.what}",
+                        fix="check that these are the files you mean, and their form",
+                    ) from error
+                item = Rejected(name=self.name, reason=error.slug, detail=error.what, line=line, field=error.where)
+                self.rejected.append(replace(item, hint=error.fix.replace("LINE", str(line))))
             else:
                 yield record
-
-    def _reject(self, line: int, error: UnusableSampleError) -> None:
-        if len(self.rejected) >= MAX_REJECTED:
-            raise SourceError(
-                f"more than {MAX_REJECTED} records are rejected",
-                where=f"{self.path}:{line}",
-                why=f"the latest: {error.what}",
-                fix="check that these are the files you mean, and their form",
-            )
-        hint = error.fix.replace("LINE", str(line))
-        self.rejected.append(
-            Rejected(name=self.name, reason=error.slug, detail=error.what, hint=hint, line=line, field=error.where)
-        )
-
-    def _whole_text(self, reader: LineReader) -> Iterator[tuple[int, bytes]]:
-        yield 1, reader.all_bytes(MAX_LINE_BYTES, unusable("text-too-large", self.path, "it has more than 64 MiB"))
 
     def _json_list(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
         """The items of a list; a list that is not well formed ends with an error: there is no place to go on."""
@@ -145,13 +138,6 @@ class RecordReader:
             rows = (row for batch in table.batches(rows=_ROWS) for row in batch.to_pylist())
             parse = lambda row: {**row, **{name: _parsed(row[name], kind) for name, kind in kinds.items()}}  # noqa: E731
             yield from self._records(enumerate(rows, start=1), parse)
-
-
-def _text(raw: bytes | None) -> str:
-    """A line as text."""
-    if raw is None:
-        raise fault("line-too-long", f"the line has more than {MAX_LINE_BYTES} bytes")
-    return decode(raw)
 
 
 def _parsed(value: Any, kind: Any) -> Any:

@@ -41,9 +41,7 @@ _BLOCK = 1 << 14
 
 
 def read_records(
-    files: RecordFiles,
-    samples: SampleTable,
-    rows: NDArray[np.integer],
+    files: RecordFiles, samples: SampleTable, rows: NDArray[np.integer]
 ) -> Iterator[tuple[int, Record | None]]:
     """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
 
@@ -54,7 +52,8 @@ def read_records(
     if len(rows) > 1 and not (np.diff(rows) > 0).all():
         raise ValueError("rows of records must ascend")
     file_of = np.asarray(held.file)[rows]
-    for start, stop in _runs(file_of):
+    bounds = [0, *(np.flatnonzero(np.diff(file_of)) + 1).tolist(), len(rows)]
+    for start, stop in pairwise(bounds) if len(rows) else ():
         file, some = int(file_of[start]), rows[start:stop]
         name, way = files.names[file], int(files.way[file])
         reader = RecordReader(files.root / name, name, files.ways[way]) if way >= 0 else ()
@@ -140,7 +139,10 @@ class RecordScan(Scan):
                     size = min(record_size(record), 0xFFFF_FFFF)
                     rows += _PACKED.pack(file, record.line, size, record.form, record.content)
                     if self._room > 0:
-                        self._keep(record, size)
+                        self.kept.append(record)
+                        self._room -= size
+                        if self._room <= 0:
+                            self.kept.clear()
                 if not number % _OFTEN and self.stopping():
                     return
         except UnusableSampleError as error:
@@ -150,12 +152,6 @@ class RecordScan(Scan):
             return
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
-
-    def _keep(self, record: Record, size: int) -> None:
-        self.kept.append(record)
-        self._room -= size
-        if self._room <= 0:
-            self.kept.clear()
 
     def _known(self, held: Known, trusted: NDArray[np.intp]) -> NDArray[Any]:
         """Rows of trusted files, in their order."""
@@ -175,27 +171,21 @@ def _table(files: RecordFiles, held: Known, reading: NDArray[np.uint8], rows: ND
     place = rows["file"].astype(np.int64) << 32 | rows["line"]
     if not (np.diff(place) >= 0).all():
         rows = rows[np.argsort(place, kind="stable")]
-    column = {name: np.ascontiguousarray(rows[name]) for name in _ROW.names or ()}
+    column: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(rows[name]) for name in _ROW.names or ()}
+
+    def labels() -> Iterator[list[str]]:
+        for start in range(0, len(rows), _BLOCK):
+            numbers, place = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
+            own, lines = files.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
+            yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
+
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
-        names=_row_names(files.names, column["file"], column["line"]),
+        names=strings_of(labels()),
         files=Files(names=files.names, stat=held.stat, content=held.content, reading=reading),
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
     )
-
-
-def _row_names(names: Strings, file: NDArray[np.generic], line: NDArray[np.generic]) -> Strings:
-    """``file:line`` of every row."""
-
-    def blocks() -> Iterator[list[str]]:
-        for start in range(0, len(file), _BLOCK):
-            numbers, place = np.unique(file[start : start + _BLOCK], return_inverse=True)
-            own = names.take(numbers.astype(np.intp))
-            lines = line[start : start + _BLOCK].tolist()
-            yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
-
-    return strings_of(blocks())
 
 
 def _in_files(names: Strings, items: Iterable[Rejected]) -> tuple[Rejected, ...]:
@@ -206,9 +196,3 @@ def _in_files(names: Strings, items: Iterable[Rejected]) -> tuple[Rejected, ...]
     place = match_names(Strings.of(by_name), names).tolist()
     ordered = sorted(zip(place, by_name.values(), strict=True), key=lambda pair: pair[0])
     return tuple(item for _, some in ordered for item in sorted(some, key=lambda one: one.line))
-
-
-def _runs(values: NDArray[np.integer]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of runs of equal values."""
-    bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return ((start, stop) for start, stop in pairwise(bounds) if stop > start)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
@@ -34,13 +34,12 @@ EXPECTED = "text, messages, conversations, prompt with completion, or instructio
 #: Columns of pixels and sound; a record that fills one is no text.
 MEDIA = ("images", "image", "videos", "audios")
 #: Fields of records that plain training cannot use -> the reason; the first that fits.
-_OTHER_USE: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("chosen", "rejected"), "it holds preferences (chosen, rejected), not plain answers"),
-    (("prompt", "completions", "labels"), "it holds labels of steps, not plain answers"),
-    (("prompt", "completion", "label"), "it holds feedback (label), not plain answers"),
-    (("input_ids",), "it holds token ids already: train on them without a cache, or give the texts"),
-)
-_PROMPT_ALONE = "it holds a prompt without a completion: there is nothing to learn"
+_OTHER_USE: Mapping[tuple[str, ...], str] = {
+    ("chosen", "rejected"): "it holds preferences (chosen, rejected), not plain answers",
+    ("prompt", "completions", "labels"): "it holds labels of steps, not plain answers",
+    ("prompt", "completion", "label"): "it holds feedback (label), not plain answers",
+    ("input_ids",): "it holds token ids already: train on them without a cache, or give the texts",
+}
 
 
 class Message(Value):
@@ -85,7 +84,7 @@ class Record:
         place = {"source": self.source, "line": self.line}
         if self.messages is None:
             return {**place, "text": self.text, **({"begin": self.begin} if self.begin else {})}
-        turns = [[m.role, m.content, m.learned, [list(pair) for pair in m.fields]] for m in self.messages]
+        turns = [[m.role, m.content, m.learned, m.fields] for m in self.messages]
         more = {"options": self.options} if self.options else {}
         return {**place, "messages": turns, "tools": self.tools, **more}
 
@@ -97,13 +96,7 @@ def text_record(source: str, line: int, text: str, content: bytes = b"", *, begi
 
 
 def chat_record(
-    source: str,
-    line: int,
-    messages: tuple[Message, ...],
-    tools: str = "",
-    content: bytes = b"",
-    *,
-    options: str = "",
+    source: str, line: int, messages: tuple[Message, ...], tools: str = "", content: bytes = b"", *, options: str = ""
 ) -> Record:
     """A conversation as a record, as :func:`text_record`."""
     if not content:
@@ -131,13 +124,12 @@ def record_from_json(data: Mapping[str, Any] | Record, content: bytes = b"") -> 
     if isinstance(data, Record):
         return data
     if "text" in data:
-        return text_record(data["source"], data["line"], data["text"], content, begin=data.get("begin", 0))
+        return text_record(content=content, **data)
     messages = tuple(
-        Message(role=role, content=content, learned=learned, fields=tuple((name, value) for name, value in fields))
-        for role, content, learned, fields in data["messages"]
+        Message(role=role, content=said, learned=learned, fields=tuple((name, value) for name, value in fields))
+        for role, said, learned, fields in data["messages"]
     )
-    more = {"options": data.get("options", "")}
-    return chat_record(data["source"], data["line"], messages, data.get("tools", ""), content, **more)
+    return chat_record(content=content, **{**data, "messages": messages})
 
 
 class RecordFormat(Value):
@@ -162,10 +154,6 @@ class RecordFormat(Value):
     observation_tag: str = "observation"
     function_tag: str = "function_call"
     system_tag: str = "system"
-
-    def as_json(self) -> dict[str, str]:
-        """As JSON values."""
-        return asdict(self)
 
 
 TEXT = RecordFormat(form="text")
@@ -213,22 +201,15 @@ def detect_format(record: Mapping[str, Any]) -> RecordFormat:
     """
     found = [form for names, form in _TELLING if all(name in record for name in names)]
     found = [form for form in found if form is not TEXT] or found
-    if len(found) == 1 and not (found[0] in (TEXT, COMPLETION) and _other_use(record)):
-        return _by_tags(record, found[0])
-    if len(found) < 2 and (use := _other_use(record)):
+    use = next((use for names, use in _OTHER_USE.items() if all(name in record for name in names)), "")
+    if record.keys() == {"prompt"}:
+        use = "it holds a prompt without a completion: there is nothing to learn"
+    if use and (not found or found in ([TEXT], [COMPLETION])):
         raise fault("not-for-sft", use)
-    fields = listed(list(record)) or "no fields"
-    raise fault("record-field", f"expected {'one of ' if found else ''}{EXPECTED}; found {fields}")
-
-
-def _other_use(record: Mapping[str, Any]) -> str:
-    """Why a record is not for plain training; empty if it may be."""
-    use = next((use for names, use in _OTHER_USE if all(name in record for name in names)), "")
-    return use or (_PROMPT_ALONE if record.keys() == {"prompt"} else "")
-
-
-def _by_tags(record: Mapping[str, Any], form: RecordFormat) -> RecordFormat:
-    """A form whose column has the other form's tags takes those."""
+    if len(found) != 1:
+        fields = listed(list(record)) or "no fields"
+        raise fault("record-field", f"expected {'one of ' if found else ''}{EXPECTED}; found {fields}")
+    (form,) = found
     turns = record[form.messages] if form.form == "chat" else None
     first = turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(first, dict) or form.role_tag in first:
@@ -250,7 +231,8 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         if form.form == "text":
             text = record.get(form.text)
             if not text or not isinstance(text, str):
-                text = _text(record, form.text)
+                _part(record, form.text, str)
+                raise fault("record-empty", "the text is empty", form.text)
             return text_record(source, line, text)
         if form.form == "completion" and isinstance(record.get(form.prompt), str):
             prompt, answer = record[form.prompt], _answer(record, form)
@@ -258,39 +240,49 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         media = next((name for name in MEDIA if record.get(name)), "")
         if media:
             raise fault("not-for-sft", f"it holds {media}", media)
+        options = _part(record, "chat_template_kwargs", dict, None) or None  # as TRL takes them
+        spelled = _spelled(options, "chat_template_kwargs") if options else ""
         turns = tuple(_MAPPERS[form.form](record, form))
-        return chat_record(source, line, turns, _tools(record, form.tools), options=_options(record))
+        return chat_record(source, line, turns, _tools(record, form.tools), options=spelled)
     except UnicodeEncodeError as error:
         found = f"half of a surrogate pair, {error.object[error.start]!r}"
         raise fault("record-unicode", found) from error
 
 
-def _text(record: Mapping[str, Any], name: str) -> str:
-    text = _string(record, name, name)
-    if not text:
-        raise fault("record-empty", "the text is empty", name)
-    return text
+_KINDS = {str: "text", dict: "an object", list: "a list", bool: "true or false"}
+_REQUIRED: Any = object()
+
+
+def _part(held: Mapping[str, Any], name: str, kind: type, default: Any = _REQUIRED, where: str = "") -> Any:
+    """A value of one type in a record or a turn; ``default`` if it is absent or null, or if no name is used."""
+    value = held.get(name) if name else None
+    if isinstance(value, kind):
+        return value
+    if value is None and default is not _REQUIRED:
+        return default
+    found = shown(value) if name in held else f"the fields {listed(list(held)) or 'none'}"
+    raise fault("record-field", f"expected {_KINDS[kind]}, found {found}", where or name)
 
 
 def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
     """System, history, then the instruction with its input, then the answer."""
     yield from _system(record, form)
-    for number, pair in enumerate(_optional_list(record, form.history)):
+    for number, pair in enumerate(_part(record, form.history, list, ())):
         where = f"{form.history}[{number}]"
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
             raise fault("record-field", f"expected a question and an answer, found {shown(pair)}", where)
         yield Message(role="user", content=pair[0])
         yield Message(role="assistant", content=pair[1], learned=True)
-    is_null = form.prompt in record and record[form.prompt] is None
-    query = [_string(record, form.prompt, form.prompt)] if form.prompt and not is_null else []
-    query.append(_optional_string(record, form.query))
+    is_null = not form.prompt or (form.prompt in record and record[form.prompt] is None)
+    query = ["" if is_null else _part(record, form.prompt, str), _part(record, form.query, str, "")]
     yield Message(role="user", content="\n".join(filter(None, query)))
     yield Message(role="assistant", content=_answer(record, form), learned=True)
 
 
 def _answer(record: Mapping[str, Any], form: RecordFormat) -> str:
     if not isinstance(record.get(form.response), str):
-        raise fault("no-answer", f"expected text, found {_found(record, form.response)}", form.response)
+        found = shown(record.get(form.response))
+        raise fault("no-answer", f"expected text, found {found}", form.response)
     return str(record[form.response])
 
 
@@ -300,17 +292,6 @@ def _completion(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     if not any(message.learned for message in answer):
         raise fault("no-answer", "no turn of the assistant carries loss", form.response)
     return [*(replace(message, learned=False) for message in prompt), *answer]
-
-
-def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message:
-    """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
-    where = f"{form.messages}[{number}].{form.content_tag}"
-    said = _content(turn, form, number)
-    thought = _THOUGHT.fullmatch(said)
-    calls = _json_in(thought[2] if thought else said, where)
-    fields = (("tool_calls", _tool_calls(_wrapped(calls), where, "")),)
-    content = thought[1] if thought else ""
-    return Message(role="assistant", content=content, learned=_learned(turn, form, number), fields=fields)
 
 
 def _two_sides(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
@@ -323,7 +304,7 @@ def _two_sides(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     names.pop("", None)
     messages = _messages(record, form, names)
     rest = messages[1:] if messages[0].role == "system" else messages
-    place, before = 0, ""
+    place, before = 0, "none"
     for number, message in enumerate(rest, start=len(messages) - len(rest)):
         if form.form == "openai" and message.role == before == "tool":
             continue
@@ -332,8 +313,8 @@ def _two_sides(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
             raise fault("role-order", f"turns of two sides alternate, found one of {message.role}", where)
         place, before = place + 1, message.role
     if before != "assistant":
-        last = f"found one of {before}" if before else "found none"
-        raise fault("no-answer", f"expected a turn of the assistant at the end, {last}", form.messages)
+        found = f"the last turn is of {before}"
+        raise fault("no-answer", f"expected a turn of the assistant at the end, {found}", form.messages)
     return messages if len(rest) < len(messages) else [*_system(record, form), *messages]
 
 
@@ -345,22 +326,43 @@ def _chat(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     return messages if messages[0].role in _FIRST_ROLES else [*_system(record, form), *messages]
 
 
+def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
+    text = _part(record, form.system, str, "")
+    if text:
+        yield Message(role="system", content=text)
+
+
 def _messages(record: Mapping[str, Any], form: RecordFormat, names: Mapping[str, str]) -> list[Message]:
-    messages = []
-    for number, turn in enumerate(_turns(record, form)):
-        said = _role(turn, form, number)
+    turns, messages = _part(record, form.messages, list), []
+    if not turns:
+        raise fault("record-empty", "the conversation has no turns", form.messages)
+    for number, turn in enumerate(turns):
+        where = f"{form.messages}[{number}]"
+        if not isinstance(turn, dict):
+            raise fault("record-field", f"expected an object, found {shown(turn)}", where)
+        said = _part(turn, form.role_tag, str, where=f"{where}.{form.role_tag}")
         role = names.get(said, "")
         if not role:
-            where = f"{form.messages}[{number}].{form.role_tag}"
-            raise fault("role-order", f"expected one of {listed(list(names))}, found {shown(said)}", where)
-        is_call = role == "call" and not turn.get("tool_calls")
-        role = "assistant" if role == "call" else role
-        messages.append(_called(turn, form, number) if is_call else _message(turn, role, form, number))
+            expected = f"expected one of {listed(list(names))}, found {shown(said)}"
+            raise fault("role-order", expected, f"{where}.{form.role_tag}")
+        if role == "call" and not turn.get("tool_calls"):
+            messages.append(_called(turn, form, where))
+        else:
+            messages.append(_message(turn, "assistant" if role == "call" else role, form, where))
     return messages
 
 
-def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
-    where = f"{form.messages}[{number}]"
+def _called(turn: Mapping[str, Any], form: RecordFormat, where: str) -> Message:
+    """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
+    said, place = _content(turn, form, where), f"{where}.{form.content_tag}"
+    thought = _THOUGHT.fullmatch(said)
+    calls = _json_in(thought[2] if thought else said, place)
+    fields = (("tool_calls", _tool_calls(_wrapped(calls), place, "")),)
+    content = thought[1] if thought else ""
+    return Message(role="assistant", content=content, learned=_learned(turn, where), fields=fields)
+
+
+def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, where: str) -> Message:
     fields, is_openai = [], form.form != "sharegpt"  # whose converter drops all other fields
     for name in PASSED if is_openai else ():
         if turn.get(name) is not None:
@@ -371,56 +373,30 @@ def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int
         place = f"{where}.function_call"
         fields.append(("tool_calls", _tool_calls(_wrapped(turn["function_call"]), place, "")))
     has_calls = any(name == "tool_calls" for name, _ in fields)
-    content = "" if has_calls and turn.get(form.content_tag) is None else _content(turn, form, number)
-    learned = role == "assistant" and _learned(turn, form, number)
+    content = "" if has_calls and turn.get(form.content_tag) is None else _content(turn, form, where)
+    learned = role == "assistant" and _learned(turn, where)
     if role != "assistant" and (turn.get("train") is True or turn.get("weight") not in (None, 0, 1)):
         raise fault("record-field", "only turns of the assistant can carry loss", where)
     return Message(role=role, content=content, learned=learned, fields=tuple(fields))
 
 
-def _turns(record: Mapping[str, Any], form: RecordFormat) -> list[dict[str, Any]]:
-    turns = record.get(form.messages)
-    if not isinstance(turns, list):
-        raise fault("record-field", f"expected a list of turns, found {_found(record, form.messages)}", form.messages)
-    if not turns:
-        raise fault("record-empty", "the conversation has no turns", form.messages)
-    for number, turn in enumerate(turns):
-        if not isinstance(turn, dict):
-            raise fault("record-field", f"expected an object, found {shown(turn)}", f"{form.messages}[{number}]")
-    return turns
-
-
-def _role(turn: Mapping[str, Any], form: RecordFormat, number: int) -> str:
-    return _string(turn, form.role_tag, f"{form.messages}[{number}].{form.role_tag}")
-
-
-def _content(turn: Mapping[str, Any], form: RecordFormat, number: int) -> str:
+def _content(turn: Mapping[str, Any], form: RecordFormat, where: str) -> str:
     """Text, or the texts of a list of parts put together."""
-    where = f"{form.messages}[{number}].{form.content_tag}"
-    parts = turn.get(form.content_tag)
+    place, parts = f"{where}.{form.content_tag}", turn.get(form.content_tag)
     if not isinstance(parts, list):
-        return _string(turn, form.content_tag, where)
-    for place, part in enumerate(parts):
+        return str(_part(turn, form.content_tag, str, where=place))
+    for number, part in enumerate(parts):
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise fault("record-field", f"expected a part of text, found {shown(part)}", f"{where}[{place}]")
+            raise fault("record-field", f"expected a part of text, found {shown(part)}", f"{place}[{number}]")
     return "".join(part["text"] for part in parts)
 
 
-def _learned(turn: Mapping[str, Any], form: RecordFormat, number: int) -> bool:
+def _learned(turn: Mapping[str, Any], where: str) -> bool:
     """True if a turn of the assistant carries loss: unless ``weight`` is 0 or ``train`` is false."""
-    where = f"{form.messages}[{number}]"
-    weight, train = turn.get("weight"), turn.get("train")
+    weight = turn.get("weight")
     if weight is not None and weight not in (0, 1):
         raise fault("record-field", f"expected 0 or 1, found {shown(weight)}", f"{where}.weight")
-    if train is not None and not isinstance(train, bool):
-        raise fault("record-field", f"expected true or false, found {shown(train)}", f"{where}.train")
-    return weight != 0 and train is not False
-
-
-def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
-    text = _optional_string(record, form.system)
-    if text:
-        yield Message(role="system", content=text)
+    return bool(_part(turn, "train", bool, default=True, where=f"{where}.train")) and weight != 0
 
 
 def _tools(record: Mapping[str, Any], name: str) -> str:
@@ -428,7 +404,7 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
 
     A bare function becomes an OpenAI tool, as LLaMA-Factory does before it writes it (its ``data/tool_utils.py``).
     """
-    name = name if not name or record.get(name) else "functions" if name == "tools" else name
+    name = "functions" if name == "tools" and not record.get(name) else name
     tools = record.get(name) if name else None
     tools = _json_in(tools, name) if isinstance(tools, str) and tools.strip() else tools
     if not tools:
@@ -440,20 +416,8 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
 
 def _wrapped(functions: Any) -> list[dict[str, Any]]:
     """Bare functions, one or a list of them, in the form of OpenAI."""
-    return [
-        {"type": "function", "function": one} for one in (functions if isinstance(functions, list) else [functions])
-    ]
-
-
-def _options(record: Mapping[str, Any]) -> str:
-    """Values for the template that a record brings along, as TRL takes them."""
-    name = "chat_template_kwargs"
-    values = record.get(name)
-    if not values:
-        return ""
-    if not isinstance(values, dict):
-        raise fault("record-field", f"expected an object, found {shown(values)}", name)
-    return _spelled(values, name)
+    several = functions if isinstance(functions, list) else [functions]
+    return [{"type": "function", "function": one} for one in several]
 
 
 def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
@@ -485,15 +449,6 @@ def _json_in(text: str, where: str) -> Any:
         raise fault("record-field", f"expected JSON as text: {found}", where) from error
 
 
-_MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Message]]] = {
-    "alpaca": _alpaca,
-    "completion": _completion,
-    "sharegpt": _two_sides,
-    "openai": _two_sides,
-    "chat": _chat,
-}
-
-
 def _spelled(value: Any, where: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -501,22 +456,10 @@ def _spelled(value: Any, where: str) -> str:
         raise fault("record-field", f"it cannot be written as JSON: {error}", where) from error
 
 
-def _string(record: Mapping[str, Any], name: str, where: str) -> str:
-    if not isinstance(record.get(name), str):
-        raise fault("record-field", f"expected text, found {_found(record, name)}", where)
-    return str(record[name])
-
-
-def _optional_string(record: Mapping[str, Any], name: str) -> str:
-    return _string(record, name, name) if name and record.get(name) is not None else ""
-
-
-def _optional_list(record: Mapping[str, Any], name: str) -> list[Any]:
-    value = record.get(name) if name else None
-    if value is not None and not isinstance(value, list):
-        raise fault("record-field", f"expected a list, found {shown(value)}", name)
-    return value or []
-
-
-def _found(record: Mapping[str, Any], name: str) -> str:
-    return shown(record[name]) if name in record else f"the fields {listed(list(record)) or 'none'}"
+_MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Message]]] = {
+    "alpaca": _alpaca,
+    "completion": _completion,
+    "sharegpt": _two_sides,
+    "openai": _two_sides,
+    "chat": _chat,
+}

@@ -237,15 +237,15 @@ def folder(tmp_path):
 
 def test_local_entries_are_used_and_the_others_rejected_by_name(folder):
     datasets, rejected, _ = read_dataset_info(folder)
-    assert [dataset.name for dataset in datasets] == list(LOCAL)
+    assert [file for file, _ in datasets] == [entry["file_name"] for entry in LOCAL.values()]
     assert {item.name: item.reason for item in rejected} == {name: cause for name, (_, cause) in REJECTED.items()}
     assert all(item.hint and item.name in item.detail for item in rejected)
 
 
 def test_columns_and_tags_that_are_not_named_are_none(folder):
-    form = read_dataset_info(folder, ["named"])[0][0].form
+    form = read_dataset_info(folder, ["named"])[0][0][1]
     assert (form.prompt, form.query, form.response, form.system) == ("q", "", "a", "")
-    form = read_dataset_info(folder, ["talk"])[0][0].form
+    form = read_dataset_info(folder, ["talk"])[0][0][1]
     assert (form.messages, form.role_tag, form.user_tag, form.system_tag) == ("messages", "role", "user", "")
 
 
@@ -262,8 +262,8 @@ def test_columns_and_tags_that_are_not_named_are_none(folder):
 def test_a_prompt_alone_is_text(tmp_path, columns, form, text):
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.json", "columns": columns}}))
-    ((found,), _, _) = read_dataset_info(tmp_path)
-    assert (found.form.form, found.form.text) == (form, text)
+    (((_, found),), _, _) = read_dataset_info(tmp_path)
+    assert (found.form, found.text) == (form, text)
 
 
 @pytest.mark.parametrize("text", ["[]", '{"a": 1}', "{", '{"a": {}, "a": {}}'])
