@@ -101,7 +101,8 @@ def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
         found["layout"] = {"word": layout.word, "why": layout.why, "sets": sets}
         found["captions"] = dict(images.captions)
         found |= {"first_without_caption": images.first_without, "several_captions": images.several}
-        counts |= {name: getattr(images, name) for name in ("masks", "controls", "orphans", "outside")}
+        inputs = {name: one for name, one in samples.inputs.items() if name not in ("image", "caption")}
+        found["further"] = {name: int((one.file >= 0).sum()) for name, one in inputs.items()}
     sizes = samples.columns.get("original_size")
     if sizes is not None:
         area = np.asarray(sizes).astype(np.int64).prod(axis=1)
@@ -201,9 +202,7 @@ def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "sizes", f"smallest {low}, largest {high} (height x width)"
     if clips := payload.get("clips"):
         yield "videos", f"{clips['samples']}, of {clips['shortest']} to {counted(clips['longest'], 'frame')}"
-    aside = {"masks": "masks", "controls": "control images", "outside": "images outside all sets"}
-    if told := [count_of(counts[name], words) for name, words in aside.items() if counts.get(name)]:
-        yield "aside", f"{', '.join(told)} (no samples)"
+    yield from ((name, counted(count, "sample")) for name, count in payload.get("further", {}).items())
     if payload["duplicates"]["known"]:
         equal = count_of(payload["duplicates"]["known"], "samples have the content of another one")
         yield "duplicates", f"{equal}, the first is {payload['duplicates']['first']}"

@@ -369,7 +369,6 @@ class _Build:
             "options": listing.options.as_json(),
             "part": plan.part,
             "data_kind": listing.data_kind,
-            "captions": listing.caption_source,
         }
         if listing.layout is not None:
             if listing.root.resolve() != (root if root.is_dir() else root.parent):

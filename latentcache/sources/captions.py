@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import as_rejected, hint_for, unused_lines
+from latentcache.sources.causes import as_rejected, unused_lines
 from latentcache.sources.known import Known, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, parse_json, shown
-from latentcache.sources.reading import read_source
+from latentcache.sources.reading import read_source, unusable
 from latentcache.value import Value
 
 #: Names of the caption in a JSON file beside an image, in order.
@@ -39,8 +40,8 @@ MAX_CAPTION_BYTES = 1 << 20
 _BLOCK = 1 << 14
 _LINE_END = 2
 _EMPTY = np.frombuffer(content_hash(b""), dtype=np.uint8)
-#: Lists of ``Chosen``, and values for samples that lack a column.
-_TEXTS, _MISSING = {"texts", "own"}, {"focus": -1, "known": -1}
+#: Values for samples that lack a column of ``Chosen``.
+_MISSING = {"focus": -1, "known": -1}
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 
 
@@ -70,19 +71,15 @@ class Chosen(Value):
     known: NDArray[np.integer] | None = None
     """(n,) rows of the snapshot of samples in archives that did not change; -1: unknown."""
 
-    @classmethod
-    def none(cls) -> Chosen:
-        """No samples."""
-        nothing = np.empty(0, dtype=np.int64)
-        return cls(image=nothing, caption=nothing, which=nothing.astype(np.int8), owner=nothing, repeats=nothing)
-
     def take(self, rows: NDArray[Any]) -> Chosen:
         """Some of them: positions, or True for each."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        held: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        texts: dict[str, Any] = {name: [held[name][row] for row in rows.tolist()] for name in _TEXTS if held[name]}
-        columns = {name: held[name][rows] for name in held.keys() - _TEXTS if held[name] is not None}
-        return replace(self, **columns, **texts)
+        held = dict[str, Any]()
+        for one in fields(self):
+            column = getattr(self, one.name)
+            is_column = isinstance(column, np.ndarray)
+            held[one.name] = column[rows] if is_column else column and [column[row] for row in rows.tolist()]
+        return Chosen(**held)
 
     @classmethod
     def joined(cls, parts: Sequence[Chosen]) -> Chosen:
@@ -90,14 +87,14 @@ class Chosen(Value):
         made = dict[str, Any]()
         for one in fields(cls):
             pairs = [(getattr(part, one.name), len(part.image)) for part in parts]
-            if one.name in _TEXTS:
+            like = next((column for column, _ in pairs if isinstance(column, np.ndarray)), None)
+            if like is not None:
+                lacking = partial(np.full, fill_value=_MISSING.get(one.name, 0), dtype=like.dtype)
+                shape = like.shape[1:]
+                each = [lacking((count, *shape)) if column is None else column for column, count in pairs]
+                made[one.name] = np.concatenate(each)
+            elif one.name in ("texts", "own"):
                 made[one.name] = [text for column, count in pairs for text in column or [""] * count]
-                continue
-            like = next((column for column, _ in pairs if column is not None), None)
-            made[one.name] = like if like is None else np.concatenate([
-                np.full((count, *like.shape[1:]), _MISSING.get(one.name, 0), like.dtype) if column is None else column
-                for column, count in pairs
-            ])  # fmt: skip
         return cls(**made)
 
 
@@ -155,6 +152,12 @@ class CaptionFiles:
         if old is not None:
             content[known] = take_rows(old.content, self._known[known])
 
+        with_fallback = [
+            (owner, rule)
+            for owner, rule in enumerate(self._rules)
+            if rule.text or rule.from_name is not None or rule.bare
+        ]
+
         def texts() -> Iterator[list[str]]:
             for start in range(0, len(file), _BLOCK):
                 block = slice(start, min(start + _BLOCK, len(file)))
@@ -164,7 +167,9 @@ class CaptionFiles:
                 for number in np.flatnonzero(chosen.line[block]).tolist() if chosen.line is not None else []:
                     some[number] = chosen.texts[start + number]
                 own = self._known[block] >= 0
-                self._fill(chosen, start, some, own)
+                for owner, rule in with_fallback:
+                    for number in np.flatnonzero((chosen.owner[block] == owner) & ~own).tolist():
+                        some[number] = some[number] or rule.fallback(self._names[int(chosen.image[start + number])])
                 made = [number for number, text in enumerate(some) if text] if any(some) else []
                 if made:
                     content[start + np.array(made)] = hashes([some[number] for number in made])
@@ -174,19 +179,7 @@ class CaptionFiles:
                         some[number] = text
                 yield some
 
-        text = strings_of(texts())
-        return Input(content=content, file=file, line=chosen.line, text=text)
-
-    def _fill(self, chosen: Chosen, start: int, some: list[str], known: NDArray[np.bool_]) -> None:
-        """Captions of the set, in place of empty ones that are not known."""
-        owners = chosen.owner[start : start + len(some)]
-        for owner, rule in enumerate(self._rules):
-            if not rule.text and rule.from_name is None and not rule.bare:
-                continue
-            for number in np.flatnonzero((owners == owner) & ~known).tolist():
-                if some[number]:
-                    continue
-                some[number] = rule.fallback(self._names[int(chosen.image[start + number])])
+        return Input(text=strings_of(texts()), content=content, file=file, line=chosen.line)
 
 
 def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
@@ -216,38 +209,24 @@ def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:
 def caption_of(data: bytes, path: str, key: str = "") -> str:
     """The caption in the bytes of a file; empty if it has none.
 
-    Args:
-        data: Of the file.
-        path: Its name; one that ends in ``.json`` is an object with a caption.
-        key: Name of the caption in it; empty: the first one of ``JSON_NAMES`` that it has.
+    A file whose name ends in ``.json`` is an object with it as ``key``, or as the first one of ``JSON_NAMES``.
 
     Raises:
         UnusableSampleError: ``caption-encoding``, ``caption-unicode`` or ``caption-json``.
-    """
-    text = decode_caption(data, path)
-    return _json_caption(text, path, (key,) if key else JSON_NAMES) if path.lower().endswith(".json") else text
-
-
-def decode_caption(data: bytes, name: str) -> str:
-    """Bytes of a caption file to text; ``name`` is for the message.
-
-    Raises:
-        UnusableSampleError: ``caption-encoding`` with the byte offset, ``caption-unicode`` with the character.
     """
     encoding = "utf-16" if data.startswith(UTF16_BOMS) else "utf-8"
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         found = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
-        raise unusable_caption("caption-encoding", name, f"expected {encoding.upper()}, {found}") from error
-    fault = caption_fault(text)
-    if fault:
-        raise unusable_caption("caption-unicode", name, fault)
-    return text.strip().replace("\r\n", "\n")
+        raise unusable_caption("caption-encoding", path, f"expected {encoding.upper()}, {found}") from error
+    if fault := caption_fault(text):
+        raise unusable_caption("caption-unicode", path, fault)
+    text = text.strip().replace("\r\n", "\n")
+    return _json_caption(text, path, (key,) if key else JSON_NAMES) if path.lower().endswith(".json") else text
 
 
 def _json_caption(text: str, path: str, names: Sequence[str]) -> str:
-    """The caption in a JSON object; empty if it has none."""
     try:
         found = parse_json(text) if text else {}
     except UnusableSampleError as error:
@@ -278,5 +257,4 @@ def caption_fault(text: str) -> str:
 
 def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:
     """The error of one caption file, with the hint of its reason."""
-    file = path.rpartition("/")[2]
-    return UnusableSampleError(f"caption file {file}: {what}", where=path, fix=hint_for(cause), slug=cause)
+    return unusable(cause, path, f"caption file {path.rpartition('/')[2]}: {what}")

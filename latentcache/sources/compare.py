@@ -32,6 +32,7 @@ from latentcache.value import Value
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 _UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
+_GONE_WORDS = "it is not there any more"
 _GONE = frozenset({"not-found", "unlisted", "hidden"})
 
 
@@ -73,34 +74,23 @@ _HINTS = {
 }
 
 
-def _content(samples: SampleTable, row: int) -> str:
-    held = next(iter(samples.inputs.values()))
-    content = np.asarray(held.content[row]).tobytes().hex()
-    return content if held.line is None else content[: HASH_BYTES // 2]
-
-
-def _caption(samples: SampleTable, row: int) -> str:
-    text = samples.inputs["caption"].text
-    said = text[row] if text is not None else ""
-    return (said if len(said) <= 80 else said[:79] + "…") or "(no caption)"
-
-
-def _focus(samples: SampleTable, row: int) -> str:
-    x, y = focus_of(samples)[row].tolist()
-    return f"the point {x:g}, {y:g}"
-
-
-#: State -> what it is about, in words, of a sample then and now.
-_VALUES: Mapping[State, Callable[[SampleTable, int], str]] = {
-    **dict.fromkeys(State, lambda samples, row: ""),
-    State.MOVED: lambda samples, row: f"line {samples.where(row)[1]}",
-    State.CAPTION_CHANGED: _caption,
-    State.CHANGED: _content,
-    State.REMOVED: lambda samples, row: "the record" if "record" in samples.inputs else "the file",
-    State.UNREADABLE: lambda samples, row: "a file that can be read",
-    State.REPEATS_CHANGED: lambda samples, row: f"{repeats_of(samples)[row]} repeats per epoch",
-    State.FOCUS_CHANGED: _focus,
-}
+def _value(samples: SampleTable, row: int, state: State) -> str:
+    """What a state is about, in words, of a sample then or now."""
+    if state == State.MOVED:
+        return f"line {samples.where(row)[1]}"
+    if state == State.CAPTION_CHANGED:
+        text = samples.inputs["caption"].text
+        said = text[row] if text is not None else ""
+        return (said if len(said) <= 80 else said[:79] + "…") or "(no caption)"
+    if state == State.CHANGED:
+        held = next(iter(samples.inputs.values()))
+        content = np.asarray(held.content[row]).tobytes().hex()
+        return content if held.line is None else content[: HASH_BYTES // 2]
+    if state == State.REPEATS_CHANGED:
+        return f"{repeats_of(samples)[row]} repeats per epoch"
+    if state == State.FOCUS_CHANGED:
+        return "the point {:g}, {:g}".format(*focus_of(samples)[row].tolist())
+    return {State.REMOVED: "the sample", State.UNREADABLE: "a file that can be read"}.get(state, "")
 
 
 class Found(Value):
@@ -151,13 +141,10 @@ class Compared:
         cause, words = self._details.get(row, ("", ""))
         name = cause if state == State.INPUT_CHANGED else ""
         reason = f"{name}-changed" if name else cause if state == State.UNREADABLE else reason
-        value = _VALUES[state]
         hint = _HINTS.get(state, "") if name or not cause else hint_for(cause)
-        words = words or (value(self.now.samples, now) if now >= 0 else "it is not there any more")
-        return Found(
-            category=category, reason=reason, path=path, line=line, field=name, expected=value(self.samples, row),
-            found=words, hint=hint,
-        )  # fmt: skip
+        words = words or (_value(self.now.samples, now, state) if now >= 0 else _GONE_WORDS)
+        said = {"expected": _value(self.samples, row, state), "found": words, "hint": hint}
+        return Found(category=category, reason=reason, path=path, line=line, field=name, **said)
 
     def found_new(self, row: int) -> Found:
         """What there is to say of one row of ``new``."""
@@ -185,7 +172,12 @@ def compare(
         inputs: Those that fields are made of; further images of a sample are compared if they are among them.
     """
     own = "record" if now.data_kind == "records" else "image"
-    state, place = (_records_paired if own == "record" else _named_pairs)(samples, now.samples, rejected)
+    if own == "record":
+        state, place = _records_paired(samples, now.samples, rejected)
+    else:
+        labels, there = Strings.of(item.label for item in rejected), now.samples.names
+        place = np.concatenate([match_names(samples.names, there), match_names(labels, there)])
+        state = np.full(len(place), State.OK, dtype=np.uint8)
     count, met = len(samples), np.zeros(len(now.samples) + 1, dtype=np.bool_)
     met[place] = True  # the last one is for -1
     new = np.flatnonzero(~met[:-1])
@@ -193,164 +185,137 @@ def compare(
     if chosen is not None:
         found.state[~chosen] = State.NOT_CHECKED
     rows = np.flatnonzero((found.state == State.OK) & (found.place >= 0))
-    comparison = _Comparison(found, own, full=full)
     if own == "record" and now.samples is not samples:
-        comparison.records(rows)
+        _records(found, rows)
     elif own == "image":
-        comparison.images(rows, sorted(set(inputs).intersection(samples.inputs) - {"image", "caption"}))
+        _images(found, rows, sorted(set(inputs).intersection(samples.inputs) - {"image", "caption"}), full=full)
     said = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
-    comparison.absent(said)
-    comparison.rejected(rejected, state[count:], place[count:], said)
+    rows = np.flatnonzero((found.state == State.OK) & (found.place < 0))
+    found.state[rows] = State.REMOVED
+    of_file = np.asarray(samples.inputs[own].file)[rows]
+    names = samples.files.names.take(of_file) if own == "record" else samples.names.take(rows)
+    for row, name in zip(rows.tolist(), names, strict=True) if said else ():
+        found.state[row], words = _absent(name, said)
+        if words[1]:
+            found._details[row] = words
+    _rejected(found, own, rejected, state[count:], place[count:], said)
     return found
 
 
-class _Comparison:
-    """Samples that are files, parts of archives, or records."""
+def _records(found: Compared, rows: NDArray[np.intp]) -> None:
+    """Records that are as they were, in files that were written with the same bytes."""
+    old, new = found.samples.files, found.now.samples.files
+    before = np.asarray(found.samples.inputs["record"].file)[rows]
+    now = np.full(len(old.names), -1, dtype=np.int64)
+    now[before] = found.now.samples.inputs["record"].file[found.place[rows]]  # one for all records of a file
+    there = np.flatnonzero(now >= 0)
+    same = (np.asarray(old.content)[there] == new.content[now[there]]).all(axis=1)
+    moved = (np.asarray(old.stat)[there, :5] != new.stat[now[there], :5]).any(axis=1)
+    touched = np.zeros(len(now), dtype=np.bool_)
+    touched[there] = same & moved
+    found.state[rows[touched[before]]] = State.TOUCHED
 
-    def __init__(self, found: Compared, own: str, *, full: bool) -> None:
-        self._found, self._own, self._full = found, own, full
 
-    def records(self, rows: NDArray[np.intp]) -> None:
-        """Records that are as they were, in files that were written with the same bytes."""
-        found, old, new = self._found, self._found.samples.files, self._found.now.samples.files
-        before = np.asarray(found.samples.inputs["record"].file)[rows]
-        now = np.full(len(old.names), -1, dtype=np.int64)
-        now[before] = found.now.samples.inputs["record"].file[found.place[rows]]  # one for all records of a file
-        there = np.flatnonzero(now >= 0)
-        same = (np.asarray(old.content)[there] == new.content[now[there]]).all(axis=1)
-        moved = (np.asarray(old.stat)[there, :5] != new.stat[now[there], :5]).any(axis=1)
-        touched = np.zeros(len(now), dtype=np.bool_)
-        touched[there] = same & moved
-        found.state[rows[touched[before]]] = State.TOUCHED
-
-    def images(self, rows: NDArray[np.intp], further: Sequence[str]) -> None:
-        """Images, their masks and control images, captions, repeats and points."""
-        state = self._found.state
-        self._hash(rows, "image")
-        for name in further:
-            self._further(name, rows[state[rows] <= State.TOUCHED])
-        columns: Mapping[State, Callable[[SampleTable], Any]] = {
-            State.FOCUS_CHANGED: focus_of,
-            State.CAPTION_CHANGED: lambda samples: samples.inputs["caption"].content,
-            State.REPEATS_CHANGED: repeats_of,
-        }
-        for word, column in columns.items():
-            if word == State.CAPTION_CHANGED and "caption" not in self._found.samples.inputs:
-                continue
-            rows = rows[state[rows] <= State.TOUCHED]
-            before, now = (column(one) for one in (self._found.samples, self._found.now.samples))
-            if before is not now:
-                differs = np.asarray(before)[rows] != np.asarray(now)[self._found.place[rows]]
-                state[rows[differs.any(axis=tuple(range(1, differs.ndim)))]] = word
-
-    def _further(self, name: str, rows: NDArray[np.intp]) -> None:
-        """Compare masks or control images of samples."""
-        found = self._found
-        after = found.now.samples.inputs.get(name)
-        then = np.asarray(found.samples.inputs[name].file)[rows] >= 0
-        now = then & False if after is None else after.file[found.place[rows]] >= 0
-        for row, gone in zip(rows[then != now].tolist(), then[then != now].tolist(), strict=True):
-            found.state[row] = State.INPUT_CHANGED
+def _images(found: Compared, rows: NDArray[np.intp], further: Sequence[str], *, full: bool) -> None:
+    """Images, their masks and control images, captions, repeats and points."""
+    state, after = found.state, found.now.samples
+    _hash(found, rows, "image", full=full)
+    for name in further:
+        some, held = rows[state[rows] <= State.TOUCHED], after.inputs.get(name)
+        then = np.asarray(found.samples.inputs[name].file)[some] >= 0
+        now = then & False if held is None else held.file[found.place[some]] >= 0
+        for row, gone in zip(some[then != now].tolist(), then[then != now].tolist(), strict=True):
+            state[row] = State.INPUT_CHANGED
             found._details[row] = (name, f"no {name} any more" if gone else f"a {name} that was not there")
-        self._hash(rows[then & now], name)
+        _hash(found, some[then & now], name, full=full)
+    columns: Mapping[State, Callable[[SampleTable], Any]] = {
+        State.FOCUS_CHANGED: focus_of,
+        State.CAPTION_CHANGED: lambda samples: samples.inputs["caption"].content,
+        State.REPEATS_CHANGED: repeats_of,
+    }
+    for word, column in columns.items():
+        if word == State.CAPTION_CHANGED and "caption" not in found.samples.inputs:
+            continue
+        rows = rows[state[rows] <= State.TOUCHED]
+        before, later = column(found.samples), column(after)
+        if before is not later:
+            differs = np.asarray(before)[rows] != np.asarray(later)[found.place[rows]]
+            state[rows[differs.any(axis=tuple(range(1, differs.ndim)))]] = word
 
-    def _hash(self, rows: NDArray[np.intp], name: str) -> None:
-        """Hash the files whose stat does not prove them, of one input that all of the samples have."""
-        if not len(rows):  # DATA may not have this input any more
-            return
-        found, now = self._found, self._found.now
-        before = found.samples.inputs[name]
-        memos = np.ascontiguousarray(np.asarray(found.samples.files.stat)[np.asarray(before.file)[rows]])
-        stats = now.samples.files.stat[np.asarray(now.samples.inputs[name].file)[found.place[rows]], :5]
-        moved, content = (memos[:, :5] != stats).any(axis=1), np.asarray(before.content)
-        asked = content[rows].any(axis=1) & (self._full | moved | racy(memos))
-        touched = set(rows[asked & moved].tolist())
-        reads = hashed_images(now.root, rows[asked], lambda some: places(now.samples, found.place[some], name))
-        for row, read in reads:
-            found.hashed += 1
-            state, (cause, words) = _verdict(read, content[row].tobytes())
-            if name != "image" and state != State.OK:
-                path = places(now.samples, found.place[[row]], name)[0]["path"]
-                state, cause, words = State.INPUT_CHANGED, name, f"{path}: {words}"
-            if words:
-                found._details[row] = cause, words
-            if state != State.OK or name == "image":
-                found.state[row] = State.TOUCHED if state == State.OK and row in touched else state
 
-    def absent(self, said: Mapping[str, Rejected]) -> None:
-        """Samples that are not in the listing; ``said``: name -> what the listing says of it."""
-        found = self._found
-        rows = np.flatnonzero((found.state == State.OK) & (found.place < 0))
-        found.state[rows] = State.REMOVED
-        of_file = np.asarray(found.samples.inputs[self._own].file)[rows]
-        names = found.samples.files.names.take(of_file) if self._own == "record" else found.samples.names.take(rows)
-        for row, name in zip(rows.tolist(), names, strict=True) if said else ():
-            found.state[row], words = _absent(name, said)
-            if words[1]:
-                found._details[row] = words
+def _hash(found: Compared, rows: NDArray[np.intp], name: str, *, full: bool) -> None:
+    """Hash the files whose stat does not prove them, of one input that all of the samples have."""
+    if not len(rows):  # DATA may not have this input any more
+        return
+    now, before = found.now, found.samples.inputs[name]
+    memos = np.ascontiguousarray(np.asarray(found.samples.files.stat)[np.asarray(before.file)[rows]])
+    stats = now.samples.files.stat[np.asarray(now.samples.inputs[name].file)[found.place[rows]], :5]
+    moved, content = (memos[:, :5] != stats).any(axis=1), np.asarray(before.content)
+    asked = content[rows].any(axis=1) & (full | moved | racy(memos))
+    touched = set(rows[asked & moved].tolist())
+    reads = hashed_images(now.root, rows[asked], lambda some: places(now.samples, found.place[some], name))
+    for row, read in reads:
+        found.hashed += 1
+        state, (cause, words) = _verdict(read, content[row].tobytes())
+        if name != "image" and state != State.OK:
+            path = places(now.samples, found.place[[row]], name)[0]["path"]
+            state, cause, words = State.INPUT_CHANGED, name, f"{path}: {words}"
+        if words:
+            found._details[row] = cause, words
+        if state != State.OK or name == "image":
+            found.state[row] = State.TOUCHED if state == State.OK and row in touched else state
 
-    def rejected(
-        self,
-        then: Sequence[Rejected],
-        state: NDArray[np.uint8],
-        place: NDArray[np.int64],
-        said: Mapping[str, Rejected],
-    ) -> None:
-        """Files and records that are rejected now, and (R,) those that the snapshot rejected."""
-        now = self._found.now
-        label = Strings.of(item.label for item in now.rejected)
-        is_sample = (
-            match_names(label, self._found.samples.names) >= 0 if self._own == "image" else [False] * len(label)
-        )
-        others = [_quarantined(item) for item, one in zip(now.rejected, is_sample, strict=True) if not one]
-        still = {item.label for item in now.rejected}
-        for item, word, row in zip(then, state.tolist(), place.tolist(), strict=True):
-            if row >= 0 and self._own == "record":
-                at = now.samples.where(row)[1]
-                content = _content(now.samples, row)
-                changed = _recorded(item, ("stale", "source-changed"), content)
-                others.append(_quarantined(item, line=at) if word != State.CHANGED else changed)
-            elif row >= 0:
-                others.append(self._image_rejected(item, row))
-            elif item.label not in still:
-                became, (cause, words) = _absent(item.name, said)
-                category, reason = CATEGORY[became]
-                others.append(_recorded(item, (category, cause if became == State.UNREADABLE else reason), words))
-        self._found.others = tuple(others)
 
-    def _image_rejected(self, item: Rejected, row: int) -> Found:
-        """What the snapshot rejected and the listing takes: only other bytes or captions matter."""
-        if item.reason.startswith("caption"):
-            return _recorded(item, ("stale", "caption-changed"), f"rejected as {item.reason}; it can be read now")
-        now, kind = self._found.now, field_kind(item.target) if item.target else None
-        if kind is not None and kind.inputs[0] == "caption":
-            content = np.asarray(now.samples.inputs["caption"].content[row]).tobytes()
-            if content == (item.content or bytes(HASH_BYTES)):
-                return _quarantined(item)
-            return _recorded(item, ("stale", "caption-changed"), _caption(now.samples, row))
-        names = kind.inputs if kind is not None and not item.stat else ("image",)
-        there = [name for name in names if name in now.samples.inputs and now.samples.inputs[name].file[row] >= 0]
-        files = [places(now.samples, [row], name)[0] for name in there]
-        reads = [read for _, read in hashed_images(now.root, np.arange(len(files)), lambda some: files)]
-        self._found.hashed += len(reads)
-        read = next((one for one in reads if isinstance(one, UnusableSampleError)), reads[0])
-        if len(reads) > 1 and not isinstance(read, UnusableSampleError):
-            read = content_hash(b"".join(one[0] for one in reads if isinstance(one, tuple))), read[1]
-        state, (cause, words) = _verdict(read, item.content)
-        if state != State.CHANGED or (not item.content and (cause or len(there) < len(names))):
+def _rejected(
+    found: Compared,
+    own: str,
+    then: Sequence[Rejected],
+    state: NDArray[np.uint8],
+    place: NDArray[np.int64],
+    said: Mapping[str, Rejected],
+) -> None:
+    """Files and records that are rejected now, and (R,) those that the snapshot rejected."""
+    now, still = found.now, Strings.of(item.label for item in found.now.rejected)
+    is_sample = match_names(still, found.samples.names) >= 0 if own == "image" else [False] * len(still)
+    others = [_quarantined(item) for item, one in zip(now.rejected, is_sample, strict=True) if not one]
+    labels = set(still)
+    for item, word, row in zip(then, state.tolist(), place.tolist(), strict=True):
+        if row >= 0 and own == "image":
+            others.append(_image_rejected(now, item, row))
+        elif row >= 0 and word != State.CHANGED:
+            others.append(_quarantined(item, line=now.samples.where(row)[1]))
+        elif row >= 0:
+            others.append(_recorded(item, ("stale", "source-changed"), _value(now.samples, row, State.CHANGED)))
+        elif item.label not in labels:
+            became, (cause, words) = _absent(item.name, said)
+            category, reason = CATEGORY[became]
+            others.append(_recorded(item, (category, cause if became == State.UNREADABLE else reason), words))
+    found.others = tuple(others)
+
+
+def _image_rejected(now: Listing, item: Rejected, row: int) -> Found:
+    """What the snapshot rejected and the listing takes: only other bytes or captions matter."""
+    if item.reason.startswith("caption"):
+        return _recorded(item, ("stale", "caption-changed"), f"rejected as {item.reason}; it can be read now")
+    kind = field_kind(item.target) if item.target else None
+    if kind is not None and kind.inputs[0] == "caption":
+        content = np.asarray(now.samples.inputs["caption"].content[row]).tobytes()
+        if content == (item.content or bytes(HASH_BYTES)):
             return _quarantined(item)
-        if item.content or item.reason not in _GONE:
-            return _recorded(item, ("stale", "source-changed"), words)
-        return _recorded(item, ("missing", "not-built"), f"rejected as {item.reason}; it can be read now")
-
-
-def _named_pairs(
-    samples: SampleTable, now: SampleTable, rejected: Sequence[Rejected]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(S + R,) state and row of the listing of each sample and each rejected one, by their names."""
-    labels = Strings.of(item.label for item in rejected)
-    place = np.concatenate([match_names(samples.names, now.names), match_names(labels, now.names)])
-    return np.full(len(place), State.OK, dtype=np.uint8), place
+        return _recorded(item, ("stale", "caption-changed"), _value(now.samples, row, State.CAPTION_CHANGED))
+    names = kind.inputs if kind is not None and not item.stat else ("image",)
+    there = [name for name in names if name in now.samples.inputs and now.samples.inputs[name].file[row] >= 0]
+    files = [places(now.samples, [row], name)[0] for name in there]
+    reads = [read for _, read in hashed_images(now.root, np.arange(len(files)), lambda some: files)]
+    read = next((one for one in reads if isinstance(one, UnusableSampleError)), reads[0])
+    if len(reads) > 1 and not isinstance(read, UnusableSampleError):
+        read = content_hash(b"".join(one[0] for one in reads if isinstance(one, tuple))), read[1]
+    state, (cause, words) = _verdict(read, item.content)
+    if state != State.CHANGED or (not item.content and (cause or len(there) < len(names))):
+        return _quarantined(item)
+    if item.content or item.reason not in _GONE:
+        return _recorded(item, ("stale", "source-changed"), words)
+    return _recorded(item, ("missing", "not-built"), f"rejected as {item.reason}; it can be read now")
 
 
 def _records_paired(
@@ -367,8 +332,8 @@ def _records_paired(
     assert new.line is not None
     names = _numbered(now.files.names)
     numbers = match_names(_numbered(samples.files.names), names)[np.asarray(old.file)]
-    apart = match_names(Strings.of(dict.fromkeys(item.name for item in rejected)), names)
-    number_of = dict(zip(dict.fromkeys(item.name for item in rejected), apart.tolist(), strict=True))
+    apart = dict.fromkeys(item.name for item in rejected)
+    number_of = dict(zip(apart, match_names(Strings.of(apart), names).tolist(), strict=True))
     content = b"".join(item.content or bytes(HASH_BYTES) for item in rejected)
     mine = (
         np.concatenate([numbers, np.array([number_of[item.name] for item in rejected], dtype=np.int64)]),
@@ -377,12 +342,8 @@ def _records_paired(
     )
     theirs = new.file, new.line, new.content
     left, right = np.flatnonzero(mine[0] >= 0), np.arange(len(now))
-    for word, by_line, by_content in (
-        (State.OK, True, True),
-        (State.MOVED, False, True),
-        (State.CHANGED, True, False),
-    ):
-        by = {"by_line": by_line, "by_content": by_content}
+    for word in (State.OK, State.MOVED, State.CHANGED):
+        by = {"by_line": word != State.MOVED, "by_content": (by_content := word != State.CHANGED)}
         one, other = _pairs(_keys(mine, left, **by), _keys(theirs, right, **by))
         if by_content:  # two contents of one key: a chance of 2**-64
             equal = (mine[2][left[one]] == theirs[2][right[other]]).all(axis=1)
@@ -459,6 +420,6 @@ def _quarantined(item: Rejected, line: int = 0) -> Found:
 
 def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Found:
     """What became of a file or record that the snapshot rejected: category and reason."""
-    expected, found = item.content.hex() or f"rejected as {item.reason}", words or "it is not there any more"
+    expected, found = item.content.hex() or f"rejected as {item.reason}", words or _GONE_WORDS
     category, reason = became
     return Found(category=category, reason=reason, path=item.name, line=item.line, expected=expected, found=found)

@@ -78,16 +78,8 @@ class Found:
     """Samples with more than one caption."""
     set_samples: tuple[int, ...] = ()
     """Samples of each set."""
-    orphans: int = 0
-    """Caption files without an image."""
-    masks: int = 0
-    controls: int = 0
-    outside: int = 0
-    """Images in folders of no set."""
 
-    def count(
-        self, sets: Sequence[ImageSet], rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings
-    ) -> None:
+    def count(self, sets: Sequence[ImageSet], chosen: Chosen, texts: Strings, names: Strings) -> None:
         """Count the samples of each set, and where their captions are from."""
         length, numbers = np.diff(texts.ends, prepend=0), {NO_CAPTION: 0}
         source = np.zeros(len(length), dtype=np.int32)
@@ -95,15 +87,13 @@ class Found:
         def note(rows: NDArray[np.bool_], word: str) -> None:
             source[rows] = numbers.setdefault(word, len(numbers))
 
-        for number, rule in enumerate(rules):
-            mine = chosen.owner == number
+        for number, one in enumerate(sets):
+            rule, mine = one.captions, chosen.owner == number
             note(mine, "file name" if rule.from_name else rule.text_source)
             for at, ending in enumerate(rule.extensions):
                 note(mine & (chosen.which == at), f"sidecar {ending}")
-            if rule.text:
-                note(_with_text(texts, mine & (chosen.which >= 0), length, rule.made(rule.text)), rule.text_source)
             if chosen.line is not None:
-                inside = "tar members" if sets[number].archives == TAR else "column"
+                inside = "tar members" if one.archives == TAR else "column"
                 note(mine & (chosen.line > 0), rule.table or inside)
             note(mine & (length == 0), rule.text_source if rule.is_empty_by_choice else NO_CAPTION)
         many = np.bincount(source, minlength=len(numbers)).tolist()
@@ -111,19 +101,12 @@ class Found:
         self.captions = {word: many[numbers[word]] for word in words if many[numbers[word]]}
         self.first_without = names[int((source == 0).argmax())] if many[0] else ""
         self.several = samples_with_several(texts)
-        self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(rules)).tolist())
+        self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(sets)).tolist())
 
     def notes(self) -> Iterator[Rejected]:
         """One note if some images have no caption and others do."""
         if self.first_without and set(self.captions) != {NO_CAPTION}:
             yield counted(self.first_without, "no-caption", self.captions[NO_CAPTION], "images have no caption")
-
-    def caption_word(self, tables: Sequence[str]) -> str:
-        """One word for the manifest."""
-        if tables:
-            return tables[0]
-        files = any(word.startswith("sidecar") for word in self.captions)
-        return "sidecar" if files else next((word for word in self.captions if word != NO_CAPTION), NO_CAPTION)
 
 
 class _Files:
@@ -131,7 +114,7 @@ class _Files:
 
     def __init__(self, walk: Walk, layout: Layout, part: Part | None) -> None:
         self.walk, self._layout, self._part, self._count = walk, layout, part, 0
-        self.found, self.partners, self._first_outside = Found(), Partners(), ""
+        self.partners, self._outside = Partners(), list[str]()
         self.owners = dict[tuple[int, ...], int]()
         self.sizes = [0] * len(layout.sets)
         """Images of each set, those of other parts too."""
@@ -150,9 +133,9 @@ class _Files:
         """(n,) number of their sets in ``owners``."""
         self.rank = rows[4]
         """(n,) place of each among the images of its folder, those of other parts too."""
-        if self.found.outside:
+        if self._outside:
             words = "images in folders that the layout does not use"
-            walk.notes.add(counted(self._first_outside, "outside-sets", self.found.outside, words))
+            walk.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
         walk.note_unused()
 
     def places(self) -> dict[str, int]:
@@ -224,30 +207,19 @@ class _Files:
         return next((rule for rule in rules if not rule.table), _PLAIN_RULE)
 
     def _set_aside(self, level: Level, is_image: NDArray[np.bool_], role: str) -> NDArray[np.bool_]:
-        """(n,) True for images that are no samples: masks, control images, those of no set. They are counted."""
-        names = level.names
-        if role:
-            self._count_aside(level, np.flatnonzero(is_image).tolist(), role)
-            return is_image
-        found = np.zeros(len(names), dtype=np.bool_)
-        for ending, word in ENDINGS.items():
-            mine = [number for number, name in enumerate(names) if name.rpartition(".")[0].endswith(ending)]
-            mine = [number for number in mine if is_image[number]]
-            found[mine] = True
-            self._count_aside(level, mine, word, ending)
+        """(n,) True for images that are no samples: masks, control images, those of no set."""
+        found = is_image.copy() if role else np.zeros(len(is_image), dtype=np.bool_)
+        for ending, word in ENDINGS.items() if not role else [("", role)]:
+            for number in np.flatnonzero(is_image).tolist():
+                name = level.prefix + level.names[number]
+                if not name.rpartition(".")[0].endswith(ending):
+                    continue
+                found[number] = True
+                if word == "outside":
+                    self._outside.append(name)
+                elif word != "split":  # the layout has a note on the split
+                    self.partners.add(word, name, level.stats[number], ending)
         return found
-
-    def _count_aside(self, level: Level, numbers: Sequence[int], word: str, ending: str = "") -> None:
-        names = [level.prefix + level.names[number] for number in numbers]
-        self.found.masks += len(names) * (word == "mask")
-        self.found.controls += len(names) * (word == "control")
-        self.found.outside += len(names) * (word == "outside")
-        if word == "outside":
-            self._first_outside = self._first_outside or next(iter(names), "")
-        if word in ("outside", "split"):  # the layout has a note on the split
-            return
-        for name, number in zip(names, numbers, strict=True):
-            self.partners.add(word, name, level.stats[number], ending)
 
     def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
         """A caption file that belongs to no sample, or to one that has ``other``."""
@@ -258,7 +230,6 @@ class _Files:
         elif other:
             self.walk.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
         else:
-            self.found.orphans += 1
             detail = "its folder is in no set" if role else "no image beside it has its name"
             if not role and extension_of(name) not in rule.extensions:
                 detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
@@ -306,7 +277,11 @@ class ImageScan(Scan):
         tables_at = len(names) - len(read)
         names, memos, further = self._with_partners(layout, files, names, memos, chosen)
         rules = [one.captions for one in layout.sets]
-        reading = _readings(layout.sets, chosen, len(names))
+        reading, each = None, b"".join(rule.reading for rule in rules)
+        if any(each):  # not all files are captions as they are written
+            reading, there = np.zeros((len(names), HASH_BYTES), dtype=np.uint8), chosen.which >= 0
+            own = np.frombuffer(each, dtype=np.uint8).reshape(-1, HASH_BYTES)[chosen.owner[there]]
+            reading[chosen.caption[there]] = own
         archives = Archives.of(layout, len(names), bad)
         if archives.names:
             names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
@@ -326,21 +301,23 @@ class ImageScan(Scan):
         if not good.all():
             chosen, further = chosen.take(good), {name: file[good] for name, file in further.items()}
         caption = captions.column(chosen)
-        found, called = files.found, _names(names, chosen, held)
+        found, called = Found(), _names(names, chosen, held)
         assert caption.text is not None
-        found.count(layout.sets, rules, chosen, caption.text, called)
+        found.count(layout.sets, chosen, caption.text, called)
         for item in (
             *found.notes(),
             *captions.unused_lines(chosen, caption.text),
         ):
             walk.notes.add(item)
-        self._hash(walk.root, names, _used(chosen, further), held)
+        images = chosen.image if chosen.member is None else chosen.image[chosen.member == 0]
+        if further:
+            images = np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())]))
+        self._hash(walk.root, names, images, held)
         samples = _samples(names, called, held, chosen, caption, layout.sets, reading, further)
         return Scanned(
             samples=samples if chosen.member is None else self._inside(walk.root, samples, chosen, held),
             rejected=in_order([*walk.rejected, *bad]),
             notes=walk.notes.all(),
-            caption_source=found.caption_word(tables),
             images=found,
         )
 
@@ -433,8 +410,6 @@ def _beside(
         files = sorted(texts[stem]) if stem in texts else []
         if of_names and name in texts:
             files += sorted(texts[name])
-        if rule.face_crops and name.count("_") > 3:
-            files += sorted(texts.get(stem.rsplit("_", 4)[0], ()))
         if files:
             (which[number], first), *more = files
             caption[number] = -first
@@ -471,8 +446,7 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
 
 def _by_name(names: Strings, chosen: Chosen) -> NDArray[np.intp]:
     """Order of samples by the names of their files, then by their members."""
-    if chosen.member is None:  # no sample of an archive: files are in this order already
-        return np.arange(len(chosen.image))
+    assert chosen.member is not None
     files = np.unique(chosen.image)
     ordered = sorted(range(len(files)), key=list(map(os.fsencode, names.take(files))).__getitem__)
     rank = np.empty(len(files), dtype=np.int64)
@@ -489,14 +463,9 @@ def _names(names: Strings, chosen: Chosen, held: Known) -> Strings:
     if held.table is not None and held.is_whole(rows):
         return held.table.names
     if not chosen.own:
-        return _selected(names, chosen.image)
+        starts = range(0, len(chosen.image), _BLOCK)
+        return strings_of(names.take(chosen.image[start : start + _BLOCK]) for start in starts)
     return strings_of([[a + b for a, b in zip(names.take(chosen.image), chosen.own, strict=True)]])
-
-
-def _used(chosen: Chosen, further: Mapping[str, NDArray[np.integer]]) -> NDArray[np.integer]:
-    """Files of images and of what belongs to them, each once."""
-    images = chosen.image if chosen.member is None else chosen.image[chosen.member == 0]
-    return np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())])) if further else images
 
 
 def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
@@ -538,26 +507,6 @@ def _with_rows(
     caption = np.where(chosen.caption >= 0, np.searchsorted(kept, chosen.caption), -1)
     chosen = replace(chosen, image=np.searchsorted(kept, chosen.image), caption=caption)
     return strings_of([files.names.take(own), list(tables)]), np.concatenate([files.memos[own], *memos]), chosen
-
-
-def _readings(sets: Sequence[ImageSet], chosen: Chosen, files: int) -> NDArray[np.uint8] | None:
-    """(F, 16) how each caption file is read; None if all are read as they are written."""
-    each = [one.captions.reading for one in sets]
-    if not any(map(any, each)):
-        return None
-    found = np.zeros((files, HASH_BYTES), dtype=np.uint8)
-    there = chosen.which >= 0
-    rules = np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
-    found[chosen.caption[there]] = rules[chosen.owner[there]]
-    return found
-
-
-def _with_text(texts: Strings, rows: NDArray[np.bool_], length: NDArray[np.int64], text: str) -> NDArray[np.bool_]:
-    """(S,) True for those of the rows that have this text."""
-    found = np.zeros(len(rows), dtype=np.bool_)
-    near = np.flatnonzero(rows & (length == len(text.encode())))
-    found[near] = [one == text for one in texts.take(near)]
-    return found
 
 
 def _samples(
@@ -602,10 +551,6 @@ def _samples(
         },
         columns=columns,
     )
-
-
-def _selected(names: Strings, places: NDArray[np.integer]) -> Strings:
-    return strings_of(names.take(places[start : start + _BLOCK]) for start in range(0, len(places), _BLOCK))
 
 
 def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:

@@ -66,8 +66,6 @@ class Scanned(Value):
     rejected: tuple[Rejected, ...]
     """By the source, for every field."""
     notes: tuple[Rejected, ...]
-    caption_source: str = "none"
-    """One word: ``sidecar``, the name of the first table, ``class words``, ``none``, ..."""
     images: Any = None
     """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
 

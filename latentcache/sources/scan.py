@@ -88,11 +88,7 @@ class SourceOptions(Value):
         return (self.masks, *self.controls)
 
     def applied(self, layout: Layout) -> Layout:
-        """A layout with what is said of captions, masks and control images here; after :meth:`below`.
-
-        Raises:
-            UsageError: There are too many folders.
-        """
+        """A layout with what is said of captions, masks and control images here; after :meth:`below`."""
         said = {name: getattr(self, name) for name in CAPTION_OPTIONS}
         sets = tuple(replace(one, captions=one.captions.with_options(**said)) for one in layout.sets)
         if self.repeats is False:
@@ -102,19 +98,14 @@ class SourceOptions(Value):
     def below(self, layout: Layout, recorded: Collection[str] = ()) -> SourceOptions:
         """With folders named from the root of the layout: DATA may be moved, and the working directory is another.
 
-        Args:
-            layout: Of DATA.
-            recorded: Folders that are named so already, and may be gone.
-
-        Raises:
-            UsageError: A folder is not in DATA.
+        Folders ``recorded`` are named so already, and may be gone; raises UsageError for one that is not in DATA.
         """
         masks = next(folders_below(layout, "masks", (self.masks,), recorded), "")
         return replace(self, masks=masks, controls=tuple(folders_below(layout, "controls", self.controls, recorded)))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
-        """Inverse of :meth:`as_json`. Raises TypeError for a name that this version does not know."""
+        """Inverse of :meth:`as_json`; raises TypeError for an unknown name."""
         values = dict(data)
         values |= {name: tuple(values[name]) for name in ("datasets", "controls") if name in values}
         if "part" in values:
@@ -206,7 +197,7 @@ def scan(
     """Everything that is known about DATA without decoding or tokenizing.
 
     Args:
-        data: A folder of images, or a file or folder of records.
+        data: A folder or an archive of images, a configuration, or a file or folder of records.
         options: What the user says.
         known: Samples of the last snapshot of this DATA.
         rejected: What the same snapshot rejected: lines of files that are not opened again, and contents.
@@ -227,20 +218,14 @@ def scan(
     """
     options = options or SourceOptions()
     options = replace(options, kind=options.kind or _kind(data))
-    name = {IMAGES: "image", RECORDS: "record"}[options.kind]
-    shared: dict[str, Any] = {
-        "part": options.part,
-        "known": known if known is not None and name in known.inputs else None,
-        "rejected": rejected,
-        "reread": reread,
-        "stopping": stopping,
-    }
+    is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
+    shared: dict[str, Any] = {"part": options.part, "known": known if is_same else None, "rejected": rejected}
+    shared |= {"reread": reread, "stopping": stopping}
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
         records = RecordScan(**shared)
-        found, root = records(files), files.root.absolute()
-        own = {**vars(found), "_files": files, "_records": records.kept}
-        return Listing(**own, root=root, data_kind=RECORDS, options=options)
+        own = {**vars(records(files)), "_files": files, "_records": records.kept}
+        return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout = find_layout(data, options.layout, options.split)
@@ -256,12 +241,7 @@ def scan(
 
 
 def names_root(data: Path, source: Mapping[str, Any]) -> Path:
-    """The folder that names are below.
-
-    Args:
-        data: DATA, wherever it is now.
-        source: Of the manifest: ``names`` leads there from DATA if it is neither DATA nor the folder of that file.
-    """
+    """The folder that names are below, by DATA wherever it is now, and the source of the manifest."""
     if "names" in source:
         return Path(os.path.normpath(data.absolute() / source["names"]))
     return data if data.is_dir() else data.parent
@@ -269,19 +249,11 @@ def names_root(data: Path, source: Mapping[str, Any]) -> Path:
 
 def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:
     """A snapshot's own samples as a listing, for :meth:`Listing.job_inputs`; DATA is not listed."""
-    files = None
-    if "record" in samples.inputs:
-        ways = possible_ways(root, text_lines=options.text_lines)
-        files = files_of(root, samples, ways, options.part)
-    return Listing(
-        root=root,
-        samples=samples,
-        data_kind=IMAGES if files is None else RECORDS,
-        rejected=(),
-        notes=(),
-        options=options,
-        _files=files,
-    )
+    held: dict[str, Any] = {"root": root, "samples": samples, "options": options, "rejected": (), "notes": ()}
+    if "record" not in samples.inputs:
+        return Listing(data_kind=IMAGES, **held)
+    files = files_of(root, samples, possible_ways(root, text_lines=options.text_lines), options.part)
+    return Listing(data_kind=RECORDS, _files=files, **held)
 
 
 def with_contents(

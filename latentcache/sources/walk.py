@@ -17,12 +17,13 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress, starmap
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,21 +94,10 @@ class Level:
     """The consumer's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Folder:
+class _Folder(NamedTuple):
     path: str
     prefix: str
     linked: bool = False
-
-
-@dataclass(slots=True)
-class _Listed:
-    """One folder while it is sorted out."""
-
-    folder: _Folder
-    odd: dict[str, os.stat_result] = field(default_factory=dict)
-    """Wanted names that are no plain files -> the state of what they lead to."""
-    folders: list[_Folder] = field(default_factory=list)
 
 
 class Walk:
@@ -192,10 +182,11 @@ class Walk:
 
     def _listed(self, folder: _Folder) -> tuple[Level, list[_Folder]]:
         """The files of a folder in byte order with their stats, and the folders in it."""
-        found, prefix = _Listed(folder), folder.prefix
+        prefix, odd, folders = folder.prefix, dict[str, os.stat_result](), list[_Folder]()
         try:
             names, stats, rest = _plain_files(folder.path, self._plain, self._names.pop(folder.path, ""))
-            entries = _entries(folder.path, rest) if rest else []
+            with os.scandir(folder.path) if rest else nullcontext(()) as entries:
+                others = sorted((entry for entry in entries if entry.name in rest), key=attrgetter("name"))
         except OSError as error:
             if not prefix:
                 raise SourceError(
@@ -204,109 +195,95 @@ class Walk:
                     why=str(error.strerror),
                     fix=f"check it with `ls -la {shlex.quote(folder.path)}`",
                 ) from error
-            self.rejected.append(rejected(prefix, cause_of(error), f"the folder cannot be listed: {error.strerror}"))
+            self._reject(prefix, cause_of(error), f"the folder cannot be listed: {error.strerror}")
             return Level(prefix, [], _NO_STATS), []
         if prefix and "shards" in rest and rest & _CACHE_MARKS:
             self.notes.add(rejected(prefix, "cache-folder", "it holds a cache"))
             return Level(prefix, [], _NO_STATS), []
-        for entry in entries:
+        for entry in others:
             try:
-                self._sort_out(entry, prefix + entry.name, found)
+                state = self._sort_out(entry, prefix + entry.name, folder, folders)
             except OSError as error:
-                detail = f"its state cannot be read: {error.strerror}"
-                self.rejected.append(rejected(prefix + entry.name, cause_of(error), detail))
-        if found.odd:
-            names = [*names, *found.odd]
-            memos = np.array(list(map(pack_identity, found.odd.values())), dtype=np.uint64)
+                self._reject(prefix + entry.name, cause_of(error), f"its state cannot be read: {error.strerror}")
+                continue
+            if state is not None and stat.S_ISREG(state.st_mode):
+                odd[entry.name] = state
+            elif state is not None:
+                detail = f"it is {kind_of(state.st_mode)}, not a regular file"
+                self._reject(prefix + entry.name, "not-regular", detail)
+        if odd:
+            names = [*names, *odd]
+            memos = np.array(list(map(pack_identity, odd.values())), dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
             names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
-        return Level(prefix, names, stats), found.folders
+        return Level(prefix, names, stats), folders
 
-    def _sort_out(self, entry: os.DirEntry[str], name: str, found: _Listed) -> None:
-        """One name that is not plainly a wanted file."""
-        extension = extension_of(entry.name)
+    def _sort_out(
+        self, entry: os.DirEntry[str], name: str, folder: _Folder, folders: list[_Folder]
+    ) -> os.stat_result | None:
+        """One name that is not plainly a wanted file: the state of a wanted one, whatever it is."""
+        is_wanted = extension_of(entry.name) in self._wanted
         if entry.name.startswith("."):
-            self._hidden(entry, name, extension)
+            if entry.is_dir(follow_symlinks=False):
+                if count := sum(len(files) for _, _, files in os.walk(entry.path)):
+                    detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
+                    self.notes.add(rejected(name + "/", "hidden", detail, count=count))
+            elif is_wanted:
+                self.notes.add(rejected(name, "hidden", "its name begins with a dot"))
+            else:
+                self._other(name)
         elif entry.is_symlink():
-            self._link(entry, name, extension, found)
+            return self._link(entry, name, folder, folders)
         elif entry.is_dir(follow_symlinks=False):
             if entry.name.endswith(CACHE_SUFFIX):
                 self.notes.add(rejected(name + "/", "cache-folder", f"its name ends in {CACHE_SUFFIX}"))
             else:
-                found.folders.append(_Folder(entry.path, name + "/", found.folder.linked))
-        elif extension not in self._wanted:
-            self._other(name)
-        else:
-            self._take(entry.name, name, entry.stat(follow_symlinks=False), found)
-
-    def _hidden(self, entry: os.DirEntry[str], name: str, extension: str) -> None:
-        """A name that begins with a dot: of a folder, how many files are in it."""
-        if not entry.is_symlink() and entry.is_dir(follow_symlinks=False):
-            count = sum(len(files) for _, _, files in os.walk(entry.path))
-            if count:
-                detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
-                self.notes.add(rejected(name + "/", "hidden", detail, count=count))
-        elif extension in self._wanted:
-            self.notes.add(rejected(name, "hidden", "its name begins with a dot"))
+                folders.append(_Folder(entry.path, name + "/", folder.linked))
+        elif is_wanted:
+            return entry.stat(follow_symlinks=False)
         else:
             self._other(name)
+        return None
 
-    def _link(self, entry: os.DirEntry[str], name: str, extension: str, found: _Listed) -> None:
-        """A symbolic link: followed if it ends inside the root."""
+    def _link(
+        self, entry: os.DirEntry[str], name: str, folder: _Folder, folders: list[_Folder]
+    ) -> os.stat_result | None:
+        """A symbolic link: followed if it ends inside the root, to a folder once, unless that would never end."""
+        is_wanted = extension_of(entry.name) in self._wanted
         try:
             target = entry.stat()
         except OSError as error:
             item = rejected(name, cause_of(error), f"the link cannot be followed: {error.strerror}")
-            if extension in self._wanted or error.errno != errno.ENOENT:
+            if is_wanted or error.errno != errno.ENOENT:
                 self.rejected.append(item)
             else:  # it could be a folder
                 self.notes.add(item)
-            return
-        inside, leads_to = is_inside(entry.path, self._real), f"the link leads to {os.readlink(entry.path)}"  # noqa: PTH115
-        if stat.S_ISDIR(target.st_mode):
-            if inside:
-                self._linked_folder(entry, name, leads_to, found)
-            else:
-                self.rejected.append(rejected(name, "outside-root", leads_to))
-        elif extension not in self._wanted:
+            return None
+        is_folder, leads_to = stat.S_ISDIR(target.st_mode), f"the link leads to {os.readlink(entry.path)}"  # noqa: PTH115
+        if not is_folder and not is_wanted:
             self._other(name)
-        elif not inside:
-            self.rejected.append(rejected(name, "outside-root", leads_to))
-        else:
-            self._take(entry.name, name, target, found)
-
-    def _take(self, own: str, name: str, state: os.stat_result, found: _Listed) -> None:
-        """A wanted name that is a regular file."""
-        if stat.S_ISREG(state.st_mode):
-            found.odd[own] = state
-        else:
-            detail = f"it is {kind_of(state.st_mode)}, not a regular file"
-            self.rejected.append(rejected(name, "not-regular", detail))
-
-    def _linked_folder(self, entry: os.DirEntry[str], name: str, leads_to: str, found: _Listed) -> None:
-        """Follow a link to a folder inside the root once, unless that would never end."""
-        target = entry.stat()
-        if found.folder.linked:
+        elif not is_inside(entry.path, self._real):
+            self._reject(name, "outside-root", leads_to)
+        elif not is_folder:
+            return target
+        elif folder.linked:
             self.notes.add(rejected(name, "nested-link", leads_to))
-        elif (target.st_dev, target.st_ino) in self._folders_above(found.folder):
-            self.rejected.append(rejected(name, "symlink-loop", f"{leads_to}, a folder above it"))
+        elif is_inside(folder.path, os.path.realpath(entry.path)):
+            self._reject(name, "symlink-loop", f"{leads_to}, a folder above it")
         else:
-            found.folders.append(_Folder(entry.path, name + "/", linked=True))
+            folders.append(_Folder(entry.path, name + "/", linked=True))
+        return None
 
-    def _folders_above(self, folder: _Folder) -> set[tuple[int, int]]:
-        """Device and inode of a folder and of all above it, up to the root."""
-        parts = folder.prefix.split("/")[:-1]
-        paths = ["/".join([self._start, *parts[:depth]]) for depth in range(len(parts) + 1)]
-        results = [os.stat(path) for path in paths]  # noqa: PTH116 - the names are strings here
-        return {(result.st_dev, result.st_ino) for result in results}
+    def _reject(self, name: str, cause: str, detail: str) -> None:
+        self.rejected.append(rejected(name, cause, detail))
 
     def _other(self, name: str) -> None:
         if name in self._used:
             return
         if name.rpartition("/")[2] in TABLE_NAMES:
             self.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
-            return
-        self.pass_over(name)
+        else:
+            self.pass_over(name)
 
     def pass_over(self, name: str) -> None:
         """Count a file that no reader takes."""
@@ -375,9 +352,3 @@ def common_endings(names: Sequence[str], allowed: AbstractSet[str]) -> set[str]:
     found, text = {name[name.rfind(".") :] for name in names[:8]}, "/".join(("", *names, ""))
     plain = found <= allowed and "/." not in text and sum(text.count(ending + "/") for ending in found) == len(names)
     return found if plain else set()
-
-
-def _entries(path: str, names: AbstractSet[str]) -> list[os.DirEntry[str]]:
-    """These names of a folder, in order."""
-    with os.scandir(path) as listing:
-        return sorted((entry for entry in listing if entry.name in names), key=attrgetter("name"))

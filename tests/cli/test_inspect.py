@@ -6,7 +6,7 @@ from small_cache import SMALL, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
-    "captions", "first_without_caption", "several_captions", "sizes", "duplicates", "items",
+    "captions", "further", "first_without_caption", "several_captions", "sizes", "duplicates", "items",
 }  # fmt: skip
 
 

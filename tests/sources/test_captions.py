@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import content_hash
-from latentcache.sources.captions import caption_fault, decode_caption, read_caption
+from latentcache.sources.captions import caption_fault, caption_of, read_caption
 from latentcache.sources.scan import SourceOptions, scan
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0\ufeff"))
@@ -68,13 +68,13 @@ def test_a_caption_has_a_largest_size(tmp_path):
 
 @given(TEXTS, st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]))
 def test_any_text_comes_back_in_every_encoding(text, encoding):
-    assert decode_caption(text.encode(encoding), "a.txt") == text.strip().replace("\r\n", "\n")
+    assert caption_of(text.encode(encoding), "a.txt") == text.strip().replace("\r\n", "\n")
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_caption_or_rejected(data):
     try:
-        outcome = caption_fault(decode_caption(data, "a.txt"))
+        outcome = caption_fault(caption_of(data, "a.txt"))
     except UnusableSampleError as error:
         outcome = error.slug
     assert outcome in {"", "caption-encoding", "caption-unicode"}

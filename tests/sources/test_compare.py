@@ -76,7 +76,7 @@ def test_what_becomes_of_images(data, full):
     assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
     assert (b.category, b.reason) == ("touched", "stat-changed")
     assert (c.reason, c.expected, c.found) == ("caption-changed", "caption c", "another")
-    assert (d.reason, d.expected, d.found) == ("source-removed", "the file", "it is not there any more")
+    assert (d.reason, d.expected, d.found) == ("source-removed", "the sample", "it is not there any more")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_becomes_of_records(tmp_path):
     changed, removed, moved = (found.found(row) for row in (1, 2, 3))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
-    assert (removed.expected, removed.found) == ("the record", "it is not there any more")
+    assert (removed.expected, removed.found) == ("the sample", "it is not there any more")
     assert (moved.category, moved.reason, moved.expected, moved.found) == (
         "touched",
         "line-changed",

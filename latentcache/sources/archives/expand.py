@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import Rejected
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.entries import read_archive
 from latentcache.sources.archives.members import SPAN
@@ -67,12 +67,7 @@ class Archives:
         return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
     def samples(
-        self,
-        asked: Scan,
-        held: Known,
-        rules: Sequence[CaptionRule],
-        bad: list[Rejected],
-        notes: Notes,
+        self, asked: Scan, held: Known, rules: Sequence[CaptionRule], bad: list[Rejected], notes: Notes
     ) -> Chosen:
         """All samples of the archives. Those that cannot be read are added to ``bad``."""
         lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
@@ -86,7 +81,7 @@ class Archives:
         for note in asked.notes:
             if note.reason != "no-caption" and own.intersection(_above(note.name)):
                 notes.add(note)
-        parts = [self._from_snapshot(held, trusted)]
+        parts = [self._from_snapshot(held.table, *held.rows_in("image", trusted))]
         for file in np.setdiff1d(files, trusted).tolist():
             if asked.stopping():
                 break
@@ -96,24 +91,17 @@ class Archives:
                 bad.append(as_rejected(self.names[file - self.first], error))
         return Chosen.joined(parts)
 
-    def _from_snapshot(self, held: Known, files: NDArray[np.int64]) -> Chosen:
-        rows, file = held.rows_in("image", files)
-        table = held.table
-        if table is None or not len(rows):
-            return Chosen.none()
-        caption, member = table.inputs["caption"], table.inputs["image"].line
-        assert member is not None
-        has_text = np.asarray(caption.file)[rows] >= 0
-        names = zip(file.tolist(), table.names.take(rows), strict=True)
-        return self._chosen(
-            file,
-            line=has_text if caption.line is None else np.asarray(caption.line)[rows] * has_text,
-            texts=[""] * len(rows),
-            member=np.asarray(member)[rows],
-            span=np.asarray(table.columns[SPAN])[rows],
-            own=[name[len(self.names[at - self.first]) :] for at, name in names],
-            known=rows,
-        )
+    def _from_snapshot(self, table: SampleTable | None, rows: NDArray[np.int64], file: NDArray[np.int64]) -> Chosen:
+        held: dict[str, Any] = {"line": np.zeros(0), "member": np.zeros(0, np.uint32), "span": np.zeros((0, 2), "u8")}
+        names: Sequence[str] = ()
+        if table is not None and len(rows):
+            caption, names = table.inputs["caption"], table.names.take(rows)
+            line = True if caption.line is None else np.asarray(caption.line)[rows]
+            held["line"] = (np.asarray(caption.file)[rows] >= 0) * line
+            held["member"] = np.asarray(table.inputs["image"].line)[rows]
+            held["span"] = np.asarray(table.columns[SPAN])[rows]
+        own = [name[len(self.names[at - self.first]) :] for at, name in zip(file.tolist(), names, strict=True)]
+        return self._chosen(file, texts=[""] * len(rows), own=own, known=rows, **held)
 
     def _read(
         self, file: int, asked: Scan, rules: Sequence[CaptionRule], bad: list[Rejected], notes: Notes
@@ -124,15 +112,15 @@ class Archives:
         rule, lines = rules[number], zip(found.line.tolist(), found.texts, strict=True)
         for note in (*found.notes, *unused_lines([(name, at) for at, text in lines if rule.unused_line(text)])):
             notes.add(note)
-        texts = [rule.made(text) for text in found.texts]
+        texts, count = [rule.made(text) for text in found.texts], len(found.texts)
         chosen = self._chosen(
-            np.full(len(texts), file, dtype=np.int64),
+            np.full(count, file, dtype=np.int64),
             line=found.line * np.array([bool(text) for text in texts], dtype=np.bool_),
             texts=texts,
             member=found.line,
             span=found.span,
             own=found.names,
-            known=np.full(len(texts), -1, dtype=np.int64),
+            known=np.full(count, -1, dtype=np.int64),
         )
         if asked.part is None:
             return chosen

@@ -22,8 +22,6 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.rows import close_tables, read_row
 from latentcache.sources.reading import open_source, read_source
 
-__all__ = ["SPAN", "close_tables", "hashed_images", "is_read_by_workers", "open_image", "places", "read_image"]
-
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"
 

@@ -147,18 +147,25 @@ def opened(path: Path, kind: str) -> Iterator[Rows]:
 
 
 def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
-    """The image in one row of a parquet file, and the memo of the file.
-
-    Args:
-        path: The file.
-        row: From 1.
-        column: Position of the column.
+    """The image in one row (from 1) of a parquet file, by the position of its column, and the memo of the file.
 
     Raises:
         UnusableSampleError: ``no-image`` if the row has none; else as ``reading.read_source``.
     """
-    now = stat_source(path)
-    data, seen_ns = _table(path, now, column).row(row - 1)
+    import pyarrow
+
+    now, key = stat_source(path), (path, column)
+    with _LOCK:
+        table = _TABLES.get(key)
+        if table is None or not table.memo.same_stat(now):
+            try:
+                table = _TABLES[key] = _Parquet(path, now, column)
+            except (pyarrow.ArrowException, OSError, IndexError) as error:
+                raise _damaged(path, error) from error
+        _TABLES.move_to_end(key)
+        while len(_TABLES) > _OPEN:
+            _TABLES.popitem(last=False)
+    data, seen_ns = table.row(row - 1)
     if not data:
         raise unusable("no-image", path, f"row {row} holds no bytes of an image")
     return data, replace(now, seen_ns=seen_ns)
@@ -230,24 +237,6 @@ class _Parquet:
             self._next += len(values)
             if number < self._next:
                 return block
-
-
-def _table(path: Path, now: StatMemo, column: int) -> _Parquet:
-    """The open file, opened again if it is another one now."""
-    import pyarrow
-
-    key = path, column
-    with _LOCK:
-        table = _TABLES.get(key)
-        if table is None or not table.memo.same_stat(now):
-            try:
-                table = _TABLES[key] = _Parquet(path, now, column)
-            except (pyarrow.ArrowException, OSError, IndexError) as error:
-                raise _damaged(path, error) from error
-        _TABLES.move_to_end(key)
-        while len(_TABLES) > _OPEN:
-            _TABLES.popitem(last=False)
-        return table
 
 
 def _damaged(path: Path, error: Exception) -> UnusableSampleError:

@@ -44,7 +44,7 @@ _OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
 
 def _rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".caption")) -> CaptionRule:
     source = "class words" if class_words else ""
-    return CaptionRule(extensions=extensions, face_crops=True, lines="first", text=class_words, text_source=source)
+    return CaptionRule(extensions=extensions, lines="first", text=class_words, text_source=source)
 
 
 # folders

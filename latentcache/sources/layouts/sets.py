@@ -33,8 +33,6 @@ class CaptionRule(Value):
 
     extensions: tuple[str, ...] = CAPTION_EXTENSIONS
     """Of files beside the image: ``a.txt`` for each, then ``a.jpg.txt`` for each."""
-    face_crops: bool = False
-    """True: ``a.txt`` is also for ``a_1_2_3_4.jpg``, as kohya names detected faces."""
     table: str = ""
     """Metadata file, below the root: its rows are the samples."""
     tag_separator: str = ""
