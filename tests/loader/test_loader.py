@@ -332,13 +332,6 @@ def test_large_columns_are_read_by_position(many, monkeypatch):
         assert torch.equal(one["original_size"], other["original_size"])
 
 
-def test_a_system_without_queues_reads_one_by_one(many, monkeypatch):
-    expected = digests(many.loader(batch_size=2))
-    monkeypatch.setattr("latentcache.store.gather.LIBRARY", None)
-    monkeypatch.setattr("latentcache.store.gather._read_queued", lambda *_: False)
-    assert digests(many.loader(batch_size=2)) == expected
-
-
 def test_pickled_and_copied_in_the_middle(source):
     loader = source.loader(batch_size=1, seed=5)
     whole = digests(loader)

@@ -1,4 +1,4 @@
-"""Many pieces of files with one system call: all of them, or False."""
+"""Many pieces of files at once by the compiled library: all of them, or False."""
 
 import os
 import subprocess
@@ -11,8 +11,12 @@ import xxhash
 
 from latentcache.store import gather
 
-pytestmark = pytest.mark.usefixtures("each_way")
 DATA = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def compiled(library, monkeypatch):
+    monkeypatch.setattr(gather, "LIBRARY", gather.Library(library))
 
 
 @pytest.fixture
@@ -43,7 +47,6 @@ def read(file, count, seed=0):
         assert (out[place - 3 : place] == 0xAA).all()
 
 
-@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="Linux has it")
 @pytest.mark.parametrize("count", [1, 32, 256, 257, 1000])
 def test_every_piece_is_in_its_place(file, count):
     read(file, count)
@@ -54,60 +57,20 @@ def test_a_piece_behind_the_end_is_not_whole(file):
     both = np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100])
     assert not read_together(file, *both)
     assert not read_together(gather.File(10**6), *both)  # no such file
-    read(file, 40)  # and the queue is as good as before
+    read(file, 40)  # and the thread is as good as before
 
 
-def test_threads_have_queues_of_their_own(file):
-    failed = []
-
-    def work(seed):
-        try:
-            for number in range(50):
-                read(file, 60, seed * 1000 + number)
-        except BaseException as error:
-            failed.append(error)
-            raise
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert len(gather._idle) <= 8
-
-
-def test_a_forked_child_makes_queues_of_its_own(file):
-    read(file, 40)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            assert not gather._idle
-            read(file, 40)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    read(file, 40)
-
-
-def test_a_system_that_has_none_says_so(file, monkeypatch):
+def test_without_the_library_nothing_is_read(file, monkeypatch):
     monkeypatch.setattr(gather, "LIBRARY", None)
-    monkeypatch.setattr(gather, "_idle", [])
-    monkeypatch.setattr(gather.sys, "platform", "darwin")
     assert not read_together(file, np.array([0]), np.array([10]), np.zeros(10, np.uint8), np.array([0]))
 
 
-def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
+def test_checksums_are_of_the_bytes_in_the_file(file):
     scaling = gather.scaling("float32", np.float32([2, 3]), np.float32([1, 0]))
     offset, size = np.arange(40) * 4096, np.full(40, 800)
     out = np.zeros(40 * 800, np.uint8)
     reading = gather.reading(file, offset, size, out, np.arange(40) * 800, hashed=True, scaling=scaling)
     assert reading.finish()
-    assert (reading.hashes is None) == (scaling is None) == (each_way == "python")
-    if reading.hashes is None:
-        return
     assert reading.hashes.tolist() == [xxhash.xxh3_64_intdigest(DATA[start : start + 800]) for start in offset]
     stored = np.stack([DATA[start : start + 800].view(np.float32) for start in offset])
     with np.errstate(all="ignore"):  # some are not numbers

@@ -49,16 +49,6 @@ def test_items_are_read_into_their_places(many, name, count, checksum):
                 assert (out[place - 3 : place] == 0xAA).all()
 
 
-def test_neighbours_are_read_at_once(many, monkeypatch):
-    reader, reads, real = reader_of(many), [], os.preadv
-    rows = np.arange(0, 300, 3)  # one shard
-    gathered(reader, "words", rows)
-    monkeypatch.setattr(os, "preadv", lambda *args: reads.append(args) or real(*args))
-    sizes = reader.segments("words", rows).bytes
-    reader.gather("words", rows, np.empty(sizes.sum(), np.uint8), np.cumsum(sizes) - sizes)
-    assert len(reads) < 5
-
-
 def test_parts_of_ragged_items(many):
     reader, rows = reader_of(many), np.array([3, 3, 9, 200])
     items = [item_of("words", row).array for row in rows.tolist()]

@@ -2,8 +2,8 @@
 
 The compiled library (``gather.c``, built by ``make native``) copies a piece from the mapped file, and hashes and
 scales it while the processor's cache holds it, also ahead, by a thread of its own that never wants the interpreter's
-lock. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library Linux
-AIO reads all pieces with one system call, and the caller hashes and scales. Both give the same bytes.
+lock. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library the
+caller reads, hashes and scales piece by piece. Both give the same bytes.
 ``LATENTCACHE_NATIVE=0`` in the environment turns the library off.
 """
 
@@ -12,19 +12,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import errno
 import mmap
 import os
-import platform
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 #: Types that the library scales, and their numbers there.
@@ -37,8 +35,7 @@ _SCAN_BYTES = 1 << 20
 _ALONE_BYTES = 128 << 10
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scaling:
+class Scaling(Value, eq=False):
     """``value * factor + term`` for items of shape (channels, ...), computed in float32 and rounded once."""
 
     kind: int
@@ -104,7 +101,8 @@ def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) 
     """What a :class:`Reading` can do to values of a type; None: the caller has to."""
     kind = _KINDS.get(dtype, 0) if LIBRARY and LIBRARY.hash else 0
     factor, term = np.ascontiguousarray(factor), np.ascontiguousarray(term)
-    return Scaling(kind, factor, term, (_address(factor), _address(term))) if kind else None
+    addresses = _address(factor), _address(term)
+    return Scaling(kind=kind, factor=factor, term=term, addresses=addresses) if kind else None
 
 
 class File:
@@ -172,7 +170,7 @@ class Reading:
         scaling: Scaling | None = None,
     ) -> None:
         self._library, self._begun = LIBRARY, 0
-        self._kept, self._some = (pieces, out, scaling), slice(first, last)
+        self._kept = pieces, out, scaling
         if self._library is None:
             return
         columns = pieces.columns
@@ -195,11 +193,10 @@ class Reading:
         """Read what is left, and wait for the rest.
 
         Returns:
-            False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
+            False if there is no library, or a piece did not come whole: the caller reads them one by one.
         """
         if self._library is None:
-            files, offset, size, at = self._kept[0].columns[:4, self._some]
-            return _read_queued(files, offset, size, at + _address(self._kept[1]))
+            return False
         if self._begun not in (0, os.getpid()):  # the thread that has begun is in the parent of this process
             self._job.next = self._job.failed = self._job.helped = 0
         self._begun = 0
@@ -244,76 +241,3 @@ def reading(file: File, offset: Ints, size: Ints, out: NDArray[np.uint8], at: In
 def _address(array: NDArray[Any]) -> int:
     found: int = array.__array_interface__["data"][0]
     return found
-
-
-#: Numbers of io_setup, io_destroy, io_submit and io_getevents (io_submit(2)), a struct iocb and a struct io_event.
-_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
-_SETUP, _DESTROY, _SUBMIT, _WAIT = map(ctypes.c_long, _CALLS.get(platform.machine(), (-1,) * 4))
-_REQUEST = np.dtype(
-    {
-        "names": ["size", "file", "memory", "bytes", "offset"],
-        "formats": ["<u8", "<u4", "<u8", "<u8", "<i8"],
-        "offsets": [0, 20, 24, 32, 40],
-        "itemsize": 64,
-    }
-)
-_RESULT = np.dtype({"names": ["size", "bytes"], "formats": ["<u8", "<i8"], "offsets": [0, 16], "itemsize": 32})
-#: Reads of one call.
-_MOST = 256
-_call, _call_at_once = ctypes.CDLL(None, use_errno=True).syscall, ctypes.PyDLL(None, use_errno=True).syscall
-_call.restype = _call_at_once.restype = ctypes.c_long  # the second keeps the interpreter's lock
-
-
-class _Queue:
-    """A queue of reads of the kernel (Linux AIO). Buffered reads end before ``io_submit`` does; both are waited for.
-
-    Raises:
-        OSError: The system has none (more): another system, a sandbox, ``fs.aio-max-nr``.
-    """
-
-    def __init__(self) -> None:
-        self._context = ctypes.c_ulong()
-        if sys.platform != "linux" or _call(_SETUP, ctypes.c_long(_MOST), ctypes.byref(self._context)):
-            raise OSError(ctypes.get_errno(), "io_setup")
-        self._requests, self._results = np.zeros(_MOST, dtype=_REQUEST), np.zeros(_MOST, dtype=_RESULT)
-        self._columns = [self._requests[name] for name in _REQUEST.names or ()]
-        self._pointers = self._requests.ctypes.data + 64 * np.arange(_MOST, dtype=np.uint64)
-        self._first, self._found = ctypes.c_void_p(self._pointers.ctypes.data), self._results.ctypes.data
-
-    def read(self, files: Ints, offset: Ints, size: Ints, address: Ints) -> bool:
-        """True if all of up to ``_MOST`` pieces came whole."""
-        count, ended = len(files), 0
-        for column, values in zip(self._columns, (size, files, address, size, offset), strict=True):
-            column[:count] = values
-        begun, wait, least = _call(_SUBMIT, self._context, ctypes.c_long(count), self._first), _call_at_once, 0
-        while ended < begun:
-            left, place = ctypes.c_long(begun - ended), ctypes.c_void_p(self._found + 32 * ended)
-            found = wait(_WAIT, self._context, ctypes.c_long(least), left, place, None)
-            wait, least = _call, 1  # a file system that reads on its own after all
-            if found < 0 and ctypes.get_errno() != errno.EINTR:
-                raise OSError(ctypes.get_errno(), "io_getevents")
-            ended += max(found, 0)
-        results = self._results[:count]
-        return bool(begun == count and (results["size"] == results["bytes"]).all())
-
-    def __del__(self) -> None:
-        if self._context:
-            _call(_DESTROY, self._context)
-
-
-#: Queues that no thread is using.
-_idle: list[_Queue] = []
-os.register_at_fork(after_in_child=_idle.clear)  # a queue belongs to the process that made it
-
-
-def _read_queued(files: Ints, offset: Ints, size: Ints, address: Ints) -> bool:
-    """256 pieces with one system call."""
-    try:
-        queue, whole = _idle.pop() if _idle else _Queue(), True
-        for first in range(0, len(files), _MOST):
-            some = slice(first, first + _MOST)
-            whole = whole and queue.read(files[some], offset[some], size[some], address[some])
-    except (OSError, IndexError):  # another thread took the last one; a queue that failed is not used again
-        return False
-    _idle.append(queue)
-    return whole
