@@ -37,31 +37,39 @@ _STUB_WIDTH, _STUB_LENGTH = 8, 77
 
 
 def describe_sequence(settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
-    """Description of ``prompt_embeds``; see :func:`_describe`."""
+    """Description of ``prompt_embeds``. Settings that were not given follow the cache."""
     return _describe("prompt_embeds", settings, cached, context)
 
 
 def describe_vector(settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
-    """Description of ``pooled_prompt_embeds``; see :func:`_describe`."""
+    """Description of ``pooled_prompt_embeds``. Settings that were not given follow the cache."""
     return _describe("pooled_prompt_embeds", settings, cached, context)
 
 
 def _describe(name: str, settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
-    """The recipe that settings, pipeline and cache give. Settings that were not given follow the cache."""
-    before = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None
-    made = cached.provenance
-    if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
-        recipe = replace(_changed(before, settings), **_texts(settings, before, None))
-        return Described(recipe=recipe, label=str(made.get("text_encoder", "")), provenance=made)
+    before, made = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None, cached.provenance
     model = settings.text_encoder or str(made.get("text_encoder") or "")
-    if not model:
+    if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
+        found = Described(recipe=before, label=model, provenance=made)
+    elif not model:
         raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
-    followed = context.followed.recipe if context.followed is not None else None
+    else:
+        found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
+    recipe, followed = found.recipe, context.followed.recipe if context.followed is not None else None
+    assert isinstance(recipe, PromptRecipe)
+    given: dict[str, Any] = {
+        "length": settings.text_length if recipe.is_sequence else None,
+        "compute_dtype": None if settings.text_compute_dtype == "auto" else settings.text_compute_dtype,
+        "storage_dtype": settings.text_storage_dtype,
+    }
+    if before is not None and before.pipeline == recipe.pipeline:  # its choices, and for equal weights its precision
+        same = all(getattr(before, one) == getattr(recipe, one) for one in ("fingerprint", "config", "tokenizer"))
+        recipe = replace(recipe, length=before.length, storage_dtype=before.storage_dtype)
+        recipe = replace(recipe, compute_dtype=before.compute_dtype) if same else recipe
+    recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
     beside = followed if isinstance(followed, PromptRecipe) else None
-    found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
-    assert isinstance(found.recipe, PromptRecipe)
-    recipe = _changed(_followed(found.recipe, before), settings)
-    return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, context.samples)))
+    samples = None if found.recipe is before else context.samples
+    return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, samples)))
 
 
 def _pipeline(
@@ -117,6 +125,7 @@ def _pipeline(
 
 def _stub(name: str, model: str) -> Described:
     """Description of the stub: numpy, one token per word."""
+    sequence = name == "prompt_embeds"
     recipe = PromptRecipe(
         output=name,
         pipeline="stub",
@@ -124,31 +133,12 @@ def _stub(name: str, model: str) -> Described:
         config="",
         tokenizer="",
         width=_STUB_WIDTH,
-        length=_STUB_LENGTH if name == "prompt_embeds" else 1,
-        trimmed=name == "prompt_embeds",
+        length=_STUB_LENGTH if sequence else 1,
+        trimmed=sequence,
         storage_dtype="float16",
     )
     producer = {"stub": stub_delay(model, "--text-encoder")}
     return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
-
-
-def _followed(found: PromptRecipe, before: PromptRecipe | None) -> PromptRecipe:
-    """With the choices of a cache of the same pipeline; with its precision if the weights are the same as well."""
-    if before is None or before.pipeline != found.pipeline:
-        return found
-    same = all(getattr(before, one) == getattr(found, one) for one in ("fingerprint", "config", "tokenizer"))
-    compute = before.compute_dtype if same else found.compute_dtype
-    return replace(found, length=before.length, storage_dtype=before.storage_dtype, compute_dtype=compute)
-
-
-def _changed(recipe: PromptRecipe, settings: PromptSettings) -> PromptRecipe:
-    """With the settings that were given."""
-    given: dict[str, Any] = {
-        "length": settings.text_length if recipe.is_sequence else None,
-        "compute_dtype": None if settings.text_compute_dtype == "auto" else settings.text_compute_dtype,
-        "storage_dtype": settings.text_storage_dtype,
-    }
-    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
 def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: SampleTable | None) -> dict[str, Any]:
@@ -162,9 +152,8 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     made = replace(old, **{name: value for name, value in said.items() if value is not None})
     if not made.reorder and (settings.keep_tags or settings.tag_separator):
         flag = "--keep-tags" if settings.keep_tags else "--tag-separator"
-        raise UsageError(
-            f"{flag}: only shuffled tags are taken apart", fix=f"add --shuffle-tags, or leave {flag} out"
-        )
+        fix = f"add --shuffle-tags, or leave {flag} out"
+        raise UsageError(f"{flag}: only shuffled tags are taken apart", fix=fix)
     number = settings.caption_variants or (old.number if old.number > 1 else 0)
     if not number:
         text = samples.inputs["caption"].text if samples is not None else None
@@ -180,15 +169,11 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
 
 def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeContext) -> tuple[tuple[str, str], ...]:
     """What ``encode_prompt`` gets, and which libraries clean the text, as canonical JSON."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(found.output.arguments)
     known = dict(before.arguments) if before is not None and before.pipeline == found.cls else {}
-    for name, value in found.output.arguments.items():
-        if value != FROM_CALL:
-            values[name] = value
-        elif context.ask is not None:
-            values[name] = context.ask(_PROBE, pipeline=found.cls, name=name)
-        else:
-            values[name] = json.loads(known.get(name, "null"))
+    for name in (name for name, value in values.items() if value == FROM_CALL):
+        ask, old = context.ask, json.loads(known.get(name, "null"))
+        values[name] = old if ask is None else ask(_PROBE, pipeline=found.cls, name=name)
     values |= {f"has {library}": bool(installed((library,))[library]) for library in found.output.libraries}
     return tuple(sorted((name, json.dumps(value, sort_keys=True)) for name, value in values.items()))
 

@@ -85,9 +85,8 @@ def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
     folder, commit = pipeline_folder(model, revision=revision)
     index, row = read_json(folder / INDEX), _row(folder)
     if name not in row:
-        raise UnsupportedModelError(
-            f"{index['_class_name']} has no {name}", where=str(folder), fix=f"leave {name} out of --fields"
-        )
+        what, fix = f"{index['_class_name']} has no {name}", f"leave {name} out of --fields"
+        raise UnsupportedModelError(what, where=str(folder), fix=fix)
     parts = tuple(_part(folder, index, part) for part in row[name].parts)
     return Pipeline(cls=index["_class_name"], folder=folder, output=row[name], parts=parts, revision=commit)
 

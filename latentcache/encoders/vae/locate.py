@@ -13,7 +13,7 @@ from typing import Any
 from latentcache.encoders.hub import Wanted, expanded, find
 from latentcache.encoders.vae.names import PREFIXES
 from latentcache.encoders.weights import Tensors, read_header, read_json, weights_in
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.value import Value
 
 #: Name under which diffusers saves the weights of a model.
@@ -44,12 +44,10 @@ class Located(Value):
 
 
 def locate(model: str, config: str | None = None, *, revision: str = "") -> Located:
-    """Files of a model.
+    """Files of a folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
 
-    Args:
-        model: Folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
-        config: A ``config.json`` (or its folder) to use in place of the one beside the weights.
-        revision: Commit of a hub id that an earlier build used.
+    ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights; ``revision`` the
+    commit of a hub id that an earlier build used.
     """
     path, commit = find(model, _WANTED, revision=revision)
     return replace(_files(path, config), revision=commit)
@@ -80,24 +78,22 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _without_config(path: Path, tensors: Tensors) -> EncoderError:
+def _without_config(path: Path, tensors: Tensors) -> UnsupportedModelError:
     """The error of a lone file; names a checkpoint that is known by its tensors."""
-    why = "a lone file has neither its class nor its normalization; there is no config.json beside it"
+    what = f"{path.name} alone does not identify a model"
     fix = f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON"
-    known = [one for one in _CHECKPOINTS if _has(tensors, one[2], one[3])]
-    if not known:
-        return EncoderError(f"{path.name} alone does not identify a model", where=str(path), why=why, fix=fix)
-    family, repository = known[0][:2]
-    if not any(name.startswith(f"{prefix}encoder.") for prefix in PREFIXES for name in tensors):
-        return UnsupportedModelError(
-            f"{path.name} is a checkpoint of {family}, without its VAE",
-            where=str(path),
-            why="latents are made by the VAE, which is another file of that model",
-            fix=f"give the VAE: --model {repository}, or its vae/ folder",
-        )
-    what = f"{path.name} is a checkpoint of {family}, with its VAE, and has no configuration"
-    fix = f"hf download {repository} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
-    return EncoderError(what, where=str(path), why=why, fix=fix)
+    why = "a lone file has neither its class nor its normalization; there is no config.json beside it"
+    known = next((one for one in _CHECKPOINTS if _has(tensors, one[2], one[3])), None)
+    if known is not None:
+        what = f"{path.name} is a checkpoint of {known[0]}, with its VAE, and has no configuration"
+        fix = f"hf download {known[1]} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
+    if known is not None and not any(
+        name.startswith(tuple(f"{one}encoder." for one in PREFIXES)) for name in tensors
+    ):
+        what = f"{path.name} is a checkpoint of {known[0]}, without its VAE"
+        why = "latents are made by the VAE, which is another file of that model"
+        fix = f"give the VAE: --model {known[1]}, or its vae/ folder"
+    return UnsupportedModelError(what, where=str(path), why=why, fix=fix)
 
 
 def _has(tensors: Tensors, name: str, last: int) -> bool:
@@ -119,11 +115,8 @@ def _without_files(folder: Path) -> UnsupportedModelError:
 
 def _encoder_folder(folder: Path) -> Path:
     """The folder itself, or the ``vae/`` of a pipeline."""
-    vae = folder / "vae"
-    index = folder / "model_index.json"
-    if not index.is_file():
-        return vae if not (folder / "config.json").exists() and (vae / "config.json").is_file() else folder
-    if not vae.is_dir():
+    vae, index = folder / "vae", folder / "model_index.json"
+    if index.is_file() and not vae.is_dir():
         parts = sorted(name for name in read_json(index) if not name.startswith("_"))
         raise UnsupportedModelError(
             f"the pipeline in {folder} has no vae/",
@@ -131,7 +124,8 @@ def _encoder_folder(folder: Path) -> Path:
             why=f"its parts are: {', '.join(parts) or 'none'}",
             fix="give the folder of the VAE itself",
         )
-    return vae
+    own = (folder / "config.json").exists() or not (vae / "config.json").is_file()
+    return folder if own and not index.is_file() else vae
 
 
 def _given_config(config: str) -> Path:
