@@ -55,14 +55,9 @@ class Encoder:
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size; the result is an EncodedBatch.
 
-        Args:
-            images: Their memory is not needed after the call.
-            precise: Compute in float32 throughout, for images whose latents were not finite.
-
-        Raises:
-            DeviceMemoryError: The batch does not fit; nothing of it is left on the device. The engine halves it.
-            DeviceError: The device failed.
-            EncoderError: The model cannot encode this size, or gives another shape than described.
+        ``images`` are not needed after the call. ``precise``: in float32 throughout, for images whose latents were
+        not finite. Raises DeviceMemoryError (nothing of the batch is left on the device), DeviceError, or
+        EncoderError if the model cannot encode this size.
         """
         raise NotImplementedError
 

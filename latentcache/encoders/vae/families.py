@@ -10,7 +10,7 @@ Sources: the classes of diffusers 0.42 (``models/autoencoders``), and the pipeli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,8 +109,8 @@ _TILES = ("sample_size", "sample_height", "sample_width")
 _MOCHI_COLORS = 15
 
 
-class LatentShape(Value):
-    """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
+class LatentShape(NamedTuple):
+    """Shape of a latent: ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
 
     A clip has ``k * frame_step + 1`` frames; 0: images only.
     """
@@ -118,7 +118,7 @@ class LatentShape(Value):
     channels: int
     factor: int
     multiple: int
-    frame_step: int = 0
+    frame_step: int
 
 
 def family_of(class_name: str, where: str) -> Family:
@@ -153,13 +153,8 @@ def shape_of(family: Family, config: Config, where: str) -> LatentShape:
             where=where,
             fix="give the VAE that encodes the images of your model",
         )
-    packs = family.packs_from is not None and channels >= family.packs_from
-    return LatentShape(
-        channels=channels,
-        factor=factor * patch,
-        multiple=factor * patch * (2 if packs else 1),
-        frame_step=_ratio(config, family.frame_step),
-    )
+    packs = 2 if family.packs_from is not None and channels >= family.packs_from else 1
+    return LatentShape(channels, factor * patch, factor * patch * packs, _ratio(config, family.frame_step))
 
 
 def config_hash(config: Config, *, tiling: bool = False) -> str:

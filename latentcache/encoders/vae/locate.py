@@ -87,9 +87,8 @@ def _without_config(path: Path, tensors: Tensors) -> UnsupportedModelError:
     if known is not None:
         what = f"{path.name} is a checkpoint of {known[0]}, with its VAE, and has no configuration"
         fix = f"hf download {known[1]} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
-    if known is not None and not any(
-        name.startswith(tuple(f"{one}encoder." for one in PREFIXES)) for name in tensors
-    ):
+    encoders = tuple(f"{prefix}encoder." for prefix in PREFIXES)
+    if known is not None and not any(name.startswith(encoders) for name in tensors):
         what = f"{path.name} is a checkpoint of {known[0]}, without its VAE"
         why = "latents are made by the VAE, which is another file of that model"
         fix = f"give the VAE: --model {known[1]}, or its vae/ folder"

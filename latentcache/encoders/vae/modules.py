@@ -6,9 +6,6 @@ tensor keeps its random start; no pickle, no remote code, no network.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import diffusers
@@ -29,19 +26,23 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
     """The encoder half in evaluation mode on the CPU, weights frozen."""
     ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
     tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
-    with _quiet():
+    log = diffusers.utils.logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()  # of fields that are checked here
+    try:
         module = _skeleton(description, "meta")
         if dict(module.named_buffers()).keys() - module.state_dict().keys():  # the class computes them
             module = _skeleton(description, "cpu")
-        try:
-            _fill(module, tensors)
-        except RuntimeError as error:
-            raise EncoderError(
-                f"the weights do not fit {description.spec.family}",
-                where=str(description.weights[0]),
-                why=" ".join(str(error).split())[:500],
-                fix="download the weights again, or use the config.json that belongs to them",
-            ) from error
+        _fill(module, tensors)
+    except RuntimeError as error:
+        raise EncoderError(
+            f"the weights do not fit {description.spec.family}",
+            where=str(description.weights[0]),
+            why=" ".join(str(error).split())[:500],
+            fix="download the weights again, or use the config.json that belongs to them",
+        ) from error
+    finally:
+        log.set_verbosity(verbosity)
     return module.to(dtype).eval().requires_grad_(False)
 
 
@@ -88,17 +89,3 @@ def _fill(module: nn.Module, tensors: Tensors) -> None:
                     linear = name in needed and needed[name].shape == info.shape
                     state[name] = tensor.reshape(info.shape) if linear else tensor
     module.load_state_dict(state, strict=True, assign=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of diffusers about fields that are checked here."""
-    log = diffusers.utils.logging
-    verbosity = log.get_verbosity()
-    log.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.set_verbosity(verbosity)

@@ -101,7 +101,7 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", fold: b
 
 
 def checked_noise(encoder: Encoder) -> dict[str, Any]:
-    """Encode one fixed image alone and beside two others, and check the result.
+    """Encode one fixed image alone and beside two others, and check the result; raises EncoderError.
 
     Other sizes run other kernels, so the noise is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
 
@@ -109,30 +109,18 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
         ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
         that deviation (``scale_logvar``: of logvars). Empty if three small images do not fit into the device's
         memory.
-
-    Raises:
-        EncoderError: Latents are not finite in any precision, or are the same everywhere.
-        DeviceError: The device failed.
-        DeviceMemoryError: One small image does not fit into its memory.
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
-    alone = encoder.encode(image)
-    family, compute = encoder.spec.family, encoder.spec.compute_dtype
+    alone, compute, what, fix = encoder.encode(image), encoder.spec.compute_dtype, "", "download the weights again"
     if not alone.finite.all():
-        helped = compute != "float32" and encoder.encode(image, precise=True).finite.all()
-        raise EncoderError(
-            f"{family} gives values that are not finite in {compute}",
-            where="one test image, before the build",
-            why="it overflows in this precision" if helped else "its weights are damaged, or its range is too wide",
-            fix="add --compute-dtype bfloat16 or float32" if helped else "download the weights again",
-        )
-    if (alone.latents == alone.latents[:, :, :1, :1]).all():
-        raise EncoderError(
-            f"{family} gives the same latent for every part of an image",
-            where="one test image, before the build",
-            why="the weights are all zero, or of another class",
-            fix="download the weights again",
-        )
+        what, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
+        if compute != "float32" and encoder.encode(image, precise=True).finite.all():
+            why, fix = "it overflows in this precision", "add --compute-dtype bfloat16 or float32"
+    elif (alone.latents == alone.latents[:, :, :1, :1]).all():
+        what, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
+    if what:
+        where = "one test image, before the build"
+        raise EncoderError(f"{encoder.spec.family} gives {what}", where=where, why=why, fix=fix)
     try:
         beside = encoder.encode(np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
     except DeviceMemoryError:
