@@ -70,12 +70,7 @@ class ClipSettings(Value):
 def clip_settings(
     frames: tuple[int, ...] | None, fps: int | None, start: str | None, before: ClipSettings | None, step: int
 ) -> ClipSettings | None:
-    """What settings, cache and model give; None if images are all that is encoded.
-
-    Raises:
-        UsageError: A setting without ``--frames``.
-        RecipeError: The model cannot encode clips of this length.
-    """
+    """What settings, cache and model give; None if images are all that is encoded."""
     lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
     if not lengths:
         if fps is not None or start is not None:
@@ -116,12 +111,13 @@ def clip_frames(
     frames = np.where(clip[:, 0] > 0, 0, 1) if clips is None else clips.chosen(clip)
     rejected = []
     for place in np.flatnonzero(frames == 0).tolist():
-        reason, hint = "no-frame-count", "give --frames N to encode videos too; control images are of images only"
-        detail = f"it is a video of {clip[place, 0]} frames, and {target} of images only is made"
-        if clips is not None:
-            has = clips.available(clip[place : place + 1])[0]
+        if clips is None:
+            reason, hint = "no-frame-count", "give --frames N to encode videos too; control images are of images only"
+            detail = f"it is a video of {clip[place, 0]} frames, and {target} of images only is made"
+        else:
             reason, hint = "too-few-frames", "use a longer video, or add a smaller --frames"
-            detail = f"it has {has} frames{f' at {clips.fps} per second' * bool(clips.fps)}, not {clips.frames[0]}"
+            rate = f" at {clips.fps} per second" if clips.fps else ""
+            detail = f"it has {clips.available(clip[place : place + 1])[0]} frames{rate}, not {clips.frames[0]}"
         row = int(rows[place])
         rejected.append((row, samples.note([row], target, reason, detail=detail, hint=hint)))
     return frames, rejected

@@ -85,11 +85,7 @@ class InputIdsRecipe(FieldRecipe):
 
 
 def parse_option(word: str) -> tuple[str, str]:
-    """``NAME=JSON`` as (name, canonical JSON); a value that is not JSON is a text.
-
-    Raises:
-        UsageError: There is no ``=``.
-    """
+    """``NAME=JSON`` as (name, canonical JSON); a value that is not JSON is a text."""
     name, sign, text = word.partition("=")
     if not sign or not name:
         raise UsageError(f"--template-option {word!r}: no value", fix="--template-option NAME=JSON")
@@ -180,14 +176,14 @@ class InputIds(FieldKind):
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Exact; says where two documents begin to differ."""
-        if np.array_equal(stored, made):
-            return Difference(differs=False)
         both = min(len(stored), len(made))
-        other = np.flatnonzero(stored[:both] != made[:both])
-        if not len(other):
-            return Difference(differs=True, detail=f"{len(stored)} tokens stored, {len(made)} made")
-        at = int(other[0])
-        return Difference(differs=True, detail=f"token {at} is {int(stored[at])}, made again {int(made[at])}")
+        at = int(np.append(np.flatnonzero(stored[:both] != made[:both]), both)[0])
+        if at == len(stored) == len(made):
+            return Difference(differs=False)
+        detail = f"{len(stored)} tokens stored, {len(made)} made"
+        if at < both:
+            detail = f"token {at} is {int(stored[at])}, made again {int(made[at])}"
+        return Difference(differs=True, detail=detail)
 
     def differences(
         self,
@@ -226,12 +222,7 @@ class InputIds(FieldKind):
         ]
 
     def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
-        """Tokens, tokens with loss, and special-token text in content.
-
-        Args:
-            recipe: Of the field.
-            columns: ``length`` (R,), ``control`` (R,) and ``spans`` as (ends, values).
-        """
+        """Tokens, tokens with loss, and special-token text in content; ``spans`` are (ends, values)."""
         _, spans = columns["spans"]
         values = np.asarray(spans).reshape(-1, 2)
         return {

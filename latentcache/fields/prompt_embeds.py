@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from latentcache.errors import count_of
 from latentcache.fields import float8
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
-from latentcache.fields.dtypes import Limit, as_floats, finite_limit
+from latentcache.fields.dtypes import Limit, as_floats, finite_limit, is_finite
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Array,
@@ -210,6 +210,13 @@ class PromptEmbeds(FieldKind):
             prompts = sorted(recipe.prompts.values())
             sample = np.insert(sample, counts[0], [rows[0]] * len(prompts))
             variant = np.insert(variant, counts[0], prompts)
+        lacking = {"detail": "it has no caption to encode"}
+        lacking["hint"] = (
+            "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
+        )
+        without = [
+            (row, samples.note([row], self.name, "no-caption", **lacking)) for row in np.flatnonzero(~there).tolist()
+        ]
         size = np.diff(np.asarray(caption.text.ends), prepend=0)
         return FieldPlan(
             sample=sample,
@@ -217,7 +224,7 @@ class PromptEmbeds(FieldKind):
             variant=variant,
             cost=size[sample].astype(np.int64) + _FIXED_COST,
             groups=(Group(label="", shape=recipe.shape),),
-            rejected=tuple((row, self._without(samples, row)) for row in np.flatnonzero(~there).tolist()),
+            rejected=tuple(without),
             notes=notes,
         )
 
@@ -260,10 +267,6 @@ class PromptEmbeds(FieldKind):
         assert isinstance(recipe, PromptRecipe)
         return recipe.text(text, variant)
 
-    def _without(self, samples: SampleTable, row: int) -> Rejected:
-        hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
-        return samples.note([row], self.name, "no-caption", detail="it has no caption to encode", hint=hint)
-
     def limit(self, recipe: FieldRecipe) -> Limit | None:
         """Finite values; those of 8 bits have a scale in each row, and no bound."""
         assert isinstance(recipe, PromptRecipe)
@@ -272,9 +275,7 @@ class PromptEmbeds(FieldKind):
     def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
         """Values that are not finite."""
         assert isinstance(recipe, PromptRecipe)
-        if recipe.is_float8:
-            return "" if np.isfinite(recipe.floats(payload)).all() else "not finite"
-        return super().check(group, payload, recipe)
+        return "" if is_finite(recipe.floats(payload) if recipe.is_float8 else payload) else "not finite"
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
         """Different if beyond the noise of the build; see ``fields.noise``."""

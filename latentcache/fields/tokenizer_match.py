@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 #: Recipe setting -> the role whose id it needs: how a text begins and ends.
 _ENDS = (("add_bos", "bos_id", "bos_token"), ("add_eos", "eos_id", "eos_token"))
-#: A loaded tokenizer has roles that its class names and its files lack; they move no id.
-_ROLES = "special_tokens"
 _ADVICE = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
 
 
@@ -38,28 +36,19 @@ def tokenizer_differences(
         return [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []
     is_path = isinstance(wanted, str | os.PathLike)
     found = _read(Path(wanted).expanduser()) if is_path else from_loaded(wanted)
-    different = _parts(cached, dict(provenance.get("parts") or {}), found, roles=is_path)
+    parts, now = dict(provenance.get("parts") or {}), tokenizer_parts(found.json, found.special)
+    fingerprint, different = tokenizer_fingerprint(now), list[tuple[str, Any, Any]]()
+    if fingerprint != cached.tokenizer:
+        different += differing_parts(parts, now) if parts else [("tokenizer", cached.tokenizer, fingerprint)]
+        if parts and not is_path:
+            # A loaded tokenizer has roles that its class names and its files lack; they move no id, but for ends.
+            different = [one for one in different if one[0] != "special_tokens"]
+            used = [] if cached.chat_template else [end for end in _ENDS if getattr(cached, end[0])]
+            ends = [(name, getattr(cached, name), found.id_of(role)) for _, name, role in used]
+            different += [end for end in ends if end[1] != end[2]]
     if cached.chat_template and not provenance.get("chat_template"):
-        now = template_hash(found.chat_template, dict(cached.template_options))
-        different += [("chat_template", cached.chat_template, now)] if now != cached.chat_template else []
-    return different
-
-
-def _parts(
-    cached: InputIdsRecipe, parts: Mapping[str, str], found: LoadedTokenizer, *, roles: bool
-) -> list[tuple[str, Any, Any]]:
-    now = tokenizer_parts(found.json, found.special)
-    fingerprint = tokenizer_fingerprint(now)
-    if fingerprint == cached.tokenizer:
-        return []
-    if not parts:
-        return [("tokenizer", cached.tokenizer, fingerprint)]
-    different: list[tuple[str, Any, Any]] = [one for one in differing_parts(parts, now) if roles or one[0] != _ROLES]
-    if not roles and not cached.chat_template:
-        ends = [
-            (name, getattr(cached, name), found.id_of(role)) for said, name, role in _ENDS if getattr(cached, said)
-        ]
-        different += [end for end in ends if end[1] != end[2]]
+        template = template_hash(found.chat_template, dict(cached.template_options))
+        different += [("chat_template", cached.chat_template, template)] if template != cached.chat_template else []
     return different
 
 
