@@ -51,13 +51,7 @@ class UsageError(LatentcacheError, ValueError):
 
 
 class StrictError(UsageError):
-    """Data that a build notices and does not use, rejected because ``strict`` was asked for.
-
-    Args:
-        what: As in the base class.
-        notes: The notes: data that is not used.
-        **parts: ``where``, ``why``, ``fix`` of the base class.
-    """
+    """Data that a build notices and does not use, rejected because ``strict`` was asked for: ``notes`` names it."""
 
     slug = "strict"
     default_fix = "mend the data, or leave --strict out"
@@ -189,10 +183,7 @@ class CacheIncompleteError(StoreError):
 class StaleCacheError(StoreError):
     """The cache was made with another tokenizer or recipe than the requested one.
 
-    Args:
-        what: As in the base class.
-        differences: (setting, cached value, requested value) of each setting that differs.
-        **parts: ``where``, ``why``, ``fix`` of the base class.
+    ``differences``: (setting, cached value, requested value) of each setting that differs.
     """
 
     slug = "stale-cache"
@@ -203,14 +194,7 @@ class StaleCacheError(StoreError):
 
 
 class CorruptEntryError(StoreError):
-    """One entry fails its check.
-
-    Args:
-        what: As in the base class.
-        sample: Name of the sample.
-        key: Entry key in hex.
-        **parts: ``where``, ``why``, ``fix`` of the base class.
-    """
+    """One entry fails its check: of which ``sample``, and its ``key`` in hex."""
 
     slug = "entry-corrupt"
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
@@ -235,13 +219,7 @@ class NotYetEncodedError(StoreError, TimeoutError):
 
 
 class CacheLockedError(StoreError):
-    """Another build holds the cache.
-
-    Args:
-        what: As in the base class.
-        holder: ``{"pid", "host", "since"}`` of that process, as far as known.
-        **parts: ``where``, ``why``, ``fix`` of the base class.
-    """
+    """Another build holds the cache; ``holder``: ``{"pid", "host", "since"}`` of that process, as far as known."""
 
     slug = "locked"
 
@@ -301,17 +279,9 @@ class InterruptedBuildError(LatentcacheError):
 
 # the words of the caller
 
-#: Flags whose argument in Python has another name; those of these commands that take a value are arguments as well.
-_ARGUMENTS = {"resolution": "resolutions", "bucket": "buckets", "dataset": "datasets", "caption-ext": "caption_ext"}
-_SWITCHES = frozenset(
-    ("add-bos", "add-eos", "control-tokens", "flip", "retry-failed", "stream", "strict", "text-lines", "tiling")
-)
-_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?:(?:=| )('[^']*'|[^\s;()']*[^\s;()',:.]))?")
-#: Words behind a flag that are prose.
-_PROSE = frozenset(
-    (*("a", "an", "and", "as", "both", "cannot", "decides", "encodes", "first", "for", "gives", "here", "in", "is"),
-     *("needs", "not", "of", "on", "or", "out", "takes", "the", "to", "tries", "was", "were", "with"))
-)  # fmt: skip
+#: Flags whose argument in Python has another name.
+_ARGUMENTS = {"resolution": "resolutions", "bucket": "buckets", "dataset": "datasets"}
+_FLAG = re.compile(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?:=(\S*[^\s;:,.)]))?")
 _COMMAND = re.compile(r"(?:run |start )?(the same |the )?`latentcache (build|merge)`")
 _shell_depth = 0
 
@@ -339,7 +309,7 @@ def python_words() -> Iterator[None]:
 
 
 def as_python(text: str) -> str:
-    """A text with arguments of Python in place of flags: ``--device cpu`` becomes ``device='cpu'``.
+    """A text with arguments of Python in place of flags: ``--device=gpu`` becomes ``device='gpu'``.
 
     Commands in backquotes that have no function in Python stay as they are.
     """
@@ -351,17 +321,10 @@ def as_python(text: str) -> str:
 
 
 def _argument(found: re.Match[str]) -> str:
-    """One flag with its value, if the next word is one."""
-    flag, value = found[1], found[2]
-    name = _ARGUMENTS.get(flag, flag.replace("-", "_"))
-    if value is None or (value in _PROSE and found[0][len(flag) + 2] == " ") or flag in _SWITCHES:
-        rest = "" if value is None else found[0][len(flag) + 2 :]
-        if flag.startswith("no-") and flag[3:] in _SWITCHES:
-            return f"{flag[3:].replace('-', '_')}=False{rest}"
-        return f"{name}=True{rest}" if flag in _SWITCHES else f"{name}{rest}"
-    value = value.strip("'")
-    plain = value.lstrip("-").isdecimal() or value.isupper()  # a number, or a name that stands for a value
-    return f"{name}={value if plain else ' | '.join(map(repr, value.split('|')))}"
+    name = _ARGUMENTS.get(found[2], found[2].replace("-", "_"))
+    if found[3]:
+        return f"{name}={found[3] if found[3].lstrip('-').isdecimal() else repr(found[3])}"
+    return f"{name}=False" if found[1] else name
 
 
 def count_of(number: int, words: str) -> str:
