@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import asdict, field, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,8 +165,7 @@ class VerifyReport(Value):
         }
 
 
-@dataclass(kw_only=True)
-class _Batch:
+class _Batch(NamedTuple):
     samples: NDArray[np.int64]
     keys: NDArray[np.uint8] | None
     expected: Text
@@ -204,8 +203,7 @@ class Findings:
         rank = CATEGORIES.index(category)
         wide = samples.astype(np.int64)
         np.minimum.at(self.rank, wide, rank)
-        batch = _Batch(samples=wide, keys=keys, expected=expected, found=found, hint=hint)
-        self._causes.setdefault((rank, reason, field, file), []).append(batch)
+        self._causes.setdefault((rank, reason, field, file), []).append(_Batch(wide, keys, expected, found, hint))
 
     def of(self, *categories: str) -> NDArray[np.bool_]:
         """(S,) samples that are in one of these categories."""
@@ -237,36 +235,25 @@ class Findings:
                 kept.append((batch, places))
             cause = Finding(category=category, reason=reason, field=field_name, file=file, hint=HINTS[category])
             made += self._made(cause, [pair for pair in kept if len(pair[1])])
-        order = {name: rank for rank, name in enumerate(CATEGORIES)}
-        return tuple(sorted(made, key=lambda finding: order[finding.category]))
+        return tuple(sorted(made, key=lambda finding: CATEGORIES.index(finding.category)))
 
     def _made(self, cause: Finding, kept: list[tuple[_Batch, NDArray[np.intp]]]) -> list[Finding]:
-        total = sum(len(places) for _, places in kept)
-        if total <= EACH:
-            return [self._one(cause, batch, int(place)) for batch, places in kept for place in places]
-        samples = np.concatenate([batch.samples[places] for batch, places in kept])
-        only = vars(kept[0][0]) if len(kept) == 1 else {}
-        common: dict[str, Any] = {name: text for name, text in only.items() if isinstance(text, str)}
-        names = tuple(self.table.names.take(samples[:NAMES]))
-        many = replace(cause, path=self._file(samples), count=total, names=names, **common)
-        return [replace(many, hint=many.hint or cause.hint)]
-
-    def _one(self, cause: Finding, batch: _Batch, place: int) -> Finding:
-        sample = int(batch.samples[place])
-        path, line = self.place(sample)
-        return replace(
-            cause,
-            path=path,
-            line=line,
-            key="" if batch.keys is None else batch.keys[place].tobytes().hex(),
-            expected=_at(batch.expected, place),
-            found=_at(batch.found, place),
-            hint=batch.hint or cause.hint,
-        )
-
-    def place(self, sample: int) -> tuple[str, int]:
-        """File and line of a sample; the line is 0 if the sample is a whole file."""
-        return self.table.where(sample)
+        total, made = sum(len(places) for _, places in kept), list[Finding]()
+        if total > EACH:
+            samples = np.concatenate([batch.samples[places] for batch, places in kept])
+            only = kept[0][0] if len(kept) == 1 else _Batch(samples, None, "", "", "")
+            names = tuple(self.table.names.take(samples[:NAMES]))
+            expected, found = (text if isinstance(text, str) else "" for text in (only.expected, only.found))
+            about: dict[str, Any] = {"expected": expected, "found": found, "hint": only.hint or cause.hint}
+            return [replace(cause, path=self._file(samples), count=total, names=names, **about)]
+        for batch, place in ((batch, int(place)) for batch, places in kept for place in places):
+            path, line = self.table.where(int(batch.samples[place]))
+            key = "" if batch.keys is None else batch.keys[place].tobytes().hex()
+            texts = batch.expected, batch.found
+            expected, found = (text if isinstance(text, str) else text(place) for text in texts)
+            about = {"expected": expected, "found": found, "hint": batch.hint or cause.hint, "key": key}
+            made.append(replace(cause, path=path, line=line, **about))
+        return made
 
     def _file(self, samples: NDArray[np.int64]) -> str:
         """The file that holds all these samples; empty if they are in several."""
@@ -275,10 +262,6 @@ class Findings:
             return ""
         files = np.unique(np.asarray(own.file)[samples])
         return str(self.table.files.names[int(files[0])]) if len(files) == 1 else ""
-
-
-def _at(text: Text, place: int) -> str:
-    return text if isinstance(text, str) else text(place)
 
 
 def _text(value: str) -> str:

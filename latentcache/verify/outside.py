@@ -16,12 +16,10 @@ from pathlib import Path
 
 from latentcache.errors import CacheDamagedError
 
-#: Largest sizes by name, bytes; an index is never larger than its shard, everything else has ``_MOST``.
+#: Largest sizes by name, bytes; everything else but shards has ``_MOST``.
 _LIMITS = {"CURRENT": 64, "BUILDING": 1 << 20, "builder.lock": 1 << 16, "manifest.json": 1 << 26}
 _MOST = 1 << 32
-_UNLIMITED = frozenset({"data.mdb"})
 _FOLDERS_DEEP = 4
-_PREFIX_BYTES = 1 << 16
 #: Memory beyond what columns and indexes need.
 _MEMORY_BYTES = 2 << 30
 
@@ -33,12 +31,8 @@ def check_outside(root: Path) -> None:
         CacheDamagedError: A link, a special file, or a file that is too large.
     """
     for path in _files(root, _FOLDERS_DEEP):
-        most = _LIMITS.get(path.name, _MOST)
-        if path.name == "index.safetensors":
-            shard = path.with_name("data.mdb")
-            most = _PREFIX_BYTES + (shard.lstat().st_size if shard.exists() else 0)
-        size = path.lstat().st_size
-        if size > most and path.name not in _UNLIMITED:
+        most, size = _LIMITS.get(path.name, _MOST), path.lstat().st_size
+        if size > most and path.name != "data.mdb":
             raise _foreign(path, f"it has {size:,} bytes, at most {most:,} are expected")
 
 
