@@ -44,8 +44,7 @@ HINTS: Mapping[str, str] = {
     "io-error": "the file system cannot read it: check the path and the disk, then run again",
     "changing": "another program is writing the file: run again when it has finished",
     # archives
-    "tar-truncated": "members from there on are lost: download or write the tar again",
-    "tar-damaged": "members from there on are not read: download or write the tar again",
+    **dict.fromkeys(("tar-truncated", "tar-damaged"), "members from there on are lost: write the tar again"),
     "rows-damaged": "download or export the file again",
     "arrow-compressed": "save it again with `datasets`: Dataset.from_file(FILE).save_to_disk(FOLDER)",
     "two-images": "say which one is the image, e.g. --image-column jpg, or give each a key of its own",

@@ -121,26 +121,14 @@ class _Files:
         self._stats, self._rows = bytearray(), [np.empty((5, 0), dtype=np.int32)]
         self.names = prefixed_strings(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
-        rows = np.concatenate(self._rows, axis=1)
+        # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
+        # extension of the rule that the caption has, sets in ``owners``, place in the folder (of all parts).
+        self.images, self.beside, self.which, self.owner, self.rank = np.concatenate(self._rows, axis=1)
         self._rows.clear()
-        self.images: NDArray[np.int32] = rows[0]
-        """(n,) positions of images among the files, in the byte order of their names."""
-        self.beside: NDArray[np.int32] = rows[1]
-        """(n,) those of their captions; -1: none."""
-        self.which: NDArray[np.int8] = rows[2].astype(np.int8)
-        """(n,) which extension of the rule the caption file has."""
-        self.owner = rows[3]
-        """(n,) number of their sets in ``owners``."""
-        self.rank = rows[4]
-        """(n,) place of each among the images of its folder, those of other parts too."""
         if self._outside:
             words = "images in folders that the layout does not use"
             walk.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
         walk.note_unused()
-
-    def places(self) -> dict[str, int]:
-        """Name -> position, of images."""
-        return dict(zip(self.names.take(self.images), self.images.tolist(), strict=True))
 
     def by_set(self) -> dict[int, dict[str, str]]:
         """Set -> names of the images in its folder -> the caption file beside each one, if any."""
@@ -180,7 +168,8 @@ class _Files:
         if self._part is not None:
             kept &= np.array([self._part.holds_name(prefix + name) for name in names], dtype=np.bool_)
         if not is_image.all():
-            rule = self._rule(owners)
+            rules = (self._layout.sets[number].captions for number in owners)
+            rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
             others = _beside(names, is_sample, rule, caption, which)
             used = is_image.copy()
             used[caption[caption >= 0]] = True
@@ -200,11 +189,6 @@ class _Files:
         place[~is_sample] = -1
         owner_of, rank = np.full(len(place), owner), np.cumsum(is_sample) - 1
         return np.array([place, caption, which, owner_of, rank], dtype=np.int32), names
-
-    def _rule(self, owners: tuple[int, ...]) -> CaptionRule:
-        """The first rule of the sets of a folder that looks for files."""
-        rules = (self._layout.sets[number].captions for number in owners)
-        return next((rule for rule in rules if not rule.table), _PLAIN_RULE)
 
     def _set_aside(self, level: Level, is_image: NDArray[np.bool_], role: str) -> NDArray[np.bool_]:
         """(n,) True for images that are no samples: masks, control images, those of no set."""
@@ -240,13 +224,7 @@ class ImageScan(Scan):
     """A scan of images that are files."""
 
     def __call__(self, layout: Layout) -> Scanned:
-        """Every image of a layout.
-
-        Raises:
-            EmptySourceError: There is no image that could be used or rejected.
-            TableError: A table cannot be read.
-            SourceError: The folder cannot be listed.
-        """
+        """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
         tables = [one.captions.table for one in layout.sets if one.captions.table]
         texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
         walk = Walk(
@@ -434,7 +412,8 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
             words = f"images have the captions of {used}, not those of {left}"
             files.walk.notes.add(counted(files.names[int(images[0])], "in-two-sets", len(images), words))
     owner = np.array([folder_of[number] for number in range(len(folder_of))] or [0], dtype=np.int32)[files.owner]
-    chosen = Chosen(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
+    which = files.which.astype(np.int8)
+    chosen = Chosen(image=files.images, caption=files.beside, which=which, owner=owner, repeats=repeats)
     out = (owner >= 0) & (repeats == 0)
     if out.any():
         first = files.names[int(files.images[int(out.argmax())])]
@@ -478,7 +457,7 @@ def _with_rows(
     files: _Files, sets: Sequence[ImageSet], folders: Chosen, listed: Listed, part: Part | None
 ) -> tuple[Strings, NDArray[np.uint64], Chosen]:
     """Samples that are rows of tables beside those of folders; names and memos of their files, tables at the end."""
-    places, first = files.places(), len(files.names)
+    places, first = dict(zip(files.names.take(files.images), files.images.tolist(), strict=True)), len(files.names)
     tables = {table: first + at for at, table in enumerate(listed.tables)}
     taken = [(places[name], *found) for name, found in listed.taken.items()]
     both = np.isin(folders.image, [image for image, *_ in taken])

@@ -55,7 +55,11 @@ class Scan:
         held = Known(self.known, names, memos, rejected)
         if self.reread is not None:
             held.distrust((held.place >= 0) & self.reread[held.place])
-        held.distrust(_read_otherwise(held, reading))
+        old = held.table.files.reading if held.table is not None else None
+        if old is not None or reading is not None:  # files that the snapshot read in another way
+            before = np.zeros((len(names), HASH_BYTES), np.uint8) if old is None else take_rows(old, held.place)
+            now = np.zeros_like(before) if reading is None else reading
+            held.distrust((before != now).any(axis=1) & (held.place >= 0))
         return held
 
 
@@ -161,7 +165,7 @@ class Known:
     @property
     def all_trusted(self) -> bool:
         """True if the files are those of the snapshot, one by one, and all are trusted."""
-        return self.table is not None and self._is_range(self.place, len(self.table.files))
+        return self.table is not None and _is_range(self.place, len(self.table.files))
 
     def distrust(self, files: NDArray[np.bool_]) -> None:
         """Forget files (F,)."""
@@ -184,18 +188,15 @@ class Known:
     def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int32]:
         """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown."""
         table = self.table
-        rows = np.full(len(files), -1, dtype=np.int32)
         if table is None or input_name not in table.inputs or not len(table):
-            return rows
+            return np.full(len(files), -1, dtype=np.int32)
         held = table.inputs[input_name]
         of_file = np.full(len(table.files) + 1, -1, dtype=np.int32)  # the last: for -1
         file = np.asarray(held.file)
         whole = np.arange(len(file)) if held.line is None else np.flatnonzero(np.asarray(held.line) == 0)
         of_file[file[whole]] = whole
         of_file[-1] = -1
-        place = np.where(files >= 0, self.place[files], -1)
-        rows[:] = of_file[place]
-        return rows
+        return of_file[np.where(files >= 0, self.place[files], -1)]
 
     def rows_in(self, input_name: str, files: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(n,) rows of the snapshot's samples that are parts of trusted files, file by file, and the file of each."""
@@ -214,11 +215,7 @@ class Known:
 
     def is_whole(self, rows: NDArray[np.integer]) -> bool:
         """True if these rows are all rows of the snapshot, in their order."""
-        return self.table is not None and self._is_range(rows, len(self.table))
-
-    @staticmethod
-    def _is_range(rows: NDArray[np.integer], count: int) -> bool:
-        return len(rows) == count and bool((rows == np.arange(count)).all())
+        return self.table is not None and _is_range(rows, len(self.table))
 
     def _trust(self, table: SampleTable, block: slice) -> None:
         place = self.place[block]
@@ -248,17 +245,6 @@ class Known:
                 self.content[file] = np.frombuffer(item.content, dtype=np.uint8)
 
 
-def _read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[np.bool_]:
-    """(F,) True for files that the snapshot read in another way."""
-    old = held.table.files.reading if held.table is not None else None
-    if old is None and reading is None:
-        return np.zeros(len(held.place), dtype=np.bool_)
-    before = np.zeros((len(held.place), HASH_BYTES), dtype=np.uint8) if old is None else take_rows(old, held.place)
-    now = np.zeros_like(before) if reading is None else reading
-    differs: NDArray[np.bool_] = (before != now).any(axis=1) & (held.place >= 0)
-    return differs
-
-
 def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArray[np.uint64]) -> None:
     """Note that parts of files were read: a file is trusted from the first of them on, if it never changed."""
     same = (stat[files, :5] == read[:, :5]).all(axis=1)
@@ -267,6 +253,10 @@ def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArr
     own = np.unique(files)
     before = stat[own, 5]
     stat[own, 5] = np.where(before > 0, np.minimum(before, first[own]), first[own])
+
+
+def _is_range(rows: NDArray[np.integer], count: int) -> bool:
+    return len(rows) == count and bool((rows == np.arange(count)).all())
 
 
 def take_rows(column: NDArray[Any], rows: NDArray[np.integer]) -> NDArray[Any]:

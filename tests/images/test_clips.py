@@ -3,7 +3,6 @@
 from fractions import Fraction
 from io import BytesIO
 
-import av
 import numpy as np
 import pytest
 from made_videos import KINDS, plain_frames, write_sound, write_video
@@ -90,20 +89,6 @@ def test_damaged_packets(tmp_path):
     middle = len(data) * 3 // 5
     data[middle : middle + 64] = bytes(64)
     assert reason(bytes(data)) == "decoder-error"
-
-
-def test_fewer_frames_than_announced(tmp_path):
-    """A copy that begins between two key frames: its first frames cannot be decoded, and are not shown."""
-    whole, copy = write_video(tmp_path / "a.mp4", 9), tmp_path / "b.mp4"
-    with av.open(str(whole)) as source, av.open(str(copy), "w") as target:
-        stream = target.add_stream_from_template(source.streams.video[0])
-        for packet in [one for one in source.demux(video=0) if one.size][1:]:
-            packet.stream = stream
-            target.mux(packet)
-    clip = EncodedClip(copy.read_bytes())
-    with pytest.raises(UnusableSampleError, match=r"its header announces 8 frames, the decoder gives \d") as caught:
-        list(clip.pixels(8, settings()))
-    assert caught.value.slug == "frames-missing"
 
 
 def test_no_video_in_it(tmp_path):

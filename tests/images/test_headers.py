@@ -1,11 +1,7 @@
-import errno
 import os
 import struct
-import threading
-import time
 import warnings
 import zlib
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -17,9 +13,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
-from latentcache.images import headers
 from latentcache.images.headers import check_png, exif_orientation, fill_sizes, image_size
-from latentcache.sources.archives.members import open_image
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -85,16 +79,6 @@ def test_too_many_pixels_is_said_before_anything_is_decoded():
     assert cause(png(30, 30), max_pixels=899) == "too-many-pixels"
 
 
-def test_a_failing_disk_is_not_the_image_s_fault():
-    class Failing(BytesIO):
-        def read(self, size=-1):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with pytest.raises(UnusableSampleError, match="Input/output") as caught:
-        image_size(Failing(b"x"))
-    assert caught.value.slug == "io-error"
-
-
 def test_pillow_warnings_stay_inside():
     warned = png(9_500, 10_000, body=b"x")  # above Pillow's own limit for a warning, below ours
     broken = saved(Image.new("RGB", (40, 30)), format="TIFF")
@@ -147,26 +131,3 @@ def test_a_file_that_is_gone_is_rejected_without_content(tmp_path):
     (tmp_path / "a.png").unlink()
     columns, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
     assert (row, one.reason, one.content, columns["original_size"].tolist()) == (0, "not-found", b"", [[0, 0]])
-
-
-def test_a_stop_leaves_headers_unread(tmp_path):
-    samples = images(tmp_path, {"a.png": png(3, 2)})
-    assert fill_sizes(tmp_path, samples, np.array([0]), stopping=lambda: True)[0]["original_size"].tolist() == [
-        [0, 0]
-    ]
-
-
-def test_slow_disks_get_threads(tmp_path, monkeypatch):
-    samples = images(tmp_path, {f"{number}.png": png(3, 2) for number in range(40)})
-    threads = set()
-
-    def slowly(root, place):
-        threads.add(threading.get_ident())
-        time.sleep(0.005)
-        return open_image(root, place)
-
-    monkeypatch.setattr(headers, "open_image", slowly)
-    columns, _ = fill_sizes(tmp_path, samples, np.arange(40))
-    assert (columns["original_size"] == [2, 3]).all()
-    assert list(columns) == ["original_size"]
-    assert len(threads) > 2

@@ -58,19 +58,6 @@ def test_what_cannot_be_decoded_is_rejected_with_its_place(tmp_path, data, cause
     assert rejection_of(tmp_path) == (cause, f"caption file a.txt: {what}")
 
 
-def test_a_caption_has_a_largest_size(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"x" * (1 << 20))
-    assert len(read_caption(str(tmp_path), "a.txt")[0]) == 1 << 20
-    (tmp_path / "a.txt").write_bytes(b"x" * ((1 << 20) + 1))
-    what = "caption file a.txt: it has 1048577 bytes, at most 1048576 are read"
-    assert rejection_of(tmp_path) == ("caption-too-large", what)
-
-
-@given(TEXTS, st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]))
-def test_any_text_comes_back_in_every_encoding(text, encoding):
-    assert caption_of(text.encode(encoding), "a.txt") == text.strip().replace("\r\n", "\n")
-
-
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_caption_or_rejected(data):
     try:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -104,21 +103,6 @@ def test_what_happens_to_one_file(data, change, state, reason):
     assert (states(found)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
     assert item.expected
     assert item.found
-
-
-def test_a_folder_that_is_passed_over_now_says_so(tmp_path):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/a.jpg").write_text("a")
-    (tmp_path / "b.jpg").write_text("b")
-    before = scan(tmp_path, IMAGES, hash_all=True)
-    (tmp_path / "sub").rename(tmp_path / ".sub")
-    found = images(tmp_path, before)
-    assert states(found) == {"b.jpg": OK, "sub/a.jpg": REMOVED}
-    assert found.found(1).found == "it is not there any more"
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/shards").mkdir()
-    (tmp_path / "sub/CURRENT").touch()
-    assert "cache-folder" in images(tmp_path, before).found(1).found
 
 
 def test_a_read_error_is_unverifiable(data, monkeypatch):
@@ -267,14 +251,6 @@ def test_duplicates_are_counted(tmp_path, texts, wanted, added):
     assert (Counter(states(found).values()), len(found.new)) == (wanted, added)
 
 
-def test_two_data_sets_of_one_file(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y"}\n')
-    info = {name: {"file_name": "a.jsonl", "columns": {"prompt": "q", "response": name}} for name in ("a", "q")}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
-    before = scan(tmp_path)
-    assert list(records(tmp_path, before).state) == [OK, OK]
-
-
 def test_rejected_records(tmp_path):
     write(tmp_path / "a.jsonl", "one", "{", "bad", "bad", "also bad", "{")
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
@@ -307,17 +283,6 @@ def test_rejected_records(tmp_path):
     assert new(found) == ["a.jsonl:4"]
 
 
-def test_a_file_that_cannot_be_read_now(tmp_path):
-    write(tmp_path / "a.jsonl", "one")
-    write(tmp_path / "b.jsonl", "two")
-    before = scan(tmp_path)
-    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
-    found = records(tmp_path, before)
-    assert (states(found)["b.jsonl:1"], others(found)) == (CHANGED, [("quarantined", "not-utf8", "b.jsonl", 0)])
-    item = found.found(1)
-    assert (item.reason, item.found.partition(":")[0]) == ("source-changed", "not-utf8")
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2),
@@ -346,15 +311,3 @@ def test_every_record_is_counted_once(tmp_path_factory, old, now):
     multiset = [Counter((n, t) for n, x in enumerate(side) for t in x if t != "{") for side in (old, now)]
     same = sum((multiset[0] & multiset[1]).values()) + 3
     assert count[OK] + count[MOVED] + count[TOUCHED] == same
-
-
-def test_a_million_records_are_compared_in_columns(tmp_path):
-    number = 50_000
-    write(tmp_path / "a.jsonl", *map(str, range(number)))
-    before = scan(tmp_path)
-    write(tmp_path / "a.jsonl", "new", *map(str, range(number)))
-    now = scan(tmp_path)
-    started = time.process_time()
-    found = compare(before.samples, now)
-    assert time.process_time() - started < 1
-    assert (Counter(found.state.tolist()), len(found.new)) == ({MOVED: number}, 1)

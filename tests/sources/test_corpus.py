@@ -33,12 +33,6 @@ def reasons(items):
     return [(item.name, item.reason) for item in items]
 
 
-def test_a_single_file(tmp_path):
-    (tmp_path / "a.jsonl").write_text(ONE)
-    found, listing = texts(tmp_path / "a.jsonl")
-    assert (found, list(listing.samples.names), listing.root) == (["one"], ["a.jsonl:1"], tmp_path)
-
-
 def test_a_folder_in_the_byte_order_of_its_names(tmp_path):
     for name in ("b.jsonl", "a/z.jsonl", "B.json", "é.ndjson"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -117,15 +111,6 @@ def test_dataset_info(tmp_path):
         records_of(tmp_path, datasets=("far",))
 
 
-def test_one_file_of_two_data_sets_is_two_files(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y"}\n')
-    info = {name: {"file_name": "a.jsonl", "columns": {"prompt": "q", "response": name}} for name in ("a", "q")}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
-    found, listing = texts(tmp_path)
-    assert (found, list(listing.samples.names)) == (["y", "x"], ["a.jsonl:1", "a.jsonl:1"])
-    assert list(listing.samples.files.names) == ["a.jsonl", "a.jsonl"]
-
-
 def test_a_dataset_info_of_texts(tmp_path):
     (tmp_path / "c4_demo.jsonl").write_text(ONE)
     (tmp_path / "wiki_demo.txt").write_text("two\n\nthree\n")
@@ -152,21 +137,6 @@ def test_a_named_file_of_a_form_that_is_not_read_is_rejected_once(tmp_path, file
     assert (found, item.name, item.line, item.reason) == ([], file, 0, cause)
     assert words in item.detail
     assert item.hint
-
-
-def test_what_lies_beside_records_in_a_named_folder_is_noted(tmp_path):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts/1.jsonl").write_text('{"instruction": "i", "output": "o"}\n')
-    for name in ("README.md", "LICENSE.txt", "more.csv", "2.jsonl.gz"):
-        (tmp_path / "parts" / name).write_text("one\ntwo\n")
-    (tmp_path / "dataset_info.json").write_text('{"d": {"file_name": "parts"}}')
-    found, listing = texts(tmp_path)
-    assert (found, reasons(listing.rejected)) == (["o"], [("parts/2.jsonl.gz", "compressed")])
-    assert sorted(reasons(listing.notes)) == [
-        ("parts/LICENSE.txt", "table-unused"),
-        ("parts/README.md", "unused"),
-        ("parts/more.csv", "table-unused"),
-    ]
 
 
 def test_nothing_there(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources import lines as lines_module
-from latentcache.sources.lines import LineReader, decode, parse_json
+from latentcache.sources.lines import LineReader, parse_json
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,8 +96,3 @@ def test_json_that_is_none_is_rejected_with_its_fault(text, words):
     with pytest.raises(UnusableSampleError, match=words) as caught:
         parse_json(text)
     assert caught.value.slug == "no-json"
-
-
-def test_bytes_that_are_no_utf8_are_named():
-    with pytest.raises(UnusableSampleError, match="0xe9 at byte 3"):
-        decode(b"caf"[:2] + b"\xe9")

@@ -1,21 +1,8 @@
 import pytest
 
 from latentcache.errors import UsageError
-from latentcache.plan.split import in_validation
 from latentcache.sources.part import Part
-from latentcache.sources.records import text_record
 from latentcache.sources.scan import SourceOptions, scan
-
-
-def test_a_part_says_nothing_of_the_side_of_validation(tmp_path):
-    """Else a node would hold all of it, or nothing: both follow the content."""
-    import numpy as np
-
-    contents = [text_record("a", 1, str(number)).content for number in range(4000)]
-    held = in_validation(np.frombuffer(b"".join(contents), dtype=np.uint8).reshape(-1, 16), 0.25)
-    mine = [Part(index=0, of=4).holds(content) for content in contents]
-    both = sum(one and other for one, other in zip(held.tolist(), mine, strict=True))
-    assert 170 < both < 330
 
 
 def test_parsing():

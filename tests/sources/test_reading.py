@@ -9,7 +9,7 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
 from latentcache.sources import reading
-from latentcache.sources.reading import open_source, read_source, stat_source
+from latentcache.sources.reading import read_source, stat_source
 
 NOBODY = 65534
 
@@ -104,16 +104,3 @@ def test_a_file_that_goes_on_changing_is_refused(tmp_path, monkeypatch):
     path.write_bytes(b"start")
     monkeypatch.setattr(reading.os, "read", writing_reader(path, 2))
     assert cause_of_reading(path) == "changing"
-
-
-def test_a_file_opened_for_its_header_is_under_the_same_rules(tmp_path):
-    path, pipe = tmp_path / "a.jpg", tmp_path / "pipe.jpg"
-    path.write_bytes(b"header and more")
-    os.mkfifo(pipe)
-    (tmp_path / "empty.jpg").touch()
-    with open_source(path) as file:
-        assert file.read(6) == b"header"
-    for name, cause in (("pipe.jpg", "not-regular"), ("empty.jpg", "empty"), ("gone.jpg", "not-found")):
-        with pytest.raises(UnusableSampleError) as caught:
-            open_source(tmp_path / name)
-        assert caught.value.slug == cause

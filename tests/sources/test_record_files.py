@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 import xxhash
 
-from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.errors import UnusableSampleError
 from latentcache.sources import record_files
 from latentcache.sources.record_files import RecordReader, Way
 
@@ -75,28 +75,11 @@ def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
     assert caught.value.slug == "not-records"
 
 
-def test_a_text_is_one_document_as_it_stands(tmp_path):
-    records, _ = read(tmp_path, b"\xef\xbb\xbfa\r\n\r\nb\n", "text")
-    assert [(r.line, r.text) for r in records] == [(1, "a\r\n\r\nb\n")]
-
-
-def test_a_text_can_be_a_document_a_line(tmp_path):
-    records, log = read(tmp_path, b"a\r\n\r\nb\n\xff\n c", "text", text_lines=True)
-    assert [(r.line, r.text) for r in records] == [(1, "a"), (3, "b"), (5, " c")]
-    assert [(item.line, item.reason) for item in log.rejected] == [(4, "not-utf8")]
-
-
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(record_files, "MAX_LINE_BYTES", 3)
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, b"abcd", "text")
     assert caught.value.slug == "text-too-large"
-
-
-def test_too_many_rejections_end_the_scan(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_files, "MAX_REJECTED", 3)
-    with pytest.raises(SourceError, match="more than 3"):
-        read(tmp_path, "x\n" * 10)
 
 
 def test_rows_of_parquet_stream_in_order(tmp_path):

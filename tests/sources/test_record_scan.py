@@ -131,15 +131,6 @@ def test_trusted_files_are_not_opened(tmp_path, opened):
     assert opened == ["a.jsonl", "aa.jsonl", "b.jsonl"]
 
 
-def test_another_reading_or_part_is_read_again(tmp_path):
-    (tmp_path / "a.txt").write_text("x\ny\n")
-    first = scan(tmp_path, RECORDS)
-    lines = scan(tmp_path, SourceOptions(kind="records", text_lines=True), first.samples)
-    assert texts_of(lines) == ["x", "y"]
-    left = listing_of(lines.root, lines.samples, lines.options)
-    assert texts_of(left) == ["x", "y"]
-
-
 @pytest.mark.parametrize("keep_rest", [True, False])
 def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest, opened):
     """A build leaves them out of the snapshot's table and names them among the rejected."""
@@ -167,14 +158,6 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     assert rows_of(again) == rows_of(first)
     assert [(item.name, item.line) for item in again.rejected] == [("a.jsonl", 2)]
     assert opened == ["a.jsonl", "b.jsonl", "c.json"]
-
-
-def test_a_scan_that_is_stopped_opens_no_further_file(tmp_path):
-    for name in "abc":
-        write(tmp_path / f"{name}.jsonl", *(f"{name}{number}" for number in range(4)))
-    asked = []
-    found = scan(tmp_path, stopping=lambda: len(asked.append(0) or asked) > 1)
-    assert texts_of(found) == ["a0", "a1", "a2", "a3"]
 
 
 def test_options_travel_as_json():

@@ -3,9 +3,6 @@
 import csv
 import io
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from latentcache.sources.table import (
     FILE_COLUMNS,
     Listed,
     Row,
-    choose_columns,
     image_named,
     make_row,
     match_rows,
@@ -75,11 +71,6 @@ def test_empty_lines_and_every_line_end(tmp_path):
     assert rows_of(tmp_path, data, JSONL) == [("a.jpg", "x\u2028\x0b")]
 
 
-def test_a_long_caption(tmp_path):
-    long = "x" * 20_000_000
-    assert rows_of(tmp_path, f"file_name,text\na.jpg,{long}\n") == [("a.jpg", long)]
-
-
 COLUMNS = "expected a column named file_name or image or file or filename or path; found columns: "
 CAPTIONS = "expected a column named text or caption or prompt; found columns: "
 HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row that is no CSV"
@@ -106,15 +97,6 @@ HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row tha
 )  # fmt: skip
 def test_a_csv_that_cannot_be_read(tmp_path, data, what, line, why):
     assert error_of(tmp_path, data)[:3] == (what, line, why)
-
-
-def test_the_fix_of_an_encoding_is_a_command_that_works(tmp_path):
-    _, _, _, fix = error_of(tmp_path, "file_name,text\na.jpg,\u00e9\n".encode("utf-16"))
-    path = tmp_path / CSV
-    assert fix == f"`iconv -f UTF-16 -t UTF-8 {path} > {path}.utf8 && mv {path}.utf8 {path}`"
-    if shutil.which("iconv"):
-        subprocess.run(["sh", "-c", fix.strip("`")], check=True)
-        assert read_table(tmp_path, CSV, set())[0][0].caption == "\u00e9"
 
 
 GOOD = '{"file_name": "a.jpg", "text": "x"}\n'
@@ -199,31 +181,9 @@ def test_any_captions_come_back(tmp_path_factory, captions, quoting, ascii_only)
         assert [row.caption for row in read_table(root, name, set())[0]] == captions
 
 
-@given(st.binary(max_size=60), st.sampled_from([CSV, JSONL]))
-@example(b'a.jpg,x\n"', CSV)
-def test_any_bytes_are_rows_or_a_table_error(tmp_path_factory, data, name):
-    root = tmp_path_factory.mktemp("any")
-    (root / name).write_bytes(b"file_name,text\n" * (name == CSV) + data)
-    try:
-        outcome = bool(read_table(root, name, {"a.jpg"})[0])
-    except TableError as error:
-        outcome = str(root / name) in error.where
-    assert outcome
-
-
 # columns
 
 OTHER = st.text().filter(lambda name: name.strip().lower() not in (*FILE_COLUMNS, *CAPTION_COLUMNS))
-
-
-@given(st.lists(OTHER, max_size=5), st.sampled_from(FILE_COLUMNS), st.sampled_from(CAPTION_COLUMNS), st.data())
-def test_other_columns_change_nothing(others, file, caption, data):
-    columns = list(others)
-    for name in (file, caption):
-        spelling = data.draw(st.sampled_from([name, name.upper(), f" {name}"]))
-        columns.insert(data.draw(st.integers(0, len(columns))), spelling)
-    positions = choose_columns(Path(CSV), 1, columns)
-    assert [columns[position].strip().lower() for position in positions] == [file, caption]
 
 
 @pytest.mark.parametrize(
@@ -305,14 +265,6 @@ def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
     ]
     detail = "the caption in metadata.csv:7 has a NUL at character 0"
     assert ("b.jpg", "caption-unicode", detail) in words(found.rejected)
-
-
-@pytest.mark.parametrize("raw", ["\ud800.jpg", "a\0.jpg", "", ".", "x" * 5000 + ".jpg"])
-def test_names_that_no_file_can_have(raw, tmp_path):
-    (item,) = matched([], (raw, "x"), root=tmp_path)[1].rejected
-    assert item.reason == "not-found"
-    assert 0 < len(os.fsencode(item.name)) <= 1000
-    json.dumps(item.name)
 
 
 @given(st.lists(st.text("ab./\\:\0\ud800C", max_size=8), max_size=8))

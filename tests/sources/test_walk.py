@@ -155,32 +155,6 @@ def test_caches_are_passed_over(tmp_path):
     ]
 
 
-def make_deep(root: Path, part: str, depth: int) -> None:
-    """Folders in folders, made from within, because the whole path may be longer than the system takes."""
-    here = os.open(".", os.O_RDONLY)
-    os.chdir(root)
-    try:
-        for _ in range(depth):
-            Path(part).mkdir()
-            os.chdir(part)
-        Path("a.jpg").touch()
-    finally:
-        os.fchdir(here)
-        os.close(here)
-
-
-def walk_and_remove(root: Path) -> Walked:
-    """Removed at once: the tree is deeper than ``shutil.rmtree`` goes."""
-    walk = Walked(root)
-    subprocess.run(["rm", "-r", str(root)], check=True)
-    return walk
-
-
-def test_depth_is_no_limit_of_the_stack(tmp_path):
-    make_deep(tmp_path, "d", 1200)
-    assert walk_and_remove(tmp_path).names == ["d/" * 1200 + "a.jpg"]
-
-
 def test_a_root_that_is_gone_is_an_error(tmp_path):
     with pytest.raises(SourceError) as caught:
         Walked(tmp_path / "gone")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
@@ -49,7 +48,7 @@ class _Headers(io.FileIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _MOST_BYTES:
-            raise tarfile.ReadError(f"a header has {size} bytes, at most {_MOST_BYTES} are read")
+            raise OSError(f"a header has {size} bytes, at most {_MOST_BYTES} are read")
         return super().read(size) or b""
 
 
@@ -59,6 +58,8 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
     Raises:
         UnusableSampleError: ``tar-truncated`` or ``tar-damaged``, with the byte; all members before were given.
     """
+    import tarfile
+
     descriptor, end = file.fileno(), os.fstat(file.fileno()).st_size
     number, tar = 0, None
     with _Headers(descriptor, closefd=False) as headers:

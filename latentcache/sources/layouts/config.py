@@ -103,12 +103,7 @@ class Config:
         return tuple(self.notes)
 
     def place(self, said: Any, name: str) -> Path:
-        """The folder or file that a setting names.
-
-        Raises:
-            SourceNotFoundError: It is not there.
-            SourceError: It is no path, or it is there twice.
-        """
+        """The folder or file that a setting names; raises an error if it is not there, or there twice."""
         if not isinstance(said, str) or not said:
             raise self.error(f"{name}: expected a path, found {json.dumps(said)}", f"give {name} in {self.path.name}")
         own = Path(os.path.abspath(self.path.parent / said))  # noqa: PTH100 - links stay
@@ -133,11 +128,7 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """Parse a TOML or JSON file.
-
-    Raises:
-        SourceError: It cannot be read or parsed; the line is named.
-    """
+    """Parse a TOML or JSON file; raises SourceError, with the line."""
     import tomllib
 
     try:

@@ -195,12 +195,9 @@ class Layout(Value):
 
     def owners(self, prefix: str) -> tuple[int, ...]:
         """Sets that may have images of the folder with this prefix, the deepest set first."""
-        there = [
-            (-len(one.prefix), number)
-            for number, one in enumerate(self.sets)
-            if not one.archives and (prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix)))
-        ]
-        return tuple(number for _, number in sorted(there))
+        its = [prefix.startswith(one.prefix) if one.recursive else prefix == one.prefix for one in self.sets]
+        there = [number for number, one in enumerate(self.sets) if its[number] and not one.archives]
+        return tuple(sorted(there, key=lambda number: -len(self.sets[number].prefix)))
 
     def is_unread(self, prefix: str) -> bool:
         """True if a folder is of a split that is not read."""
@@ -208,8 +205,7 @@ class Layout(Value):
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
-        above = [prefix[:end] for end, letter in enumerate(prefix) if letter == "/"] if prefix else []
-        for folder in (*above, ""):
+        for folder in (*(prefix[:end] for end, letter in enumerate(prefix) if letter == "/"), ""):
             if folder in self.aside:
                 return self.aside[folder]
             if folder.rpartition("/")[2] == _MADE_CONTROLS:
@@ -243,7 +239,7 @@ def choose_split(layout: Layout, split: str) -> Layout:
 
 
 def ambiguous(data: Path, readings: Sequence[tuple[str, str]]) -> SourceAmbiguousError:
-    """The error for two or more plausible readings: (word, what speaks for it)."""
+    """The error for several plausible readings: (word, what speaks for it)."""
     words = [word for word, _ in readings]
     return SourceAmbiguousError(
         f"DATA can be read as {' or '.join(words)}: {data}",

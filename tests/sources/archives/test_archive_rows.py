@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +87,6 @@ def test_what_datasets_says_of_a_column_decides(tmp_path: Path, said: bytes, fou
     assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == found
 
 
-def test_a_plain_binary_column_is_known_by_its_first_value(tmp_path: Path) -> None:
-    data = pa.table({"jpg": pa.array([None, None, *images(3)], pa.large_binary()), "n": range(5)})
-    assert columns_of(as_parquet(tmp_path / "a.parquet", data)).images == ("jpg",)
-
-
 @pytest.mark.parametrize("how", [{}, {"row_group_size": 3}, {"compression": "zstd", "row_group_size": 5}], ids=str)
 def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_BLOCK_BYTES", 1000)
@@ -102,14 +96,6 @@ def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monke
         assert data == expected[row - 1]
         assert memo.size == path.stat().st_size
         assert memo.seen_ns
-
-
-def test_threads_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 12)
-    path, expected = as_parquet(tmp_path / "a.parquet", table(200), row_group_size=10), images(200)
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda row: read_row(path, row, 0)[0], [*range(1, 201), *range(200, 0, -7)]))
-    assert found == [*expected, *(expected[row - 1] for row in range(200, 0, -7))]
 
 
 def test_spans_of_arrow_are_the_bytes_in_the_file(tmp_path: Path) -> None:
@@ -173,13 +159,3 @@ def test_lists_of_texts_are_several_captions(tmp_path: Path) -> None:
     assert held.content.any(axis=1).tolist() == [True, False, True]
     by_choice = scan(tmp_path, SourceOptions(default_caption="")).samples.inputs["caption"]
     assert by_choice.content.any(axis=1).all()
-
-
-def test_a_saved_data_set_without_any_image_has_no_samples(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
-    one = datasets.Dataset.from_dict({"image": [None], "text": ["a"]}, features=features)
-    datasets.DatasetDict({"train": one}).save_to_disk(tmp_path / "saved")
-    found = scan(tmp_path / "saved", SourceOptions())
-    assert len(found.samples) == 0
-    assert len(found.rejected) == 1

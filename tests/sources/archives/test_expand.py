@@ -1,11 +1,7 @@
 """Archives as samples: those that did not change are not opened again."""
 
-import tarfile
-
-import pytest
 from made_archives import as_tars, png, some_images
 
-from latentcache.errors import EmptySourceError
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.archives import expand
 from latentcache.sources.scan import scan
@@ -32,18 +28,6 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     kept = (found.samples.inputs["image"].content == first.samples.inputs["image"].content).all(axis=1)
     assert kept.tolist() == [True, False, True, True, True, True]
     assert list(found.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
-
-
-def test_a_first_tar_without_images_and_members_with_two_endings(tmp_path):
-    as_tars(tmp_path, {"0000": (png(1), "x")}, each=1)
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.addfile(tarfile.TarInfo("only.txt"))
-    assert len(scan(tmp_path).samples) == 1
-    (tmp_path / "shard-000.tar").unlink()
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.addfile(tarfile.TarInfo("0000.img.jpg"))
-    with pytest.raises(EmptySourceError, match="--image-column NAME"):
-        scan(tmp_path)
 
 
 read_archive = expand.read_archive

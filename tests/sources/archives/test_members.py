@@ -15,7 +15,6 @@ from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.sources.archives.members import (
     SPAN,
     close_tables,
-    is_read_by_workers,
     open_image,
     places,
     read_image,
@@ -47,17 +46,6 @@ def samples(*, with_spans: bool = True) -> SampleTable:
         inputs={"image": held},
         columns={SPAN: spans} if with_spans else {},
     )
-
-
-def test_places_of_a_table() -> None:
-    assert places(samples(), [2, 0, 1]) == [
-        {"path": "c.parquet", "row": 2, "column": 1},
-        {"path": "a.png"},
-        {"path": "b.tar", "offset": 6, "bytes": len(DATA)},
-    ]
-    assert places(samples(with_spans=False), [1]) == [{"path": "b.tar"}]
-    assert is_read_by_workers(samples(), "image")
-    assert is_read_by_workers(samples(with_spans=False), "image")
 
 
 def test_every_place_gives_the_same_bytes(root: Path) -> None:

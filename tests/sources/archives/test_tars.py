@@ -72,26 +72,6 @@ def test_a_truncated_tar_gives_what_is_whole(tmp_path: Path, cut: int, left: lis
     assert error.fix
 
 
-@pytest.mark.parametrize(
-    ("place", "new", "words"),
-    [
-        (0, b"X", "checksum"),
-        (124, b"zz", "checksum"),
-        (148, b"qq", "a number"),
-    ],
-)
-def test_a_damaged_header_names_its_byte(tmp_path: Path, place: int, new: bytes, words: str) -> None:
-    path = made(tmp_path / "some.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
-    data = bytearray(path.read_bytes())
-    data[1024 + place : 1024 + place + len(new)] = new
-    path.write_bytes(data)
-    found, error = until_fault(path)
-    assert found == ["a.jpg"]
-    assert error.slug == "tar-damaged"
-    assert words in error.what
-    assert "byte 1024" in error.what
-
-
 def test_a_tar_without_its_end_is_whole(tmp_path: Path) -> None:
     path = made(tmp_path / "some.tar", [("a.jpg", b"a")])
     path.write_bytes(path.read_bytes()[:1024])

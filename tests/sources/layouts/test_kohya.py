@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_folders import notes, put, rows
 
-from latentcache.errors import SourceAmbiguousError, UsageError
+from latentcache.errors import SourceAmbiguousError
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.sets import ImageSet
 from latentcache.sources.part import Part
@@ -111,11 +111,3 @@ def test_names_that_may_mean_something_else(tmp_path, name, why):
     assert sorted(plain.samples.names) == sorted(["10_cat/a.jpg", name])
     assert "repeats" not in plain.samples.columns
     assert "10_cat/a.jpg" in scan(tmp_path, SourceOptions(layout="kohya")).samples.names
-
-
-def test_a_layout_that_is_not_there(tmp_path):
-    put(tmp_path, {"a.jpg": "x"})
-    with pytest.raises(UsageError, match="--layout=kohya"):
-        scan(tmp_path, SourceOptions(layout="kohya"))
-    with pytest.raises(UsageError, match="--layout=other"):
-        scan(tmp_path, SourceOptions(layout="other"))
