@@ -21,7 +21,8 @@ from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageErr
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline import preflight
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.duplicates import with_equal_files
@@ -387,36 +388,30 @@ class _Build:
 
 def with_read_contents(samples: SampleTable, kind: FieldKind, result: RunResult) -> SampleTable:
     """The table with the contents, stats and header columns that a run found by reading."""
-    read, failed = result.read, [(row, one) for row, one in result.failed if one.contents]
-    rows = read.sample.astype(np.intp)
-    if read.content.shape[1] == len(kind.inputs):
-        samples = _with_files(samples, kind, rows, read.content, read.stat)
+    read, failed, width = result.read, [(row, one) for row, one in result.failed if one.contents], len(kind.inputs)
+    rows, content, stat = read.sample.astype(np.intp), read.content, read.stat
+    if content.shape[1] != width:
+        rows, content, stat = (
+            rows[:0],
+            np.zeros((0, width, HASH_BYTES), np.uint8),
+            np.zeros((0, width, STAT_WIDTH), np.uint64),
+        )
     if failed:
-        content = np.frombuffer(b"".join(one.contents for _, one in failed), dtype=np.uint8)
-        stat = np.array([one.stat for _, one in failed], dtype=np.uint64)
-        found, shape = np.array([row for row, _ in failed], dtype=np.intp), (len(failed), len(kind.inputs), -1)
-        samples = _with_files(samples, kind, found, content.reshape(shape), stat.reshape(shape))
-    changed: dict[str, NDArray[Any]] = {}
-    for name, values in read.facts.items():
-        if name in samples.columns:
-            changed[name] = writable(samples.columns[name])
-            changed[name][rows] = values
-    return samples.with_columns(**changed) if changed else samples
-
-
-def _with_files(
-    samples: SampleTable,
-    kind: FieldKind,
-    rows: NDArray[np.intp],
-    content: NDArray[np.uint8],
-    stat: NDArray[np.uint64],
-) -> SampleTable:
-    """The table with what reading the k files of n jobs gave: (n, k, 16) and (n, k, 6), zeros for no file."""
+        more = np.frombuffer(b"".join(one.contents for _, one in failed), dtype=np.uint8)
+        stats = np.array([one.stat for _, one in failed], dtype=np.uint64)
+        rows = np.append(rows, [row for row, _ in failed])
+        content = np.concatenate([content, more.reshape(-1, width, HASH_BYTES)])
+        stat = np.concatenate([stat, stats.reshape(-1, width, STAT_WIDTH)])
     for number, name in enumerate(kind.inputs):
         there = stat[:, number].any(axis=1)
         if samples.inputs[name].text is None and there.any():
             samples = with_contents(samples, name, rows[there], content[there, number], stat[there, number])
-    return samples
+    changed: dict[str, NDArray[Any]] = {}
+    for name, values in read.facts.items():
+        if name in samples.columns:
+            changed[name] = writable(samples.columns[name])
+            changed[name][read.sample] = values
+    return samples.with_columns(**changed) if changed else samples
 
 
 @python_words()

@@ -8,17 +8,17 @@ finding equal ones would read all of the data before the build does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import STAT_WIDTH, Input, SampleTable, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import SPAN, Place, is_read_by_workers, open_image, places, read_image
 from latentcache.sources.scan import with_contents
@@ -27,14 +27,11 @@ from latentcache.sources.scan import with_contents
 _HEAD_BYTES = 1 << 14
 _THREADS = 4
 _PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
+T = TypeVar("T")
 
 
 def with_equal_files(
-    samples: SampleTable,
-    name: str,
-    root: Path,
-    *,
-    stopping: Callable[[], bool] = bool,
+    samples: SampleTable, name: str, root: Path, *, stopping: Callable[[], bool] = bool
 ) -> SampleTable:
     """The table with the contents of unread images that are equal to another one, as far as their heads tell.
 
@@ -46,33 +43,38 @@ def with_equal_files(
     """
     if not is_read_by_workers(samples, name):
         return samples
+
+    def read(read_one: Callable[[Path, Place], T], rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], list[T]]:
+        """The rows that can be read, and what is read of them: whoever encodes the others says why."""
+
+        def one(place: Place) -> T | None:
+            try:
+                return None if stopping() else read_one(root, place)
+            except (UnusableSampleError, OSError):
+                return None
+
+        if not len(rows):
+            return rows, []
+        with ThreadPoolExecutor(_THREADS) as pool:
+            results = list(pool.map(one, places(samples, rows, name)))
+        there = [number for number, result in enumerate(results) if result is not None]
+        return rows[there], [result for result in results if result is not None]
+
     held = samples.inputs[name]
-    size = _sizes(samples, held)
+    size = np.asarray(samples.files.stat[:, 0])[np.asarray(held.file)]
+    if held.line is not None:  # 0 for rows of parquet files
+        size = np.where(np.asarray(held.line) > 0, np.asarray(samples.columns[SPAN])[:, 1], size)
+    unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content).any(axis=1))
     rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
-    unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content)[rows].any(axis=1))
-    if not unread.any():
-        return samples
-    marks = size[rows]
-    alike = _shared(marks, unread)
-    rows, unread, marks = rows[alike], unread[alike], marks[alike]
-    heads, there = _read(_head, root, places(samples, rows, name), stopping)
-    rows, unread, marks = rows[there], unread[there], marks[there] * _PRIME ^ np.array(heads, dtype=np.uint64)
-    alike = _shared(marks, unread)
-    rows = rows[alike[unread[alike]]]
-    found, there = _read(_whole, root, places(samples, rows, name), stopping)
+    rows = rows[_shared(size[rows], unread[rows])]
+    rows, heads = read(_head, rows)
+    rows = rows[_shared(size[rows] * _PRIME ^ np.array(heads, dtype=np.uint64), unread[rows])]
+    rows, found = read(_whole, rows[unread[rows]])
     if not found:
         return samples
     hashes = np.frombuffer(b"".join(content for content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
     stats = np.array([stat for _, stat in found], dtype=np.uint64).reshape(-1, STAT_WIDTH)
-    return with_contents(samples, name, rows[there], hashes, stats)
-
-
-def _sizes(samples: SampleTable, held: Input) -> NDArray[np.uint64]:
-    """(S,) bytes of each image; 0 for rows of parquet files."""
-    whole: NDArray[np.uint64] = np.asarray(samples.files.stat[:, 0])[np.asarray(held.file)]
-    if held.line is None:
-        return whole
-    return np.where(np.asarray(held.line) > 0, np.asarray(samples.columns[SPAN])[:, 1], whole)
+    return with_contents(samples, name, rows, hashes, stats)
 
 
 def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -81,25 +83,6 @@ def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.
     _, which, counts = np.unique(marks[near], return_inverse=True, return_counts=True)
     shared: NDArray[np.intp] = near[counts[which.reshape(-1)] > 1]
     return shared
-
-
-def _read(
-    read: Callable[[Path, Place], Any], root: Path, members: Sequence[Place], stopping: Callable[[], bool]
-) -> tuple[list[Any], NDArray[np.bool_]]:
-    """What a function reads of images, and True for each that can be read: whoever encodes the others says why."""
-
-    def one(place: Place) -> Any:
-        try:
-            return None if stopping() else read(root, place)
-        except (UnusableSampleError, OSError):
-            return None
-
-    if not members:
-        return [], np.zeros(0, dtype=np.bool_)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        results = list(pool.map(one, members))
-    there = np.array([result is not None for result in results], dtype=np.bool_)
-    return [result for result in results if result is not None], there
 
 
 def _head(root: Path, place: Place) -> int:

@@ -25,7 +25,6 @@ ITEMS, SECONDS = 64, 3.0
 class Probe(Value):
     """What the probe of one field measured, and what follows from it."""
 
-    field: str
     group: str
     """Label of the largest group; empty if the kind has no labels."""
     items: int
@@ -80,7 +79,6 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     times = work.cost / done.cost_done if done.cost_done else 0.0
     ragged = work.described.recipe.spec.ragged
     return Probe(
-        field=field,
         group=next((work.plan.groups[output.group].label for job in jobs for output in job.outputs), ""),
         items=result.encoded,
         encode_s=result.encode_s,

@@ -76,8 +76,11 @@ class BuildSettings:
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""
-        said = [one for one in fields(self) if one.name == "data" or getattr(self, one.name) not in (one.default, {})]
-        return f"BuildSettings({', '.join(f'{one.name}={_short(getattr(self, one.name))}' for one in said)})"
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        given = {name: str(one) if isinstance(one, Path) else one for name, one in given.items() if one != {}}
+        if self.fields:
+            given["fields"] = {name: _given(one) for name, one in self.fields.items()}
+        return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     @python_words()
     def __post_init__(self) -> None:
@@ -99,15 +102,11 @@ class BuildSettings:
         return self.out or beside(self.data)
 
 
-def _short(value: Any) -> str:
-    """A value as the caller may have written it: paths as text, settings of fields without those not given."""
-    if isinstance(value, Path):
-        return repr(str(value))
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_short(one)}" for key, one in value.items()) + "}"
-    if is_dataclass(value) and not isinstance(value, type):
-        return _short({one.name: said for one in fields(value) if (said := getattr(value, one.name)) is not None})
-    return repr(value)
+def _given(settings: Any) -> Any:
+    """Settings of a field, without those that were not given."""
+    if not is_dataclass(settings):
+        return settings
+    return {one.name: said for one in fields(settings) if (said := getattr(settings, one.name)) is not None}
 
 
 def _settings_of(name: str, values: Any) -> Any:

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +100,7 @@ def rare_gc() -> Iterator[None]:
 
 
 class ByteBudget:
-    """Blocks a thread that asks for more bytes than are left. First come, first served.
+    """Blocks a thread that asks for more bytes than are left. A large request is not passed by small ones.
 
     One request may exceed the whole budget (a 100-megapixel image on a small machine); it is granted when nothing
     else is held, so the largest input and not the number of threads decides the peak.
@@ -109,10 +108,9 @@ class ByteBudget:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._held = 0
-        self._wanted: deque[tuple[object, int]] = deque()
+        self._held = self._wanted = 0
         self._closed = False
-        self._free = threading.Condition()
+        self._turn, self._free = threading.Lock(), threading.Condition()
 
     def starving(self, kept: int) -> bool:
         """True if a thread waits for bytes and will go on waiting until some of ``kept`` is released.
@@ -121,27 +119,22 @@ class ByteBudget:
             kept: Bytes that the caller holds for finished work; if more is held, a thread is still at work.
         """
         with self._free:
-            return bool(self._wanted) and self._held <= kept and not self._fits(self._wanted[0][1])
+            return bool(self._wanted) and self._held <= kept and not self._fits(self._wanted)
 
     def acquire(self, size: int) -> bool:
         """Take ``size`` bytes, waiting for them; False if the budget was closed meanwhile."""
-        with self._free:
-            ticket = object()
-            self._wanted.append((ticket, size))
-            self._free.wait_for(lambda: self._closed or (self._wanted[0][0] is ticket and self._fits(size)))
-            self._wanted = deque(one for one in self._wanted if one[0] is not ticket)
-            self._free.notify_all()  # the next in the queue may fit as well
-            if not self._closed:
-                self._held += size
+        with self._turn, self._free:
+            self._wanted = size
+            self._free.wait_for(lambda: self._closed or self._fits(size))
+            self._wanted = 0
+            self._held += 0 if self._closed else size
             return not self._closed
 
     def release(self, size: int) -> None:
         """Give bytes back."""
-        if not size:
-            return
         with self._free:
             self._held -= size
-            self._free.notify_all()
+            self._free.notify()
 
     def close(self) -> None:
         """Wake every waiting thread and grant nothing more."""

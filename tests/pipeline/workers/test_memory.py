@@ -12,12 +12,9 @@ from latentcache.pipeline.workers.memory import ByteBudget, host_memory
 def asking(budget, size, answers=None):
     """A thread that asks for bytes, and its answer once there is one."""
     answers = [] if answers is None else answers
-    before = len(budget._wanted)
     thread = threading.Thread(target=lambda: answers.append((size, budget.acquire(size))), daemon=True)
     thread.start()
-    until = time.monotonic() + 5
-    while len(budget._wanted) == before and thread.is_alive() and time.monotonic() < until:
-        time.sleep(0.001)
+    thread.join(0.02)
     return thread, answers
 
 
