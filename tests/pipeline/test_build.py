@@ -51,20 +51,12 @@ def test_rejected_samples_are_quarantined_until_they_change(case, data, trusted,
     assert not built(case, data, allow_failed="20%").too_many_failed
     with no_runs():
         again = built(case, data, allow_failed="0")  # looked at again only if its bytes changed
+        if case.suffix == ".png":  # a worker has rejected it
+            with pytest.raises(AssertionError, match="worker"):
+                built(case, data, retry_failed=True)
     assert (reasons(again), again.published) == (reasons(report), True)  # --allow-failed differs
     case.write(data, 7)
     assert (built(case, data).encoded, reasons(built(case, data))) == (1, {})
-
-
-def test_retry_failed_looks_at_rejected_samples_again(tmp_path, trusted, no_runs):
-    case = CASES["edge_map"]
-    data = case.data(tmp_path / "data", 2)
-    case.spoil(data, 7)
-    first = built(case, data)
-    with no_runs():
-        assert reasons(built(case, data)) == reasons(first)
-        with pytest.raises(AssertionError, match="worker"):
-            built(case, data, retry_failed=True)
 
 
 @pytest.mark.parametrize("name", ["latents", "edge_map"])

@@ -45,11 +45,6 @@ def test_a_text_that_is_not_a_list_of_devices(text):
         parse_devices(text)
 
 
-def test_kinds_are_not_mixed():
-    with pytest.raises(UsageError, match="several kinds"):
-        parse_devices("cpu,cuda:0")
-
-
 def test_auto_is_every_cuda_device_each_seen_by_its_own_worker(machine):
     machine(3)
     assert described("auto") == [
@@ -59,11 +54,6 @@ def test_auto_is_every_cuda_device_each_seen_by_its_own_worker(machine):
     assert described("auto") == [("auto", "auto", {})]
     machine(0)
     assert described("auto") == [("auto", "auto", {})]
-
-
-def test_an_encoder_without_torch_has_one_worker_whatever_the_machine(machine):
-    machine(8)
-    assert described("auto", needs_torch=False) == [("auto", "auto", {})]
 
 
 def test_devices_that_others_hide_stay_hidden(machine):

@@ -62,8 +62,3 @@ def test_equal_images_of_archives_are_found_unless_they_are_compressed(tmp_path,
     read = found(tmp_path, samples)[0].inputs["image"].content
     assert int(read.any(axis=1).sum()) == equal
     assert len(np.unique(read, axis=0)) == 1 + bool(equal)
-
-
-def test_records_and_captions_are_left_alone(data):
-    samples = scan(data).samples
-    assert with_equal_files(samples, "caption", data) is samples

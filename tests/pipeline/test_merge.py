@@ -99,13 +99,6 @@ def test_damaged_entries_are_refused_and_the_next_merge_goes_on(case, parts, tmp
     assert copied < set(paths.sealed_shards())
 
 
-def test_names_are_checked_first(parts, tmp_path):
-    with pytest.raises(UsageError, match="one of the parts"):
-        merge_caches(parts, parts[0])
-    with pytest.raises(UsageError, match="no cache"):
-        merge_caches([], tmp_path / "merged")
-
-
 def test_a_part_keeps_its_number_and_refuses_another(case, data, parts):
     assert built(case, data, out=parts[1]).plan.part == "1/3"
     with pytest.raises(UsageError, match="1/3"):

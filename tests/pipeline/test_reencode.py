@@ -1,9 +1,6 @@
-import pytest
-from small_builds import CASES, built
+from small_builds import built
 
-from latentcache.errors import EncoderError
 from latentcache.fields.protocol import Failure, Made
-from latentcache.fields.registry import field_kind
 from latentcache.pipeline.reencode import Reencode
 from latentcache.store.snapshot import open_snapshot
 
@@ -18,12 +15,3 @@ def test_changed_and_removed_inputs_are_failures(case, tmp_path):
     assert made[0].reason == "source-changed"
     assert isinstance(made[1], Failure)
     assert isinstance(made[2], Made)
-
-
-def test_an_encoder_that_is_gone_is_an_error_that_names_the_flag(tmp_path):
-    case = CASES["latents"]
-    snapshot = open_snapshot(built(case, case.data(tmp_path / "data", 2)).cache)
-    with pytest.raises(EncoderError):
-        Reencode(settings={"latents": field_kind("latents").settings(model=str(tmp_path / "gone"))}).described(
-            snapshot, "latents"
-        )

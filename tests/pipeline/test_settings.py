@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from latentcache.errors import UsageError
-from latentcache.pipeline.settings import BuildSettings, beside
+from latentcache.pipeline.settings import BuildSettings
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,6 @@ def test_values_that_cannot_be_are_refused_by_their_option(given, option):
         BuildSettings(data=Path("x"), **given)
     assert caught.value.what.startswith(option)
     assert caught.value.fix
-
-
-def test_the_cache_is_beside_the_data(tmp_path):
-    assert BuildSettings(data=tmp_path / "images").cache == tmp_path / "images.latentcache"
-    assert beside(tmp_path / "a.jsonl") == tmp_path / "a.jsonl.latentcache"
-    assert BuildSettings(data=tmp_path, out=Path("c")).cache == Path("c")
 
 
 def test_settings_of_a_field_may_be_a_mapping():

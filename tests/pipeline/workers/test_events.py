@@ -24,26 +24,6 @@ def test_a_commit_is_one_line_in_one_write(tmp_path, monkeypatch):
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in writes)
 
 
-def test_an_event_file_is_continued(tmp_path):
-    for key in KEYS:
-        with EventLog(tmp_path / "events") as events:
-            events.commit([key])
-    assert len((tmp_path / "events").read_text().splitlines()) == 3
-
-
-def test_without_a_path_nothing_happens(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with EventLog(None) as events:
-        events.commit(KEYS)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_cannot_be_opened_is_an_error_before_the_build(tmp_path):
-    with pytest.raises(UsageError, match=r"--events=.*folder") as caught:
-        EventLog(tmp_path / "no" / "such" / "folder")
-    assert caught.value.where.endswith("folder")
-
-
 @pytest.mark.parametrize("room", [0, 20])
 def test_a_line_that_does_not_fit_is_a_full_disk(tmp_path, room):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

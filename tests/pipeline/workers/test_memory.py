@@ -47,18 +47,6 @@ def test_limits_of_cgroups_count(tmp_path, files, membership, expected):
     assert cgroups(tmp_path, files, membership) == expected
 
 
-def test_a_request_that_does_not_fit_waits_for_a_release():
-    budget = ByteBudget(10)
-    assert budget.acquire(8)
-    thread, answers = asking(budget, 5)
-    budget.release(2)
-    time.sleep(0.02)
-    assert answers == []
-    budget.release(2)
-    thread.join(5)
-    assert answers == [(5, True)]
-
-
 def test_the_first_in_the_queue_is_served_first():
     """A large request is not passed by small ones for ever."""
     budget, answers = ByteBudget(10), []

@@ -22,10 +22,6 @@ def asked(target, **arguments):
         return warm.ask(target, **arguments)
 
 
-def test_a_question_is_answered_in_another_process():
-    assert asked(ANSWER, number=4) == {"number": 5, "device": "cpu", "torch": False}
-
-
 def test_one_process_answers_every_question_and_is_taken_over(squares):
     with WarmWorker("cpu*2", needs_torch=False) as warm:
         assert warm.ask(ANSWER, number=1)["number"] == 2
@@ -60,12 +56,6 @@ def test_a_sample_that_kills_is_convicted_by_fresh_workers_alone(squares):
         result = squares.run(["c", "bad crash-encode"], warm=warm)
     assert [(sample, why.reason) for sample, why in result.failed] == [(1, "encoder-crash")]
     assert squares.times("encode", "bad") >= 3, "once on a used worker, twice alone on fresh ones"
-
-
-def test_workers_of_limited_memory_are_not_kept(words):
-    with WarmWorker("cpu", needs_torch=False) as warm:
-        assert words.run(["a", "b"], warm=warm).encoded == 2
-        assert not warm._waiting
 
 
 @pytest.mark.parametrize("held", [False, pytest.param(True, marks=pytest.mark.slow)])

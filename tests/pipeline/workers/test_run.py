@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -90,14 +86,6 @@ def test_a_batch_that_does_not_fit_is_halved(toy):
     assert any("the batch size is now 4" in warning for warning in toy.warnings)
 
 
-def test_a_job_that_is_too_large_fails_unread(words):
-    jobs = words.jobs(["small", "giant"], costs={1: 1 << 24})
-    result = words.run(jobs, host_memory=1 << 29)
-    assert [(sample, why.reason) for sample, why in result.failed] == [(1, "record-too-large")]
-    assert "--host-memory is 536,870,912" in result.failed[0][1].detail
-    assert words.times("prepare", "giant") == 0
-
-
 def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
     """A quarter of the container's memory for inputs, divided among the workers."""
     limits, limit = [], WorkerProcess.limit
@@ -131,19 +119,6 @@ def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
     assert result.progress.restarts >= 3
 
 
-@pytest.mark.slow
-def test_two_samples_that_kill_are_found_in_one_batch(toy):
-    texts = ["p crash-encode", *TEXTS[:6], "q crash-encode", *TEXTS[6:9]]
-    result = toy.run(texts)
-    assert [sample for sample, _ in sorted(result.failed)] == [0, 7]
-    assert settled(result) == list(range(11))
-
-
-def test_a_single_sample_that_kills_is_convicted(words):
-    result = words.run(["poison crash-encode"])
-    assert [sample for sample, _ in result.failed] == [0]
-
-
 def test_a_worker_that_dies_once_convicts_nobody(squares):
     result = squares.run([*TEXTS[:10], "unlucky once-encode", *TEXTS[10:20]])
     assert (result.failed, settled(result), result.progress.restarts) == ((), list(range(21)), 1)
@@ -174,9 +149,6 @@ def test_a_lost_device_is_tried_again(squares):
     result = squares.run([*TEXTS[:10], "w lost-encode"])
     assert (result.failed, settled(result)) == ((), list(range(11)))
     assert any("lost its device" in warning for warning in squares.warnings)
-
-
-def test_a_lost_device_ends_the_build_at_last(squares):
     with pytest.raises(DeviceError, match="the device failed"):
         squares.run(["w lostalways-encode"])
 
@@ -256,26 +228,6 @@ def test_a_stop_request_commits_the_running_batch(toy, workers):
     assert result.encoded == len(toy.stored())
 
 
-@pytest.mark.slow
-def test_a_stopped_build_accuses_no_worker(toy):
-    script = (
-        "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
-        "from latentcache.fields import registry; registry.register(TOYS)\n"
-        f"toy = Toy({toy.name!r}, Path({str(toy.folder)!r}))\n"
-        "result = toy.run([f'w{n} sleep-encode' for n in range(60)])\n"
-        "print(result.progress.restarts, len(result.failed), result.encoded, toy.warnings)\n"
-    )
-    environment = os.environ | {"LATENTCACHE_WORKER_DEADLINE": "1"}
-    build = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
-    while not toy.times("encode", "w3"):
-        time.sleep(0.05)
-    build.send_signal(signal.SIGSTOP)
-    time.sleep(3)
-    build.send_signal(signal.SIGCONT)
-    said, _ = build.communicate(timeout=60)
-    assert said.split()[:2] == ["0", "0"], said
-
-
 def test_jobs_are_taken_as_there_is_room(words):
     taken = []
 
@@ -307,12 +259,3 @@ def test_an_event_file_that_fails_ends_the_build_in_order(toy, workers):
     with EventLog(Path("/dev/full")) as events, pytest.raises(DiskFullError):
         toy.run(TEXTS, events=events, workers=workers, device="cpu*1" if workers else "cpu")
     assert not toy.paths.open_shards()
-
-
-def test_an_error_in_a_listening_thread_ends_the_build(words, monkeypatch):
-    def broken(self, number, jobs, **more):
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr("latentcache.pipeline.workers.worker.WorkerLoop.feed", broken)
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        words.run(TEXTS, workers=0, device="cpu")

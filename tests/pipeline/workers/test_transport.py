@@ -1,5 +1,4 @@
 import json
-import socket
 import threading
 from types import MappingProxyType
 
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache import errors
-from latentcache.errors import CacheLockedError, EncoderError, InterruptedBuildError, LatentcacheError
+from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError
 from latentcache.fields.protocol import Failure, Group, Job, Output
 from latentcache.pipeline.workers.transport import (
     Channel,
@@ -84,15 +83,6 @@ def test_a_worker_whose_build_is_gone_gets_none_and_no_error():
     channel.close()
 
 
-def test_half_a_message_is_none():
-    mine, theirs = socket.socketpair()
-    channel = Channel(theirs)
-    mine.sendall(b"\x10\0\0\0\0\0\0\0{}")
-    mine.close()
-    assert channel.receive() is None
-    channel.close()
-
-
 def sent(**head):
     """A head as it arrives."""
     build_end, theirs = channel_pair()
@@ -141,13 +131,5 @@ def test_every_error_keeps_class_words_and_status(kind):
     found = as_error(json.loads(json.dumps(error_form(error))))
     assert type(found) is kind
     assert (found.as_json(), found.exit_code) == (error.as_json(), error.exit_code)
-
-
-def test_other_errors_keep_their_meaning():
     assert as_error(error_form(OSError(5, "broken", "/file"))).errno == 5
     assert isinstance(as_error(error_form(MemoryError("all"))), MemoryError)
-    bug = as_error(error_form(ZeroDivisionError("by zero")))
-    assert isinstance(bug, RuntimeError)
-    assert str(bug) == "ZeroDivisionError: by zero"
-    assert "ZeroDivisionError" in bug.__notes__[0]
-    assert isinstance(as_error(error_form(EncoderError("x"))), EncoderError)

@@ -4,7 +4,6 @@ import pytest
 
 from latentcache.errors import UsageError
 from latentcache.pipeline.workers.watchdog import (
-    DEADLINE_S,
     ENCODER,
     ENCODING,
     FIRST_PREPARER,
@@ -69,13 +68,6 @@ def test_a_build_that_was_asleep_accuses_no_worker():
     watch = Watchdog(10, on_cpu=True)
     watch.stuck(1, [step()], 0.1)
     assert watch.stuck(1, [step()], 3600.0) == ""
-
-
-def test_the_deadline_comes_from_the_environment(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert deadline_s() == DEADLINE_S
-    monkeypatch.setenv(VARIABLE, "2.5")
-    assert deadline_s() == 2.5
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])

@@ -26,11 +26,6 @@ def test_jobs_are_made_by_the_batch_and_not_prepared(lines, words, tmp_path):
     assert made == sorted(words.stored().values())
 
 
-def test_a_batch_has_the_size_that_was_asked_for(lines):
-    lines.run(TEXTS[:16], workers=0, batch_size=5)
-    assert calls(lines) == {5: 3, 1: 1}
-
-
 def test_a_job_that_fails_in_the_call_is_told_with_its_content(lines):
     (job,) = lines.jobs(["bad fail-make"])
     result = lines.run(["a", "bad fail-make", "c"], workers=0)
@@ -46,11 +41,6 @@ def test_jobs_of_a_call_that_fails_are_made_one_by_one(lines, order, workers):
     reason = {"memory": "record-too-large", "unusable": "truncated"}[order]
     assert [(sample, why.reason) for sample, why in result.failed] == [(1, reason)]
     assert result.encoded == 2
-
-
-def test_a_job_that_fails_only_among_others_is_made(lines):
-    result = lines.run(["a", "b unusable-make", "c"], workers=0)
-    assert (result.failed, result.encoded, lines.times("prepare", "b")) == ((), 3, 1)
 
 
 def test_a_job_that_ends_its_worker_is_found(lines):

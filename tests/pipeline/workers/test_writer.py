@@ -62,15 +62,6 @@ def test_commits_have_at_most_so_many_items(tmp_path, most):
     assert [len(batch) for batch in bench.commits] == [most] * (7 // most) + [7 % most] * bool(7 % most)
 
 
-def test_a_block_is_never_cut(tmp_path):
-    made = entries(40, "words", (30_000,), np.uint16)
-    assert {len(entry.item_keys) for entry in made} == {4}
-    bench = Bench(tmp_path, commit_every=3)
-    bench.writer.put(made)
-    bench.writer.finish()
-    assert [len(batch) for batch in bench.commits] == [4] * 10
-
-
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_commit_comes_after_a_while_or_when_asked(tmp_path, monkeypatch, flush):
     monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
