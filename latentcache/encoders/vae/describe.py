@@ -116,6 +116,11 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     )
 
 
+def describe_control(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+    """As latents that the same build makes, else as :func:`describe`, which says what is raised."""
+    return context.followed or describe(settings, cached, context)
+
+
 def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
     """The recipe of masks beside latents; alone it follows the settings and the cache."""
     if context.followed is None and isinstance(cached.recipe, LatentsRecipe) and settings.model is None:
