@@ -27,7 +27,7 @@ from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum, content_hash, json_hash
-from latentcache.identity.key import EntryKey
+from latentcache.identity.key import entry_key
 from latentcache.store.atomic_io import write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items, read_header
@@ -123,9 +123,9 @@ def group_of(number: int, groups: tuple[Group, ...]) -> int:
 def item_of(number: int, kind: FieldKind, spec: FieldSpec, groups: tuple[Group, ...]) -> Item:
     """The item of a sample in a field."""
     group = groups[group_of(number, groups)]
-    key = EntryKey(
+    key = entry_key(
         kind=kind.kind, content=content_of(number), recipe=recipe_of(kind, spec).recipe_id[:8], dims=group.dims
-    ).pack()
+    )
     shape = group.shape if not spec.ragged else (5 + 4 * number,)
     array = values_of(number, int(np.prod(shape)), spec.dtype).reshape(shape)
     if kind is PLANE:
@@ -216,7 +216,7 @@ def _publish(paths: CachePaths) -> None:
             source={"root": "images", "data_kind": "images"},
             rejected=[Rejected(name="d/broken.png", reason="truncated", detail="ends after 9 of 12 288 bytes")],
             notes=[Rejected(name="notes.md", reason="unlisted")],
-            facts={"created": "2026-01-01T00:00:00+00:00"},
+            created="2026-01-01T00:00:00+00:00",
         ),
     )
 

@@ -32,7 +32,7 @@ from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
-from latentcache.store.snapshot import FieldColumns
+from latentcache.store.snapshot import FieldRows
 
 KIND, PROMPTS = Latents(), PromptEmbeds()
 
@@ -125,7 +125,7 @@ def publish(
     """The snapshot of plans whose items are all committed."""
     paths, catalog = CachePaths(cache), load_catalog(CachePaths(cache))
 
-    def field_of(kind: FieldKind, recipe: FieldRecipe, plan: FieldPlan) -> FieldColumns:
+    def field_of(kind: FieldKind, recipe: FieldRecipe, plan: FieldPlan) -> FieldRows:
         return new_field(
             catalog,
             kind=kind,

@@ -49,7 +49,7 @@ def info(
         payload["counts"] |= _counts(snapshot)
     payload |= _of_snapshot(snapshot) if snapshot else _begun(state)
     if entries:
-        payload["entries"] = _entries(list(stored_entries(cache)), snapshot)
+        payload["entries"] = _entries(list(stored_entries(stored)), snapshot)
     if as_json:
         console.emit("info", payload, exit_code=0)
     else:

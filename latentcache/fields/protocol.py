@@ -21,7 +21,7 @@ from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import Limit, finite_limit
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
-from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
+from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, entry_key
 from latentcache.value import Value, parsed
 
 Array = NDArray[Any]
@@ -499,13 +499,13 @@ class FieldKind:
         """(n, 32) item keys of n contents (n, 16) in their groups; rows of zeros where the content is zeros."""
         variants = int(variant.max()) + 1 if len(variant) else 1
         prefixes = [
-            EntryKey(
+            entry_key(
                 kind=self.kind,
                 variant=number,
                 dims=one.dims,
                 content=bytes(HASH_BYTES),
                 recipe=recipe.recipe_id[:RECIPE_BYTES],
-            ).pack()
+            )
             for one in groups
             for number in range(variants)
         ]

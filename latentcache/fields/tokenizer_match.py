@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
-from latentcache.identity.tokenizer import differing_parts, template_hash, tokenizer_fingerprint, tokenizer_parts
-from latentcache.identity.tokenizer_files import LoadedTokenizer, from_loaded, read_tokenizer
+from latentcache.identity.tokenizer import (
+    LoadedTokenizer,
+    differing_parts,
+    from_loaded,
+    read_tokenizer,
+    template_hash,
+    tokenizer_fingerprint,
+    tokenizer_parts,
+)
 
 if TYPE_CHECKING:
     from latentcache.fields.input_ids import InputIdsRecipe

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.identity.content import HASH_BYTES
-from latentcache.value import Value
 
 #: Bytes in a key.
 KEY_BYTES = 32
@@ -27,42 +26,28 @@ _END = CONTENT_AT + HASH_BYTES
 _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")
 
 
-class EntryKey(Value):
-    """What an item is made from. ``content`` 16 bytes; ``recipe`` 8 bytes; ``dims`` frames, height, width in pixels.
+def entry_key(
+    *, kind: int, content: bytes, recipe: bytes, dims: tuple[int, int, int] = (1, 1, 1), variant: int = 0
+) -> bytes:
+    """The 32 bytes of what an item is made from.
+
+    Args:
+        kind: Of the field.
+        content: 16 bytes.
+        recipe: 8 bytes.
+        dims: Frames, height, width in pixels.
+        variant: Number of the stored crop, flip or caption.
 
     Raises:
         ValueError: A hash has another length, or a dimension is beyond 65535.
     """
-
-    kind: int
-    content: bytes
-    recipe: bytes
-    dims: tuple[int, int, int] = (1, 1, 1)
-    variant: int = 0
-
-    def __post_init__(self) -> None:
-        # struct would cut or pad a hash of another length silently: two inputs, one key.
-        if (len(self.content), len(self.recipe)) != (HASH_BYTES, RECIPE_BYTES):
-            expected, found = f"{HASH_BYTES} + {RECIPE_BYTES}", f"{len(self.content)} + {len(self.recipe)}"
-            raise ValueError(f"a key needs {expected} bytes of content hash and recipe, got {found}")
-        if not all(1 <= side <= MAX_DIM for side in self.dims):
-            raise ValueError(f"a key holds dimensions from 1 to {MAX_DIM}, got {self.dims}")
-
-    def pack(self) -> bytes:
-        """The 32 bytes."""
-        return _LAYOUT.pack(self.kind, self.variant, *self.dims, self.content, self.recipe)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> EntryKey:
-        """Inverse of :meth:`pack`.
-
-        Raises:
-            ValueError: Not 32 bytes, or a dimension of zero.
-        """
-        if len(data) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(data)}")
-        kind, variant, frames, height, width, content, recipe = _LAYOUT.unpack(data)
-        return cls(kind=kind, variant=variant, dims=(frames, height, width), content=content, recipe=recipe)
+    # struct would cut or pad a hash of another length silently: two inputs, one key.
+    if (len(content), len(recipe)) != (HASH_BYTES, RECIPE_BYTES):
+        expected, found = f"{HASH_BYTES} + {RECIPE_BYTES}", f"{len(content)} + {len(recipe)}"
+        raise ValueError(f"a key needs {expected} bytes of content hash and recipe, got {found}")
+    if not all(1 <= side <= MAX_DIM for side in dims):
+        raise ValueError(f"a key holds dimensions from 1 to {MAX_DIM}, got {dims}")
+    return _LAYOUT.pack(kind, variant, *dims, content, recipe)
 
 
 class Keys:

@@ -1,11 +1,9 @@
 """Gaussian noise that is named by what it is for: the same words give the same numbers, on any machine.
 
-Decides what "seeded by" means. Guarantee: numbers depend on the words alone, not on batch, rank, worker, device,
-processor or library version: Philox 4x64-10 (Salmon et al. 2011; numpy keeps its raw stream stable) keyed with the
-xxh3-128 of the words, and two looked-up quantiles added in float32, which every machine does alike. numpy's own
-``standard_normal`` may change with a release and goes through the logarithm of the processor.
-Each quantile is one of 65536 of the normal distribution (algorithm AS 241 in ``statistics``), so their sum over
-sqrt(2) has 2**32 combinations and reaches 6.1 sigma. Cost: 1 ms for 262144 numbers, 10 ms once for the table.
+Numbers depend on the words alone, not on batch, rank, worker, device, processor or library version: Philox 4x64-10
+(Salmon et al. 2011; numpy keeps its raw stream stable) keyed with the xxh3-128 of the words, and two looked-up
+quantiles (algorithm AS 241 in ``statistics``) added in float32, which every machine does alike: 2**32 combinations
+up to 6.1 sigma. Cost: 1 ms for 262144 numbers, 10 ms once for the table.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ def gaussian(count: int, *words: bytes | int) -> NDArray[np.float32]:
     key = int.from_bytes(content_hash(b"".join(map(_spelled, words))), "big")
     bits = np.random.Philox(key=key).random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u2")
     table = _quantiles()
-    first, second = bits[:count], bits[len(bits) // 2 :][:count]
-    numbers: NDArray[np.float32] = np.take(table, first)
-    numbers += np.take(table, second)
+    numbers: NDArray[np.float32] = np.take(table, bits[:count])
+    numbers += np.take(table, bits[len(bits) // 2 :][:count])
     return numbers
 
 

@@ -1,10 +1,10 @@
-"""What a tokenizer is: the parts of its ``tokenizer.json`` that move ids, and its template, each hashed by itself.
+"""A tokenizer as plain data, and what of it moves ids: its parts and its template, each hashed by itself.
 
 Not part of it: truncation and padding (set at run time by whoever used it last), the decoder, and how the same
 content is spelled: order of vocabulary and of added tokens, merges as pairs or with a blank between, settings that
 are off or left out, a post-processor that adds nothing, digits of scores beyond float32 (the library itself reads
-and writes the last ones otherwise). Pure: JSON values in, hashes out, no tokenizer library. Cost: 0.5 s of
-CPU for 128 000 entries.
+and writes the last ones otherwise). No tokenizer library is imported and no network is asked. Cost: 0.5 s of CPU for
+128 000 entries.
 """
 
 from __future__ import annotations
@@ -14,17 +14,190 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import date
+from pathlib import Path
 from typing import Any
 
-from latentcache.errors import UsageError
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.identity.content import content_hash, json_hash
+from latentcache.value import Value
 
+JSON_NAME = "tokenizer.json"
+#: What a run left there.
+_RUN_STATE = ("truncation", "padding")
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: What a template asks for the day by; also the name of the option that gives it, as ``2024-07-26``.
 CLOCK = "strftime_now"
 _FORMATS = re.compile(rf"{CLOCK}\(\s*(['\"])(.*?)\1\s*\)")
 _MODEL_TABLES = ("vocab", "merges")
 _STAGES = ("normalizer", "pre_tokenizer", "post_processor")
 _ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class LoadedTokenizer(Value):
+    """A tokenizer as plain data."""
+
+    json: dict[str, Any]
+    """``tokenizer.json`` without its truncation and padding."""
+    config: dict[str, Any]
+    """``tokenizer_config.json``; empty where there is none."""
+    special: dict[str, str]
+    """Role -> token, for those that are in the vocabulary."""
+    chat_template: str
+    """Jinja; empty where there is none."""
+    notes: tuple[str, ...] = ()
+
+    def id_of(self, role: str) -> int | None:
+        """The id of a special token by its role, as ``eos_token``."""
+        token = self.special.get(role)
+        return None if token is None else token_ids(self.json).get(token)
+
+
+def read_tokenizer(path: Path) -> LoadedTokenizer | None:
+    """A tokenizer by its ``tokenizer.json`` or the folder of one; None for a folder that has none.
+
+    What ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja`` beside it add is added.
+
+    Raises:
+        EncoderError: A file cannot be read.
+        UnsupportedModelError: What is there is no tokenizer.json.
+    """
+    folder, file = (path, path / JSON_NAME) if path.is_dir() else (path.parent, path)
+    if path.is_dir() and not file.is_file():
+        return None
+    if file.suffix != ".json":
+        raise UnsupportedModelError(
+            f"{path.name} is no {JSON_NAME}",
+            where=str(path),
+            why="a SentencePiece or tiktoken file alone does not say which tokens are special",
+            fix=f"give the folder it lies in: --tokenizer {path.parent}",
+        )
+    tokenizer = _read_json(file)
+    if not isinstance(tokenizer.get("model"), dict):
+        raise UnsupportedModelError(
+            "this JSON is of no tokenizer",
+            where=str(folder),
+            why="it has no model",
+            fix="give the tokenizer's folder",
+        )
+    config = _optional_json(folder / "tokenizer_config.json")
+    roles = {**_optional_json(folder / "special_tokens_map.json"), **config}
+    named = {role: text for role in _ROLES if (text := _content(roles.get(role)))}
+    template = _chosen(config.get("chat_template"))
+    if (folder / "chat_template.jinja").is_file():
+        template = read_template(folder / "chat_template.jinja")
+    return _loaded(tokenizer, config, named, template)
+
+
+def _loaded(
+    tokenizer: Mapping[str, Any], config: Mapping[str, Any], named: Mapping[str, str], template: str
+) -> LoadedTokenizer:
+    """A tokenizer without what a run left there; tokens that only the configuration knows are added."""
+    plain = {name: value for name, value in tokenizer.items() if name not in _RUN_STATE}
+    plain["added_tokens"] = _added(plain, config, set(named.values()))
+    known = token_ids(plain)
+    special = {role: token for role, token in named.items() if token in known}
+    lost = [role for role in named if role not in special]
+    notes = tuple(f"{role} {named[role]!r} is not in the vocabulary and not used" for role in lost)
+    return LoadedTokenizer(json=plain, config=dict(config), special=special, chat_template=template, notes=notes)
+
+
+def _added(tokenizer: Mapping[str, Any], config: Mapping[str, Any], roles: set[str]) -> list[dict[str, Any]]:
+    """Added tokens by id: those of the JSON, and those that only the configuration knows.
+
+    A token that has a role is special, as transformers makes it when it loads it.
+    """
+    added = {int(token["id"]): dict(token) for token in tokenizer.get("added_tokens") or ()}
+    for number, token in (config.get("added_tokens_decoder") or {}).items():
+        added.setdefault(int(number), {"id": int(number), **token})
+    present = {token["content"] for token in added.values()}
+    vocab = token_ids({**tokenizer, "added_tokens": []})
+    for token in roles - present:
+        if token in vocab:
+            added[vocab[token]] = {"id": vocab[token], "content": token}
+    for entry in added.values():
+        if entry["content"] in roles:
+            entry["special"] = True
+    off = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    fields = ("id", "content", *off)
+    return [{name: {**off, **added[n]}[name] for name in fields} for n in sorted(added)]
+
+
+def _chosen(template: Any) -> str:
+    """Of several named templates, ``default``."""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    return template if isinstance(template, str) else ""
+
+
+def from_loaded(tokenizer: Any) -> LoadedTokenizer:
+    """A tokenizer of ``transformers`` or ``tokenizers`` that is loaded already, as it is now.
+
+    Args:
+        tokenizer: With ``backend_tokenizer``, or with ``to_str`` itself.
+
+    Raises:
+        UnsupportedModelError: It has neither: one in Python alone cannot be written as JSON.
+    """
+    engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(engine, "to_str"):
+        raise UnsupportedModelError(
+            f"{type(tokenizer).__name__} cannot be written as {JSON_NAME}",
+            why="only what has a fast form can be compared",
+            fix="give the tokenizer's folder, or a tokenizer with is_fast",
+        )
+    named = {role: str(token) for role, token in getattr(tokenizer, "special_tokens_map", {}).items()}
+    roles = {role: token for role, token in named.items() if role in _ROLES}
+    return _loaded(json.loads(engine.to_str()), {}, roles, _chosen(getattr(tokenizer, "chat_template", None)))
+
+
+def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id, of the vocabulary and of added tokens."""
+    vocab = tokenizer["model"].get("vocab") or {}
+    if isinstance(vocab, list):
+        vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
+    return {**vocab, **{token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}}
+
+
+def read_template(path: Path) -> str:
+    """A chat template given as a file.
+
+    Raises:
+        ModelNotFoundError: It is not there or no UTF-8.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelNotFoundError(
+            f"the chat template cannot be read: {path}", where=str(path), why=str(error), fix="check --chat-template"
+        ) from error
+
+
+def _content(token: Any) -> str:
+    """The text of a special token, given as text or as an object."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.is_file() else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise EncoderError(
+            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UnsupportedModelError(
+            f"{path.name} is no JSON", where=str(path), why=str(error), fix="download it again"
+        ) from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path.name} is no JSON object", where=str(path), fix="download it again")
+    return value
 
 
 def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -35,10 +208,14 @@ def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str] | N
         special: Role -> token, as ``bos_token``; templates and the ends of texts use them.
     """
     model = tokenizer.get("model") or {}
-    settings = {name: value for name, value in model.items() if name not in _MODEL_TABLES and _is_set(value)}
+    settings = {
+        name: value
+        for name, value in model.items()
+        if name not in _MODEL_TABLES and value is not None and value is not False and value != ""
+    }
     added = sorted(tokenizer.get("added_tokens") or (), key=lambda token: int(token["id"]))
     parts = {
-        "vocab": _vocab(model.get("vocab")),
+        "vocab": model.get("vocab") or [],
         "merges": [
             merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model.get("merges") or ()
         ],
@@ -63,19 +240,8 @@ def differing_parts(cached: Mapping[str, str], now: Mapping[str, str]) -> list[t
 
 def _stage(value: Any) -> Any:
     """A stage; a template that adds nothing to a text, as transformers puts in the place of none, is none."""
-    single = value.get("single") if isinstance(value, Mapping) and value.get("type") == "TemplateProcessing" else None
-    parts = single if isinstance(single, list) else [{}]
-    alone = len(parts) == 1 and isinstance(parts[0], Mapping) and list(parts[0]) == ["Sequence"]
-    return None if alone else value
-
-
-def _vocab(vocab: Any) -> Any:
-    """Token -> id as it is; a list of pieces with their scores keeps its order, which is that of the ids."""
-    return vocab if isinstance(vocab, Mapping) else list(vocab or ())
-
-
-def _is_set(value: Any) -> bool:
-    return value is not None and value is not False and value != ""
+    is_template = isinstance(value, Mapping) and value.get("type") == "TemplateProcessing"
+    return None if is_template and [list(part) for part in value.get("single") or ()] == [["Sequence"]] else value
 
 
 def _without_floats(value: Any) -> Any:

@@ -41,10 +41,10 @@ from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.garbage import mend_shards
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending
 from latentcache.store.publish import NewSnapshot
-from latentcache.store.salvage import mend_shards
 
 #: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
 HEADERS = {"original_size": "latentcache.images.headers:fill_sizes"}

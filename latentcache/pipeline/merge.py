@@ -39,9 +39,9 @@ from latentcache.sources.part import Part
 from latentcache.sources.scan import names_root
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.garbage import copy_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot
-from latentcache.store.salvage import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, open_leased
 
 

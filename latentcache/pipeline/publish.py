@@ -31,7 +31,7 @@ from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot, shard_numbers
-from latentcache.store.snapshot import FieldColumns, Snapshot
+from latentcache.store.snapshot import FieldRows, Snapshot
 
 _LOST = Failure(reason="entry-lost", detail="its entry was not committed")
 
@@ -168,7 +168,7 @@ def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int
 
 def _field(
     work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int32] | None, catalog: Catalog
-) -> FieldColumns:
+) -> FieldRows:
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     every = slice(None) if len(items) == len(work.place) else items
     plan, before = work.plan, work.kept
@@ -211,9 +211,7 @@ def _version() -> str:
     return metadata.version("latentcache")  # reads files, 1 ms
 
 
-def _notes(
-    samples: SampleTable, new: FieldColumns, work: FieldWork, items: NDArray[np.integer]
-) -> Iterator[Rejected]:
+def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray[np.integer]) -> Iterator[Rejected]:
     """What the kind has to say of its items, each with the first sample that it holds for."""
     for reason, detail, rows in work.kind.remarks(new.columns):
         found = np.unique(work.plan.sample[items[rows]])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from latentcache.pipeline.workers.results import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
-    from latentcache.store.snapshot import FieldColumns
+    from latentcache.store.snapshot import FieldRows
 
 
 class BuildPlan(Value):
@@ -172,7 +172,7 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
     return len({(one.name, one.line) for one in rejected})
 
 
-def field_done(work: FieldWork, stored: FieldColumns) -> FieldDone:
+def field_done(work: FieldWork, stored: FieldRows) -> FieldDone:
     """Count what was done for one field."""
     result, needed = work.result, work.committed
     done = result.progress if result is not None else None

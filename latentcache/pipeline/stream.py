@@ -23,7 +23,7 @@ from latentcache.plan.samples import SampleIndex, plan_epoch
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import pending_field, publish_pending, reject_pending
 from latentcache.store.publish import NewSnapshot
-from latentcache.store.snapshot import FieldColumns
+from latentcache.store.snapshot import FieldRows
 
 
 class Streaming:
@@ -69,7 +69,7 @@ class Streaming:
         lines = [(row, rejection(self._samples, work, row, failure)) for row in rows]
         reject_pending(self._paths, [(int(self._numbers[row]), work.name, one) for row, one in lines])
 
-    def _field(self, work: FieldWork, items: NDArray[np.intp], content: NDArray[np.uint8]) -> FieldColumns:
+    def _field(self, work: FieldWork, items: NDArray[np.intp], content: NDArray[np.uint8]) -> FieldRows:
         """All items of a field, by key."""
         plan = work.plan
         groups, used = groups_in_use(plan, plan.group[items])

@@ -24,7 +24,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
-from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index
+from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import CachePaths
 from latentcache.value import Value
 
@@ -194,11 +194,9 @@ class Catalog:
         try:
             ((_, _, index, item),) = self._parts(one)
             entry, (position,), _, _ = index.places(item)
-            offset, head, size = (int(column[entry][0]) for column in (index.offset, index.head, index.bytes))
             with _opened(index) as file:
-                header, payload = checked_head(file, offset - head, head + size), os.pread(file, size, offset)
-            right = checksum(payload) == header.payload_checksum
-            right = right and header.item_keys()[position].tobytes() == self.keys(one).tobytes()
+                header, _, payload = whole_entry(file, int(index.offset[entry][0]), int(index.head[entry][0]))
+            right = header.item_keys()[position].tobytes() == self.keys(one).tobytes()
         except (StoreError, OSError, IndexError):
             return None
         return (header, int(position), payload) if right else None

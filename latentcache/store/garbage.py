@@ -1,36 +1,54 @@
-"""What of a cache is needed, and moving entries to other shards without touching sealed ones.
+"""What of a cache is needed, and copying entries to other shards without touching sealed ones.
 
-A sealed shard is never changed and readers may hold it, so damaged and unneeded entries are left behind: a tombstone
-beside the folder keeps builds from taking entries from it, and a new snapshot names other shards. Readers of older
-snapshots go on; the collector removes the shard when no snapshot needs it.
+A sealed shard is never changed and readers may hold it. An entry is copied only if its head belongs to its key and
+head and payload pass their checks; it then has the same bytes. The new shard is made in ``scratch/`` and appears
+among the shards in one step. The old one gets a tombstone, which keeps builds from taking entries from it, and a new
+snapshot names the new one; the collector removes the old one when no snapshot needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, read_json, sync_folder
-from latentcache.store.catalog import Catalog, catalog_of
-from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index
-from latentcache.store.paths import CachePaths
-from latentcache.store.publish import kept_rows, republish
-from latentcache.store.snapshot import FieldColumns, FieldRows, Snapshot
-from latentcache.value import Value
+from latentcache.identity.key import KEY_BYTES
+from latentcache.store.atomic_io import make_folder, open_file, sync_folder, write_json, writing
+from latentcache.store.catalog import Catalog, catalog_of, load_catalog
+from latentcache.store.entry import NewEntry
+from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, whole_entry
+from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.publish import NewSnapshot, kept_rows, publish_snapshot
+from latentcache.store.shard import ShardWriter, recover_shard
+from latentcache.store.snapshot import PLACE_DTYPE, FieldRows, Snapshot
 
 #: Bits of an offset in a file; a shard's number is above them.
 _OFFSET_BITS = 44
+_COMMIT_BYTES = 16 << 20
 
 
-class ShardUse(Value):
+class Salvaged(NamedTuple):
+    """What became of one shard."""
+
+    source: str
+    shard: str
+    """The new shard; empty if nothing was copied."""
+    saved: int
+    lost: int
+    """Entries that were found and are damaged."""
+
+
+class ShardUse(NamedTuple):
     """How much of a sealed shard is needed."""
 
     name: str
@@ -42,11 +60,11 @@ class ShardUse(Value):
     """Of its file."""
     needed_bytes: int
     """Heads and payloads of the needed entries."""
-    tombstoned: str
-    """Why it was taken out of use; empty if it is in use."""
+    tombstoned: bool
+    """True if it was taken out of use."""
 
 
-class StoredEntry(Value):
+class StoredEntry(NamedTuple):
     """One committed item."""
 
     key: bytes
@@ -56,6 +74,121 @@ class StoredEntry(Value):
     """xxh3-64 of the item's bytes."""
     intact: bool = False
     """True if head and payload of its entry pass their checks; else the others are empty."""
+
+
+def mend_shards(paths: CachePaths) -> list[Salvaged]:
+    """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged.
+
+    The caller holds the builder lock. A damaged shard gets a tombstone; an open one goes to ``quarantine/``.
+    """
+    made: list[Salvaged] = []
+    known = load_catalog(paths)
+    for folder in paths.open_shards():
+        recover_shard(folder, paths.quarantine, lambda lost: made.append(salvage(paths, lost, skip=known)))
+    for name in known.damaged:
+        made.append(salvage(paths, paths.shard(name), skip=known))
+        tombstone(paths, name, "damaged")
+    return made
+
+
+def salvage(paths: CachePaths, source: Path, *, skip: Catalog | None = None) -> Salvaged:
+    """Copy every intact entry of a shard, sealed or not, into a new sealed one. Arguments and errors as below."""
+    return copy_entries(paths, source, places_of(source), skip=skip)
+
+
+def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip: Catalog | None = None) -> Salvaged:
+    """Copy entries of a shard, of this or another cache, into a new sealed one of this cache.
+
+    Args:
+        paths: The cache; the caller holds its builder lock.
+        source: Folder of the shard.
+        places: (n,) ``PLACE_DTYPE``.
+        skip: Entries with all items in it are not wanted.
+    """
+    name = os.urandom(8).hex()
+    folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
+    make_folder(paths.scratch)
+    saved = lost = 0
+    try:
+        with writing(folder), contextlib.closing(ShardWriter(folder)) as writer:
+            batch: list[NewEntry] = []
+            for entry in _intact(source / "data.mdb", places):
+                if entry is None:
+                    lost += 1
+                elif skip is None or (skip.find(_keys(entry)) < 0).any():
+                    batch.append(entry)
+                    saved += 1
+                if sum(len(one.value) for one in batch) >= _COMMIT_BYTES:
+                    writer.write(batch)
+                    batch = []
+            writer.write(batch)
+            sealed = writer.seal()
+            if saved:
+                make_folder(paths.shards)
+                sealed.rename(paths.shard(name))
+                sync_folder(paths.shards)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            paths.scratch.rmdir()
+    return Salvaged(source.name, name if saved else "", saved, lost)
+
+
+def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
+    """Take a sealed shard out of use; builds find its entries no more. Durable; the caller holds the builder lock.
+
+    Snapshots that name the shard keep reading it, and the collector removes it when none does.
+
+    Args:
+        paths: The cache.
+        shard: Its name.
+        reason: ``damaged`` or ``compacted``; for people.
+    """
+    mark = paths.tombstone(shard)
+    if not mark.exists():
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(mark, {"schema": 1, "reason": reason, "since": since})
+
+
+def places_of(source: Path) -> NDArray[Any]:
+    """``PLACE_DTYPE`` of a shard's entries: from its index if that is intact, whatever became of ``data.mdb``.
+
+    Else from LMDB's pages; no places if these are damaged too.
+    """
+    try:
+        index = checked_index(source, check_data=False)
+    except StoreError:
+        try:
+            index = open_shard_index(source)
+        except (StoreError, OSError):
+            return np.empty(0, dtype=PLACE_DTYPE)
+    places = np.empty(index.entries, dtype=PLACE_DTYPE)
+    places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
+    return places
+
+
+def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
+    """The entry at each place; None if it is damaged."""
+    try:
+        descriptor = open_file(data)
+    except OSError:
+        yield from [None] * len(places)
+        return
+    try:
+        for place in places[np.unique(places["offset"], return_index=True)[1]]:  # each once, in the order of the file
+            key = place["key"].tobytes()
+            try:
+                header, front, payload = whole_entry(descriptor, int(place["offset"]), int(place["head"]), key)
+            except (StoreError, OSError):
+                yield None
+                continue
+            yield NewEntry(key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
+    finally:
+        os.close(descriptor)
+
+
+def _keys(entry: NewEntry) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(entry.item_keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
@@ -76,16 +209,8 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
     entries, num_bytes = (np.bincount(shard, one, len(folders) + 1)[1:] for one in (None, size))
     for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found.append(
-                ShardUse(
-                    name=folder.name,
-                    entries=_entries(folder),
-                    needed=needed,
-                    bytes=(folder / "data.mdb").stat().st_size,
-                    needed_bytes=int(needed_bytes),
-                    tombstoned=_reason(paths, folder.name),
-                )
-            )
+            whole, dead = (folder / "data.mdb").stat().st_size, paths.tombstone(folder.name).exists()
+            found.append(ShardUse(folder.name, _entries(folder), needed, whole, int(needed_bytes), dead))
     return found
 
 
@@ -108,12 +233,24 @@ def relocate(
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
     indexes = {old: load_index(paths.shard(new)) for old, new in moved.items()}
-    new_fields: dict[str, FieldColumns] = {}
+    new_fields: dict[str, FieldRows] = {}
     for name, rows in snapshot.fields.items():
         gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(name, False)
         columns = _moved(rows, snapshot, moved, indexes, names, gone)
         new_fields[name] = kept_rows(columns, ~gone[np.asarray(rows.entry)]) if gone.any() else columns
-    return republish(paths, snapshot, fields=new_fields, shards=names, complete=complete)
+    new = NewSnapshot(
+        samples=snapshot.samples,
+        fields=tuple(new_fields.values()),
+        shards=names,
+        source=snapshot.source,
+        rejected=snapshot.rejected,
+        notes=snapshot.notes,
+        complete=complete,
+        allow_failed=snapshot.allow_failed,
+        demo=snapshot.demo,
+        replaces=snapshot.number,
+    )
+    return publish_snapshot(paths, new)
 
 
 def stored_catalog(cache: Path) -> Catalog:
@@ -134,24 +271,20 @@ def stored_catalog(cache: Path) -> Catalog:
     return catalog_of([*found, *damaged])
 
 
-def stored_entries(cache: Path) -> Iterator[StoredEntry]:
-    """Every committed item, read and checked. Errors as :func:`stored_catalog`."""
-    catalog = stored_catalog(cache)
-    order = catalog.all_places()
-    rows = catalog.places(order)
-    place = np.stack([rows.shard.astype(np.int64), rows.entry.astype(np.int64)])
-    starts = np.flatnonzero((place[:, 1:] != place[:, :-1]).any(axis=0)) + 1
-    for some in np.split(order, starts) if len(order) else ():
+def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:
+    """Every item of a catalog, read and checked."""
+    every = catalog.all_places()
+    rows = catalog.places(every)
+    starts = np.flatnonzero((np.diff(rows.shard) != 0) | (rows.entry[1:] != rows.entry[:-1])) + 1
+    for some in np.split(every, starts) if len(every) else ():
         found = catalog.stored(int(some[0]))
         numbers = {key.tobytes(): number for number, key in enumerate(found[0].item_keys())} if found else {}
         for key in (key.tobytes() for key in catalog.keys(some)):
             if found is None or key not in numbers:
-                yield StoredEntry(key=key)
+                yield StoredEntry(key)
                 continue
-            header, _, payload = found
-            array = header.item(memoryview(payload), numbers[key])
-            own = checksum(array.tobytes())
-            yield StoredEntry(key=key, shape=array.shape, dtype=header.dtype, checksum=own, intact=True)
+            array = found[0].item(memoryview(found[2]), numbers[key])
+            yield StoredEntry(key, array.shape, found[0].dtype, checksum(array.tobytes()), True)
 
 
 def disk_bytes(path: Path) -> int:
@@ -179,7 +312,7 @@ def _moved(
     indexes: Mapping[str, ShardIndex],
     names: Sequence[str],
     gone: NDArray[np.bool_],
-) -> FieldColumns:
+) -> FieldRows:
     """A field with its entries in their new places; marks those that the new shards lack in ``gone``."""
     shard, offset = np.array(rows.shard), np.array(rows.offset)
     for old, new in moved.items():
@@ -200,11 +333,3 @@ def _entries(folder: Path) -> int:
         return load_index(folder, check_data=False).entries
     except (CacheDamagedError, CorruptEntryError):
         return -1
-
-
-def _reason(paths: CachePaths, shard: str) -> str:
-    if not paths.tombstone(shard).exists():
-        return ""
-    with contextlib.suppress(CacheDamagedError):
-        return str(read_json(paths.tombstone(shard)).get("reason", "")) or "unknown"
-    return "unknown"

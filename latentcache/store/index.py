@@ -385,6 +385,31 @@ def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = 
     return header
 
 
+def whole_entry(
+    descriptor: int, offset: int, head: int, key: bytes | None = None
+) -> tuple[EntryHeader, bytes, bytes]:
+    """The head of an entry, parsed and as it is, and its payload, all proven.
+
+    Args:
+        descriptor: Of the shard.
+        offset: Byte at which the payload begins.
+        head: Bytes of the head before it.
+        key: The key it must have; None if any is right.
+
+    Raises:
+        CorruptEntryError, CacheFormatError: As :func:`checked_head`; or the payload fails its check.
+        OSError: The file cannot be read.
+    """
+    if not head <= offset <= (size := os.fstat(descriptor).st_size):
+        raise CorruptEntryError("an entry is outside its file", key=(key or b"").hex())
+    front = os.pread(descriptor, head, offset - head)
+    header = read_header(front, key)
+    payload = os.pread(descriptor, min(header.payload_bytes, size), offset)
+    if (header.head_bytes, checksum(payload)) != (head, header.payload_checksum):
+        raise CorruptEntryError("the payload of an entry is damaged", key=header.key.hex())
+    return header, front, payload
+
+
 def write_index(folder: Path, name: str) -> int:
     """Index a closed shard of this final name; return the number of entries."""
     meta = read_meta(folder / "data.mdb")

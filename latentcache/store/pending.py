@@ -35,16 +35,14 @@ from latentcache.store.index import load_index
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, field_columns, rejected_line, write_snapshot
-from latentcache.store.snapshot import MANIFEST, FieldColumns, Snapshot, open_snapshot, read_snapshot
+from latentcache.store.snapshot import MANIFEST, FieldRows, Snapshot, open_snapshot, read_snapshot
 
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
 _WAIT_S = 0.2
 
 
-def pending_field(
-    kind: FieldKind, recipe: FieldRecipe, *, sample: NDArray[np.integer], **columns: Any
-) -> FieldColumns:
+def pending_field(kind: FieldKind, recipe: FieldRecipe, *, sample: NDArray[np.integer], **columns: Any) -> FieldRows:
     """A field whose items are not there yet; columns of rows, ``groups`` and ``key`` (R, 32) of items."""
     nothing = np.zeros(len(sample), dtype=np.int64)
     columns |= dict.fromkeys(("shard", "offset", "head", "bytes", "checksum", "start", "length"), nothing)

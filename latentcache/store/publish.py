@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,19 +33,11 @@ from latentcache.store.snapshot import (
     MANIFEST,
     REJECTED,
     ROW_TYPES,
-    FieldColumns,
     FieldRows,
     Snapshot,
     own_checksum,
 )
 from latentcache.value import Value
-
-#: What the manifest says beside what a build gives.
-_OWN_NAMES = frozenset(
-    {"format", "snapshot", "complete", "created", "demo", "allow_failed", "fingerprint", "source", "shards", "counts"}
-    | {"columns", "rejected", "inputs", "fields", "checksum"}
-)
-
 
 #: Rows of a known field that are looked at together.
 _SLICE = 1 << 17
@@ -55,7 +47,7 @@ class NewSnapshot(Value):
     """A snapshot that is to be published."""
 
     samples: SampleTable
-    fields: tuple[FieldColumns, ...]
+    fields: tuple[FieldRows, ...]
     shards: Sequence[str]
     source: Mapping[str, Any]
     """``root``, ``data_kind``, options and ``part``: any JSON."""
@@ -65,11 +57,13 @@ class NewSnapshot(Value):
     """False if a repair removed entries that no build has made again."""
     allow_failed: str = "0"
     demo: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """More names of the manifest."""
+    replaces: int = 0
+    """The snapshot whose entries are in other places now."""
+    created: str = ""
+    """When it was made, if not now."""
 
 
-def kept_rows(one: FieldColumns, rows: NDArray[np.bool_]) -> FieldColumns:
+def kept_rows(one: FieldRows, rows: NDArray[np.bool_]) -> FieldRows:
     """A field with the rows that stay (R,), and with the entries that these need."""
     needed, entry = np.unique(np.asarray(one.entry)[rows], return_inverse=True)
     changed: dict[str, Any] = {name: np.asarray(getattr(one, name))[needed] for name in ("key", *ENTRY_TYPES)}
@@ -78,12 +72,14 @@ def kept_rows(one: FieldColumns, rows: NDArray[np.bool_]) -> FieldColumns:
     return replace(one, **changed, ragged_columns={k: _kept_values(*v, rows) for k, v in one.ragged_columns.items()})
 
 
-def field_columns(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldColumns:
+def field_columns(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldRows:
     """A field with these columns; also ``groups``, ``provenance`` and ``noise``."""
-    return FieldColumns(
+    return FieldRows(
         name=kind.name,
+        kind=kind,
         kind_byte=kind.kind,
         packing=kind.packing,
+        recipe=recipe,
         recipe_json=recipe.as_json(),
         recipe_id=recipe.recipe_id,
         spec=recipe.spec,
@@ -104,7 +100,7 @@ def new_field(
     provenance: Mapping[str, Any] | None = None,
     noise: Mapping[str, Any] | None = None,
     known: FieldRows | None = None,
-) -> FieldColumns:
+) -> FieldRows:
     """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
 
     Args:
@@ -293,7 +289,7 @@ def publish_snapshot(
         prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
         if told(_manifest(_needed_shards(new), number, prints)[0]):
             return 0
-    if not _write(paths.snapshot(number), new, number, told):
+    if not write_snapshot(paths.snapshot(number), new, number, told):
         return 0
     with writing(paths.snapshot(number)):
         sync_folder(paths.snapshots_folder)
@@ -301,20 +297,20 @@ def publish_snapshot(
     return number
 
 
-def write_snapshot(folder: Path, new: NewSnapshot) -> None:
-    """Write all files of a snapshot without a number. Errors as :func:`publish_snapshot`."""
-    _write(folder, new, 0, lambda manifest: False)
-
-
-def _write(folder: Path, new: NewSnapshot, number: int, told: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Write the files of a snapshot; False if its manifest tells nothing new, and nothing is left of them."""
+def write_snapshot(
+    folder: Path,
+    new: NewSnapshot,
+    number: int = 0,
+    told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
+) -> bool:
+    """Write all files of a snapshot; False if its manifest tells nothing new, and nothing is left of them."""
     make_folder(folder)
     new = _needed_shards(new)
     columns = _sample_columns(new.samples)
     for one in new.fields:
         columns |= {f"fields/{one.name}/{name}": values for name, values in _field_columns(one).items()}
     signature = write_columns(folder / COLUMNS, columns)
-    manifest, listed = _manifest(new, number, (fingerprint(new.samples, new.fields), f"{signature:016x}"))
+    manifest, listed = _manifest(new, number, (_fingerprint(new.samples, new.fields), f"{signature:016x}"))
     if told(manifest):
         shutil.rmtree(folder, ignore_errors=True)
         return False
@@ -335,15 +331,13 @@ def _has_columns_of(new: NewSnapshot, current: Snapshot) -> bool:
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:
     """The manifest without its checksum, and the rejected inputs; ``prints`` of rows and of the file of columns."""
-    lines = [rejected_line("rejected", one) for one in new.rejected]
-    rejected = len(lines)
-    lines += [rejected_line("note", one) for one in new.notes]
-    listed = b"".join(lines)
+    rejected = [rejected_line("rejected", one) for one in new.rejected]
+    listed = b"".join([*rejected, *(rejected_line("note", one) for one in new.notes)])
     manifest = {
         "format": {"name": "latentcache", "version": FORMAT_VERSION},
         "snapshot": number,
         "complete": new.complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": new.created or datetime.now(UTC).isoformat(timespec="seconds"),
         "demo": new.demo,
         "allow_failed": new.allow_failed,
         "fingerprint": prints[0],
@@ -352,41 +346,17 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
         "counts": {
             "samples": len(new.samples),
             "entries": sum(len(one.offset) for one in new.fields),
-            "quarantined": rejected,
+            "quarantined": len(rejected),
         },
         "inputs": {name: sorted(_input_columns(one)) for name, one in new.samples.inputs.items()},
         "columns": {"file": COLUMNS, "checksum": prints[1]},
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
         "fields": {one.name: _described(one) for one in new.fields},
-        **new.facts,
     }
-    return manifest, listed
+    return manifest | ({"replaces": new.replaces} if new.replaces else {}), listed
 
 
-def republish(
-    paths: CachePaths, old: Snapshot, *, fields: Mapping[str, FieldColumns], shards: Sequence[str], complete: bool
-) -> int:
-    """Publish a snapshot with its entries in other places, or without some; it says which one it replaces.
-
-    Errors as :func:`publish_snapshot`.
-    """
-    facts = {name: value for name, value in old.manifest.items() if name not in _OWN_NAMES}
-    new = NewSnapshot(
-        samples=old.samples,
-        fields=tuple(fields.values()),
-        shards=shards,
-        source=old.source,
-        rejected=old.rejected,
-        notes=old.notes,
-        complete=complete,
-        allow_failed=old.allow_failed,
-        demo=old.demo,
-        facts=facts | {"replaces": old.number},
-    )
-    return publish_snapshot(paths, new)
-
-
-def fingerprint(samples: SampleTable, fields: Iterable[FieldColumns]) -> str:
+def _fingerprint(samples: SampleTable, fields: Iterable[FieldRows]) -> str:
     """Hex hash of samples, rows and recipes."""
     found = xxhash.xxh3_128()
     for part in (samples.names.data, samples.names.ends, *(one.content for one in samples.inputs.values())):
@@ -410,7 +380,7 @@ def _needed_shards(new: NewSnapshot) -> NewSnapshot:
     return replace(new, shards=[new.shards[number] for number in order], fields=moved)
 
 
-def _described(one: FieldColumns) -> dict[str, Any]:
+def _described(one: FieldRows) -> dict[str, Any]:
     return {
         "kind": one.kind_byte,
         "packing": one.packing,
@@ -426,7 +396,7 @@ def _described(one: FieldColumns) -> dict[str, Any]:
     }
 
 
-def _field_columns(one: FieldColumns) -> dict[str, Any]:
+def _field_columns(one: FieldRows) -> dict[str, Any]:
     content, frames, frame = split_keys(one.key)
     columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
     for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():

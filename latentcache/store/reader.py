@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +24,15 @@ from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import File, Pieces, Reading, Scaling
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 Checksum = Literal["first", "always"]
 Place = tuple[int, int, int]
 """Descriptor of a shard, first byte, number of bytes."""
-_FRONT, _NO_ROWS = 0, np.zeros(0, dtype=np.intp)
+_NO_ROWS = np.zeros(0, dtype=np.intp)
 
 
-class Segments(Value):
+class Segments(NamedTuple):
     """Where the bytes of n items are."""
 
     shard: NDArray[np.int32]
@@ -70,14 +68,6 @@ class _Field:
         """(n,) entries of items; the numbers of the items if each has its own, in order."""
         return rows if self.entry is None else self.entry[rows]
 
-    def entry_of(self, row: int) -> int:
-        """The entry of an item."""
-        return row if self.entry is None else int(self.entry[row])
-
-    def widths(self, rows: Ints) -> Any:
-        """(n,) bytes of one element of the first axis (of a whole item if the field is not ragged)."""
-        return self.width[self.group[rows]] if self.group is not None else self.width[0]
-
     def remember(self, entries: Ints) -> None:
         """These are proven."""
         self.proven[entries] = True
@@ -86,18 +76,19 @@ class _Field:
 
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Segments:
         """Where items are, or elements of them from ``start`` on."""
-        entry, width = self.entries_of(rows), self.widths(rows)
-        first: Any = _FRONT if self.start is None else self.start[rows].astype(np.int64)
+        entry = self.entries_of(rows)
+        width: Any = self.width[0] if self.group is None else self.width[self.group[rows]]
         count: Any = 1 if self.length is None else self.length[rows].astype(np.int64)
+        offset = self.offset[entry]
+        if self.start is not None:
+            offset += self.start[rows].astype(np.int64) * width
         if start is not None:
-            first, count = first + start, count - start if length is None else length
+            offset += start * width
+            count = count - start if length is None else length
         size: Any = count * width
         if not isinstance(size, np.ndarray):
             size = np.full(len(entry), size, dtype=np.int64)
-        offset = self.offset[entry]
-        if first is not _FRONT:
-            offset += first * width
-        return Segments(shard=self.shard[entry], offset=offset, bytes=size)
+        return Segments(self.shard[entry], offset, size)
 
 
 class EntryReader:
@@ -151,27 +142,11 @@ class EntryReader:
         Gathering(self.located(field, rows, at, len(out), start, length), 0, len(rows), out).finish()
 
     def located(
-        self,
-        field: str,
-        rows: Ints,
-        at: Ints,
-        room: Any,
-        start: Ints | None = None,
-        length: Ints | None = None,
+        self, field: str, rows: Ints, at: Ints, room: Any, start: Ints | None = None, length: Ints | None = None
     ) -> Located:
-        """Where items (or elements of them) are, to be read by :class:`Gathering`; arguments as :meth:`gather`.
+        """Where items (or elements of them) are, to be read by :class:`Gathering`.
 
-        Args:
-            field: Its name.
-            rows: (n,) rows of the field.
-            at: (n,) byte at which each begins in the memory that it is read into.
-            room: Bytes of that memory, (n,) or of all.
-            start: (n,) first element.
-            length: (n,) number of elements.
-
-        Raises:
-            MissingEntryError: A shard is gone.
-            CacheDamagedError: A shard cannot be opened.
+        Arguments and errors as :meth:`gather`; ``room`` is the memory that each is read into, in bytes.
         """
         one = self._field(field)
         self.ready(field, rows)
@@ -183,8 +158,7 @@ class EntryReader:
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
-        one = self._field(field)
-        rows = np.array([row])
+        one, rows = self._field(field), np.array([row])
         self.ready(field, rows)
         group = one.rows.groups[int(one.rows.group[row])]
         shape = group.shape if one.length is None else (int(one.length[row]), *group.shape[1:])
@@ -194,43 +168,29 @@ class EntryReader:
 
     def header(self, field: str, row: int) -> EntryHeader:
         """The head of the entry that holds an item, held against the snapshot. Errors as :meth:`gather`."""
-        one = self._field(field)
-        self.ready(field, np.array([row]))
-        return self.entry_header(field, one.entry_of(row))
-
-    def entry_header(self, field: str, entry: int) -> EntryHeader:
-        """The head of an entry of a field. Errors as :meth:`gather`."""
-        one = self._field(field)
+        one, rows = self._field(field), np.array([row])
+        self.ready(field, rows)
+        entry = int(one.entries_of(rows)[0])
         head, of_block = int(one.head[entry]), one.packed and one.pending
         data = self._pread(one, entry, head, int(one.offset[entry]) - head)
         try:
             header = read_header(data, None if of_block else one.rows.key[entry].tobytes())
         except CorruptEntryError as error:
-            raise self._corrupt(one, entry, error.why) from error
+            raise self.corrupt(one, entry, error.why) from error
         expected = (one.rows.recipe_id, int(one.size[entry]), int(one.checksum[entry]), one.rows.spec.dtype)
         found = (header.recipe_id, header.payload_bytes, header.payload_checksum, header.dtype)
         if expected != found:
-            raise self._corrupt(one, entry, f"its head says {found}, the snapshot {expected}")
+            raise self.corrupt(one, entry, f"its head says {found}, the snapshot {expected}")
         return header
 
-    def payload(self, field: str, entry: int) -> bytes:
-        """All bytes of an entry, after they were checked. Errors as :meth:`gather`."""
-        one = self._field(field)
-        data = self._pread(one, entry, int(one.size[entry]), int(one.offset[entry]))
-        self._hold(one, entry, data)
-        return data
-
-    def _prove(self, one: _Field, rows: Ints) -> None:
+    def prove(self, one: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
-        new = self._unproven(one, rows)
-        if not len(new):
-            return
-        entries = np.unique(one.entries_of(rows[new]))
+        entries = np.unique(one.entries_of(rows[self.unproven(one, rows)]))
         for entry in entries.tolist():
             if one.pending and one.proven[entry] and self.checksum == "first":
                 continue
-            self.payload(one.rows.name, entry)
-            if one.pending:
+            self.hold(one, entry, checksum(self._pread(one, entry, int(one.size[entry]), int(one.offset[entry]))))
+            if one.pending:  # there each row is an entry, and those of a block are in one place
                 one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
         one.remember(entries)
 
@@ -278,7 +238,7 @@ class EntryReader:
             found = self._fields.setdefault(name, _Field(self.snapshot.fields[name], places))
         return found
 
-    def _unproven(self, one: _Field, rows: Ints) -> Ints:
+    def unproven(self, one: _Field, rows: Ints) -> Ints:
         """Positions in ``rows`` of items whose entries have to be proven."""
         if self.checksum == "always":
             return np.arange(len(rows))
@@ -292,29 +252,28 @@ class EntryReader:
         return [self.file(shard) for shard in known.tolist()], own
 
     def _pread(self, one: _Field, entry: int, size: int, place: int) -> bytes:
-        shard = self.file(int(one.shard[entry])).descriptor
+        data, why = b"", "the shard ends early"
         try:
-            if place < 0 or place + size > os.fstat(shard).st_size:
-                raise self._corrupt(one, entry, "the shard ends early")
-            data = os.pread(shard, size, place)
+            shard = self.file(int(one.shard[entry])).descriptor
+            if 0 <= place <= os.fstat(shard).st_size - size:
+                data = os.pread(shard, size, place)
         except OSError as error:
-            raise self._corrupt(one, entry, str(error)) from error
+            why = str(error)
         if len(data) != size:
-            raise self._corrupt(one, entry, f"the shard ends early: expected {size} bytes, found {len(data)}")
+            raise self.corrupt(one, entry, why)
         return data
 
-    def _hold(self, one: _Field, entry: int, data: bytes | memoryview) -> None:
-        if checksum(data) != int(one.checksum[entry]):
-            raise self._wrong(one, entry)
-
-    def _wrong(self, one: _Field, entry: int) -> CorruptEntryError:
-        return self._corrupt(one, entry, f"payload checksum: expected {int(one.checksum[entry]):016x}")
+    def hold(self, one: _Field, entry: int, found: int) -> None:
+        """Raise unless the payload of an entry has its checksum."""
+        if found != int(one.checksum[entry]):
+            raise self.corrupt(one, entry, f"payload checksum: expected {int(one.checksum[entry]):016x}")
 
     def _path(self, shard: int) -> str:
         names = self.snapshot.shards if self.snapshot.pending is None else self.snapshot.pending.shards
         return str(self.paths.data(names[shard]))
 
-    def _corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
+    def corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
+        """The error that names a damaged entry."""
         rows = np.flatnonzero(one.entry == entry) if one.entry is not None else np.array([entry])
         name = self.snapshot.samples.names[int(one.rows.sample[int(rows[0])])] if len(rows) else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
@@ -327,8 +286,7 @@ class EntryReader:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Located:
+class Located(NamedTuple):
     """Where n items of a field are; see :meth:`EntryReader.located`."""
 
     reader: EntryReader
@@ -360,9 +318,9 @@ class Gathering:
         one, reader = located.field, located.reader
         self._new: Ints = _NO_ROWS
         if not located.whole:
-            reader._prove(one, located.rows[first:last])
+            reader.prove(one, located.rows[first:last])
         elif not one.all_proven or reader.checksum == "always":
-            self._new = reader._unproven(one, located.rows[first:last])
+            self._new = reader.unproven(one, located.rows[first:last])
         self._scaled, hashed = scaling is not None, len(self._new) > 0
         self._reading = Reading(located.pieces, out, first, last, hashed=hashed, scaling=scaling)
 
@@ -386,15 +344,14 @@ class Gathering:
         """Read one item after the other; one that does not come whole is named."""
         one, memory = self._located.field, self._out.data
         columns = self._located.pieces.columns[:4, self._first : self._last].tolist()
-        for number, (file, place, size, front) in enumerate(zip(*columns, strict=True)):
+        for row, file, place, size, front in zip(self._located.rows[self._first :], *columns, strict=False):
+            found, why = -1, "the shard ends early"
             try:
-                why = "the shard ends early"
                 found = os.preadv(file, (memory[front : front + size],), place)
             except OSError as error:
-                found, why = -1, str(error)
+                why = str(error)
             if found != size:
-                entry = one.entry_of(int(self._located.rows[self._first + number]))
-                raise self._located.reader._corrupt(one, entry, why)
+                raise self._located.reader.corrupt(one, int(one.entries_of(np.array([row]))[0]), why)
 
     def _prove(self, hashes: Any) -> None:
         """Hold items that were just read against their checksums; ``hashes`` were made while they were read."""
@@ -406,8 +363,9 @@ class Gathering:
             hashes = np.array([checksum(memory[first:last]) for first, last in pieces], dtype=np.uint64)
         else:
             hashes = hashes[self._new]
-        for entry in entries[hashes != one.checksum[entries]].tolist():
-            raise self._located.reader._wrong(one, entry)
+        wrong = np.flatnonzero(hashes != one.checksum[entries])
+        for at in wrong.tolist():
+            self._located.reader.hold(one, int(entries[at]), int(hashes[at]))
         one.remember(entries)
 
 

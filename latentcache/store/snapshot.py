@@ -50,8 +50,11 @@ _SLICE = 1 << 17
 PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])
 
 
-class FieldColumns(Value):
-    """What a snapshot holds of one field. E entries, R rows in the order of sample, group, variant."""
+class FieldRows(Value, eq=False):
+    """One field of a snapshot: E entries, R rows in the order of sample, group, variant.
+
+    Columns on disk are read when they are asked for.
+    """
 
     name: str
     kind_byte: int
@@ -59,6 +62,13 @@ class FieldColumns(Value):
     recipe_json: Mapping[str, Any]
     recipe_id: bytes
     spec: FieldSpec
+    kind: FieldKind | None
+    """None if it is not installed."""
+    recipe: FieldRecipe | None
+    shards: tuple[str, ...] = ()
+    """Names that ``shard`` points into; empty before it is published."""
+    samples: Any = field(default=None, repr=False)
+    """The ``SampleTable`` that ``sample`` points into; None before it is published."""
     groups: tuple[Group, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
@@ -91,17 +101,6 @@ class FieldColumns(Value):
     ragged_columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """(R,) where the values of each row end, and the values."""
 
-
-class FieldRows(FieldColumns):
-    """One field of a snapshot on disk; its columns are read when they are asked for."""
-
-    kind: FieldKind | None
-    """None if it is not installed."""
-    recipe: FieldRecipe | None
-    shards: tuple[str, ...]
-    """Names that ``shard`` points into."""
-    samples: SampleTable = field(repr=False)
-
     def __len__(self) -> int:
         return len(self.entry)
 
@@ -129,10 +128,10 @@ class FieldRows(FieldColumns):
 
     def holds(self, plan: FieldPlan, samples: SampleTable) -> bool:
         """True if these rows are exactly the items of a plan of these samples by the same recipe."""
-        every = np.arange(len(self.samples), dtype=np.int32)
-        if len(plan.sample) != len(self) or len(samples) != len(every):
+        if len(plan.sample) != len(self) or len(samples) != len(self.samples):
             return False
-        return bool(np.array_equal(self.rows_of(plan, samples, every), np.arange(len(self), dtype=np.int32)))
+        found = self.rows_of(plan, samples, np.arange(len(samples), dtype=np.int32))
+        return bool(np.array_equal(found, np.arange(len(self))))
 
     def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.integer]) -> NDArray[np.int32]:
         """(P,) the row of each item of a plan by the same recipe, found at its sample; -1: it is not there.

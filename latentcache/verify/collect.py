@@ -21,10 +21,9 @@ import numpy as np
 from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, LatentcacheError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import as_store_error
-from latentcache.store.garbage import ShardUse, disk_bytes, relocate, shard_use, to_scratch
+from latentcache.store.garbage import ShardUse, copy_entries, disk_bytes, relocate, shard_use, to_scratch, tombstone
 from latentcache.store.lock import Holder, builder_lock, holders, unleased
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
-from latentcache.store.salvage import copy_entries, tombstone
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
 from latentcache.value import Value
 

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.garbage import relocate
+from latentcache.store.garbage import copy_entries, places_of, relocate, tombstone
 from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
-from latentcache.store.salvage import copy_entries, places_of, tombstone
 from latentcache.value import Value
 from latentcache.verify.drift import Reencode
 from latentcache.verify.entries import Store, View

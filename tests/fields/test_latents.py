@@ -23,7 +23,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.placement import unusable
 from latentcache.geometry.sizes import Size
-from latentcache.identity.key import EntryKey
+from latentcache.identity.key import entry_key
 
 KIND = Latents()
 SPEC = EncoderSpec(family="AutoencoderKL", fingerprint="00" * 16, config="11" * 16, channels=4, factor=8, multiple=8)
@@ -171,8 +171,8 @@ def test_the_plan_places_every_sample_like_one_at_a_time(sizes, flip):
     assert plan.cost.tolist() == [bucket.area for _, bucket, _ in expected]
     for key, (row, bucket, variant) in zip(keys, expected, strict=True):
         dims, content = (1, bucket.height, bucket.width), bytes([row + 1]) * 16
-        one = EntryKey(kind=0, variant=variant, dims=dims, content=content, recipe=recipe.recipe_id[:8])
-        assert key.tobytes() == one.pack()
+        one = entry_key(kind=0, variant=variant, dims=dims, content=content, recipe=recipe.recipe_id[:8])
+        assert key.tobytes() == one
 
 
 def test_unread_headers_and_lacking_images_give_no_item_and_no_rejection():

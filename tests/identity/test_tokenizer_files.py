@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
-from latentcache.identity.tokenizer_files import from_loaded, read_template, read_tokenizer
+from latentcache.identity.tokenizer import from_loaded, read_template, read_tokenizer
 
 ENGINE = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "<e>": 3}, [("a", "b")]))
 

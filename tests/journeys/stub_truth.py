@@ -13,7 +13,7 @@ from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.fields.registry import field_kind, load
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
-from latentcache.identity.key import EntryKey
+from latentcache.identity.key import entry_key
 from latentcache.pipeline.settings import BuildSettings
 
 FIELD = "latents"
@@ -51,7 +51,7 @@ def recipe_of(number):
 def key_of(content, recipe):
     """The key of its entry."""
     dims, part = (1, _SIZE.height, _SIZE.width), recipe_of(recipe).recipe_id[:8]
-    return EntryKey(kind=0, content=content_hash(bytes_of(content)), dims=dims, recipe=part).pack()
+    return entry_key(kind=0, content=content_hash(bytes_of(content)), dims=dims, recipe=part)
 
 
 @cache

@@ -185,7 +185,7 @@ class AnyOrder(RuleBasedStateMachine):
         Where a build that died had made an entry again, the repair takes that one; or, if its shard was never sealed,
         the next build does.
         """
-        whole = {entry.key for entry in stored_entries(self.cache) if entry.intact}
+        whole = {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
         corrupt = {
             name: key_of(self.built[name][0], self.built_recipe)
             for name, category in self.truth(full=True).items()
@@ -267,7 +267,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def look_again(self):
         """After what may remove entries: all whole ones that the model knows of are there, and what else is."""
-        stored = list(stored_entries(self.cache))
+        stored = list(stored_entries(stored_catalog(self.cache)))
         whole = {entry.key for entry in stored if entry.intact}
         assert self.committed - self.damaged <= whole
         self.committed = {entry.key for entry in stored}
@@ -300,7 +300,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def copy_committed(self, key):
         copies = [content for content in CONTENTS if COPIES[content] == self.pixels_of(key)]
-        whole = {entry.key for entry in stored_entries(self.cache) if entry.intact} if self.committed else set()
+        whole = (
+            {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
+            if self.committed
+            else set()
+        )
         return any(key_of(content, self.recipe) in whole for content in copies)
 
     def published(self):
@@ -321,7 +325,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert key in self.damaged or catalog.item(place).array.tobytes() == payload_of(content, self.recipe)
         self.built = {name: (content, self.captions.get(name, "")) for name, content in self.files.items()}
         self.built_recipe, self.lost = self.recipe, set()
-        self.damaged -= {entry.key for entry in stored_entries(self.cache) if entry.intact}
+        self.damaged -= {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
 
     def truth(self, full):
         """name -> category, of every sample that is not ok."""

@@ -11,7 +11,7 @@ from latentcache.fields.protocol import FieldKind, FieldSpec, Group
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import content_hash
-from latentcache.identity.key import EntryKey
+from latentcache.identity.key import entry_key
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
@@ -83,7 +83,7 @@ def group_of(name, number):
 def item_of(name, number):
     """The item number ``number`` of a kind."""
     rng, group = np.random.default_rng(number), GROUPS[name][group_of(name, number)]
-    key = EntryKey(kind=KINDS[name].kind, content=content_of(number), recipe=b"recipe-o", dims=group.dims).pack()
+    key = entry_key(kind=KINDS[name].kind, content=content_of(number), recipe=b"recipe-o", dims=group.dims)
     if name == "plane":
         array = rng.standard_normal(group.shape).astype("<f2")
         columns = {"crop": (number % 7, number % 300), "resize": (64, 64 + number % 1000)}
@@ -106,7 +106,7 @@ def entries_of(name, numbers):
 def flat_entry(number, size):
     """An entry whose payload has about ``size`` bytes."""
     array = np.frombuffer(random.Random(number).randbytes(max(size, 2) // 2 * 2), dtype="<f2").reshape(1, 1, -1)
-    key = EntryKey(kind=200, content=content_of(number), recipe=b"recipe-o").pack()
+    key = entry_key(kind=200, content=content_of(number), recipe=b"recipe-o")
     return pack_items([Item(key=key, array=array)], PLANE_RECIPE, PLANE)[0]
 
 

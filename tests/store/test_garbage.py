@@ -13,11 +13,20 @@ from made_entries import KINDS, entries_of, item_of, items_of, keys_of, make_cac
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, read_json
 from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import relocate, shard_use, stored_catalog, stored_entries, to_scratch
+from latentcache.store.garbage import (
+    copy_entries,
+    mend_shards,
+    relocate,
+    salvage,
+    shard_use,
+    stored_catalog,
+    stored_entries,
+    to_scratch,
+    tombstone,
+)
 from latentcache.store.index import INDEX, load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
-from latentcache.store.salvage import copy_entries, mend_shards, salvage, tombstone
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -174,21 +183,21 @@ def test_use_of_shards(paths):
     first, second = open_snapshot(paths.root, 1), open_snapshot(paths.root)
     whole = {use.name: use for use in shard_use(paths, [first, second])}
     part = {use.name: use for use in shard_use(paths, [second])}
-    assert all(use.needed == use.entries and use.tombstoned == "" for use in whole.values())
+    assert all(use.needed == use.entries and not use.tombstoned for use in whole.values())
     assert part["shard-1"].needed == part["shard-1"].needed_bytes == 0
     assert 0 < part["shard-0"].needed < part["shard-0"].entries
     assert part["shard-0"].bytes == paths.data("shard-0").stat().st_size
     tombstone(paths, "shard-1", "damaged")
     (paths.shard("shard-0") / INDEX).write_bytes(b"x")
     found = {use.name: use for use in shard_use(paths, [second])}
-    assert (found["shard-0"].entries, found["shard-1"].tombstoned) == (-1, "damaged")
+    assert (found["shard-0"].entries, found["shard-1"].tombstoned) == (-1, True)
 
 
 def test_every_item_is_listed_once(paths):
     make_shard(paths.shard("twice"), entries_of("plane", range(5)))
     open_shard(paths.shards / "left.open", entries_of("words", range(20, 24)))
     items = {item.key: item for item in [*all_items(range(12)), *items_of("words", range(20, 24))]}
-    listed = list(stored_entries(paths.root))
+    listed = list(stored_entries(stored_catalog(paths.root)))
     assert (stored_catalog(paths.root).find(keys_of(list(items.values()))) >= 0).all()
     assert sorted(one.key for one in listed) == sorted(items)
     for one in listed:

@@ -216,7 +216,6 @@ def test_a_build_that_has_not_ended_has_no_snapshot(tmp_path):
 def test_a_cache_without_fields_or_samples_can_be_published(tmp_path):
     paths = CachePaths(tmp_path)
     new = NewSnapshot(samples=samples_of([]), fields=(), shards=(), source={"root": "/x", "part": "1/3"})
-    publish_snapshot(paths, replace(new, allow_failed="2%", facts={"mine": [1.5]}))
+    publish_snapshot(paths, replace(new, allow_failed="2%"))
     snapshot = open_snapshot(tmp_path)
     assert (len(snapshot.samples), snapshot.part, snapshot.allow_failed) == (0, "1/3", "2%")
-    assert snapshot.manifest["mine"] == [1.5]

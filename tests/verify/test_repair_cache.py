@@ -10,7 +10,7 @@ import pytest
 from made_cache import make
 
 from latentcache.errors import CacheLockedError, CacheNotFoundError
-from latentcache.store.garbage import stored_entries
+from latentcache.store.garbage import stored_catalog, stored_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.verify.repair import repair_cache
@@ -93,7 +93,7 @@ def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(made_cache.Flat, "encode", made)
     report = repair(case)
     assert len(report.removals) == 3
-    assert [entry for entry in stored_entries(case.cache) if entry.intact] == []
+    assert [entry for entry in stored_entries(stored_catalog(case.cache)) if entry.intact] == []
     case.write(0)
     assert case.build() == (3, 0)
     assert counts(case) == {"ok": 3}

@@ -25,8 +25,17 @@ from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.identity.content import content_hash
-from latentcache.identity.tokenizer import CLOCK, pin_clock, tokenizer_fingerprint, tokenizer_parts
-from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, read_template, read_tokenizer, token_ids
+from latentcache.identity.tokenizer import (
+    CLOCK,
+    JSON_NAME,
+    LoadedTokenizer,
+    pin_clock,
+    read_template,
+    read_tokenizer,
+    token_ids,
+    tokenizer_fingerprint,
+    tokenizer_parts,
+)
 
 _DEFAULT_DAY = date(2024, 7, 26)
 _LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")

@@ -439,7 +439,7 @@ class _Run:
 
     def _salvage(self, lost: Path) -> None:
         # Only damaged shards need it.
-        from latentcache.store.salvage import salvage
+        from latentcache.store.garbage import salvage
 
         salvage(self._paths, lost)
 
