@@ -241,17 +241,12 @@ class Mended(_Lazy):
     def __getitem__(self, index: Any) -> NDArray[Any]:
         if isinstance(self._old, Column):
             self._old.check()
-        at = self._at[index]
-        fresh = np.flatnonzero(at >= len(self._old))
-        old = np.delete(at, fresh) if len(fresh) else at
-        values = np.asarray(self._old[old])
-        values = values if self._numbers is None else self._numbers[values]
-        if not len(fresh):
-            return values.astype(self.dtype, copy=False)
+        at = np.asarray(self._at[index])
+        kept = at < len(self._old)
         found = np.empty((len(at), *self.shape[1:]), dtype=self.dtype)
-        kept = np.ones(len(at), dtype=np.bool_)
-        kept[fresh] = False
-        found[kept], found[fresh] = values, self._new[at[fresh] - len(self._old)]
+        old = np.asarray(self._old[at if kept.all() else at[kept]])
+        found[kept] = old if self._numbers is None else self._numbers[old]
+        found[~kept] = self._new[at[~kept] - len(self._old)]
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

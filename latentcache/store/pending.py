@@ -34,7 +34,7 @@ from latentcache.store.atomic_io import make_folder, read_file, remove_durably, 
 from latentcache.store.index import load_index
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import NewSnapshot, field_columns, rejected_line, write_snapshot
+from latentcache.store.publish import NewSnapshot, field_columns, write_snapshot
 from latentcache.store.snapshot import MANIFEST, FieldRows, Snapshot, open_snapshot, read_snapshot
 
 #: One line for each item that failed: sample row, field, reason.
@@ -62,12 +62,9 @@ def publish_pending(paths: CachePaths, new: NewSnapshot) -> None:
 
 def reject_pending(paths: CachePaths, rejected: Iterable[tuple[int, str, Rejected]]) -> None:
     """Say that items will not come: sample row, field and reason of each. Errors as :func:`publish_pending`."""
-    lines = b"".join(
-        json.dumps({"sample": sample, "target": field}).encode() + b"\t" + rejected_line("rejected", one)
-        for sample, field, one in rejected
-    )
+    lines = [json.dumps({"sample": sample, "field": field, "why": _why(one)}) for sample, field, one in rejected]
     with writing(paths.pending), (paths.pending / FAILED).open("ab", buffering=0) as file:
-        file.write(lines)
+        file.write("".join(f"{line}\n" for line in lines).encode())
         os.fsync(file.fileno())
 
 
@@ -124,14 +121,12 @@ class _Places:
         low, high = np.searchsorted(self.keys, keys, "left"), np.searchsorted(self.keys, keys, "right")
         count = high - low
         item = np.repeat(np.arange(len(keys)), count)
-        ends = np.cumsum(count)
-        rows = self.order[np.arange(len(item)) + np.repeat(low - (ends - count), count)]
+        rows = self.order[np.arange(len(item)) + np.repeat(low - (np.cumsum(count) - count), count)]
         new = self.shard[rows] < 0
         rows, item = rows[new], item[new]
-        entry, _, start, length = index.places(item)
+        entry, _, self.start[rows], self.length[rows] = index.places(item)
         for name in ("offset", "bytes", "checksum", "head"):
             getattr(self, name)[rows] = np.asarray(getattr(index, name))[entry]
-        self.start[rows], self.length[rows] = start, length
         self.shard[rows] = shard  # last: it says that the others are there
 
 
@@ -175,17 +170,16 @@ class Pending:
             MissingEntryError: A row was rejected.
             NotYetEncodedError: A row did not come in time, or the build has ended without it.
         """
-        deadline, ended = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s), False
-        while not self.available(field, rows).all():
-            failed = rows[self.failed(field, rows) & ~self.available(field, rows)]
-            if len(failed):
-                raise self._missing(field, int(failed[0]))
-            late = time.monotonic() >= deadline
-            if ended or late:
-                waited = self.timeout_s if timeout_s is None else timeout_s
-                raise (self._rejected_since(field, rows) if ended else None) or self._not_yet(
-                    field, rows, late, waited
-                )
+        wait_s, ended = self.timeout_s if timeout_s is None else timeout_s, False
+        deadline = time.monotonic() + wait_s
+        while len(absent := rows[~self.available(field, rows)]):
+            if ended:
+                self._read_rejected(field)
+            for row in absent[self.failed(field, absent)].tolist():
+                name, why = self._name(field, row)
+                raise MissingEntryError(f"the {field} of {name} cannot be made", where=str(self._paths.root), why=why)
+            if ended or time.monotonic() >= deadline:
+                raise self._not_yet(field, int(absent[0]), "" if ended else f"{wait_s:g} s")
             # Asked before the last look. A build that has ended removes the manifest after it has published.
             ended = not builder_name(self._paths.lock) or not (self._paths.pending / MANIFEST).exists()
             if not self.poll() and not ended:
@@ -219,52 +213,44 @@ class Pending:
     def _poll_failed(self) -> bool:
         with contextlib.suppress(OSError):
             data = read_file(self._paths.pending / FAILED)[self._read :]
-            lines = data[: data.rfind(b"\n") + 1].splitlines()
-            self._read += data.rfind(b"\n") + 1
-            for line in lines:
-                about, rejected = (json.loads(part) for part in line.split(b"\t", 1))
-                reason = " ".join(filter(None, (rejected["reason"], rejected.get("detail", ""))))
-                for name in [about["target"]] if about["target"] else list(self.places):
-                    self.places[name].failed |= np.asarray(self._snapshot.fields[name].sample) == about["sample"]
-                    self._reasons[name, about["sample"]] = reason
-            return bool(lines)
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read += len(whole)
+            for line in whole.splitlines():
+                one = json.loads(line)
+                self._fail(one["sample"], one["field"], one["why"])
+            return bool(whole)
         return False
 
-    def _rejected_since(self, field: str, rows: NDArray[np.integer]) -> MissingEntryError | None:
-        """The error of a row that the finished build rejected."""
+    def _fail(self, sample: int, field: str, why: str) -> None:
+        """A sample will not come: in one field, or in all."""
+        for name in [field] if field else list(self.places):
+            self.places[name].failed |= np.asarray(self._snapshot.fields[name].sample) == sample
+            self._reasons[name, sample] = why
+
+    def _read_rejected(self, field: str) -> None:
+        """Rows that the finished build rejected fail."""
         with contextlib.suppress(StoreError):
-            reasons = {
-                f"{one.name}:{one.line}" if one.line else one.name: " ".join(filter(None, (one.reason, one.detail)))
-                for one in open_snapshot(self._paths.root).rejected
-                if one.target in ("", field)
-            }
-            samples = np.asarray(self._snapshot.fields[field].sample)
-            for row in rows[~self.available(field, rows)].tolist():
-                sample = int(samples[row])
-                name = self._snapshot.samples.names[sample]
-                if name in reasons:
-                    self._reasons[field, sample] = reasons[name]
-                    return self._missing(field, row)
-        return None
+            rejected = open_snapshot(self._paths.root).rejected
+            numbers = {name: number for number, name in enumerate(self._snapshot.samples.names)} if rejected else {}
+            for one in rejected:
+                sample = numbers.get(one.label)
+                if sample is not None and one.target in ("", field):
+                    self._fail(sample, field, _why(one))
 
-    def _missing(self, field: str, row: int) -> MissingEntryError:
+    def _name(self, field: str, row: int) -> tuple[str, str]:
+        """The name of a row's sample, and why it was rejected."""
         sample = int(self._snapshot.fields[field].sample[row])
-        name = self._snapshot.samples.names[sample]
-        why = self._reasons.get((field, sample), "")
-        return MissingEntryError(f"the {field} of {name} cannot be made", where=str(self._paths.root), why=why)
+        return self._snapshot.samples.names[sample], self._reasons.get((field, sample), "")
 
-    def _not_yet(self, field: str, rows: NDArray[np.integer], late: bool, waited: float) -> NotYetEncodedError:
-        row = int(rows[~self.available(field, rows)][0])
-        name = self._snapshot.samples.names[int(self._snapshot.fields[field].sample[row])]
-        holder = builder_name(self._paths.lock)
-        runs = f"; the build runs as {holder}" if holder else ""
-        why = (
-            f"{name} was not encoded within {waited:g} s{runs}"
-            if late
-            else "the build is not running and has not made it"
-        )
-        fix = "run the same `latentcache build --stream` again, then open the cache"
-        if late:
+    def _not_yet(self, field: str, row: int, waited: str) -> NotYetEncodedError:
+        """The error of a row that did not come in time, or until the build ended."""
+        why, fix = "the build is not running and has not made it", "run the same `latentcache build --stream` again"
+        if waited:
+            why = f"it was not encoded within {waited}; {builder_name(self._paths.lock) or 'no build'} is running"
             fix = "wait longer: open_cache(..., timeout_s=...)"
-        what = f"the {field} of {name} are not encoded yet"
+        what = f"the {field} of {self._name(field, row)[0]} are not encoded yet"
         return NotYetEncodedError(what, where=str(self._paths.root), why=why, fix=fix)
+
+
+def _why(one: Rejected) -> str:
+    return " ".join(filter(None, (one.reason, one.detail)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullErr
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import (
     DISK_FULL,
-    as_store_error,
     make_folder,
     reading,
     sync_file,
@@ -55,41 +54,39 @@ class ShardWriter:
         self.num_bytes = 0
         self._environment: Any = None
         try:
-            _fill_lock(folder / _LOCK)
-            # lib_version=0 pins the 0.9 format whatever LMDB_DEFAULT_LIB_VERSION says: 1.0 moves values by 8 bytes.
-            self._environment = lmdb.open(
-                str(folder),
-                map_size=map_bytes,
-                max_readers=1024,
-                lib_version=0,
-                sync=True,
-                metasync=True,
-                writemap=False,
-                readahead=False,
-            )
-            sync_folder(folder)
-            sync_folder(folder.parent)
-        except (lmdb.Error, OSError) as error:
+            with _storing(folder):
+                _fill_lock(folder / _LOCK)
+                # 0 pins the 0.9 format whatever LMDB_DEFAULT_LIB_VERSION says: 1.0 moves values by 8 bytes.
+                self._environment = lmdb.open(
+                    str(folder),
+                    map_size=map_bytes,
+                    max_readers=1024,
+                    lib_version=0,
+                    sync=True,
+                    metasync=True,
+                    writemap=False,
+                    readahead=False,
+                )
+                sync_folder(folder)
+                sync_folder(folder.parent)
+        except StoreError:
             self.close()
-            told = store_error(error, folder) if isinstance(error, lmdb.Error) else as_store_error(error, folder)
             if fresh:  # half of an empty shard would be taken for a damaged one
                 shutil.rmtree(folder, ignore_errors=True)
-            raise told from error
+            raise
 
     def write(self, entries: Sequence[NewEntry]) -> None:
         """Commit a batch; all of it is durable when this returns, or none of it is there.
 
         A key that is in the shard already keeps its entry: same key, same bytes.
         """
-        with writing(self.folder):
+        with _storing(self.folder):
             while True:
                 try:
                     added = self._commit(entries)
                     break
                 except lmdb.MapFullError:
                     self._grow(sum(len(entry.value) for entry in entries))
-                except lmdb.Error as error:
-                    raise store_error(error, self.folder) from error
             failpoint("after-commit")
         self.num_entries += len(added)
         self.num_bytes += sum(added)
@@ -103,12 +100,9 @@ class ShardWriter:
         Returns:
             The sealed folder (which does not exist when the shard was empty).
         """
-        try:
+        with _storing(self.folder):
             self._environment.sync(True)
-        except lmdb.Error as error:
-            raise store_error(error, self.folder) from error
-        self.close()
-        with writing(self.folder):
+            self.close()
             return seal_folder(self.folder, name)
 
     def close(self) -> None:
@@ -127,28 +121,32 @@ class ShardWriter:
 
     def _grow(self, batch_bytes: int) -> None:
         """Double the map, or as far as the disk allows."""
-        size = self._environment.info()["map_size"]
-        free = shutil.disk_usage(self.folder).free
+        size, free = self._environment.info()["map_size"], shutil.disk_usage(self.folder).free
         if free < batch_bytes + _KEEP_FREE_BYTES:
             raise DiskFullError("the disk is full", where=str(self.folder), why=f"{free:,} bytes are free")
+        self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
+        failpoint("map-grown")
+
+
+@contextlib.contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    """Turn errors of LMDB and of the system into errors of this package."""
+    with writing(folder):
         try:
-            self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
-            failpoint("map-grown")
+            yield
         except lmdb.Error as error:
-            raise store_error(error, self.folder) from error
+            raise store_error(error, folder) from error
 
 
 def _fill_lock(path: Path) -> None:
     """A lock file that has its place on the disk before LMDB maps it; one that is there is left alone."""
-    try:
-        with path.open("xb") as file:
-            file.write(bytes(_LOCK_BYTES))
-    except FileExistsError:
-        return
-    except OSError:
-        with contextlib.suppress(OSError):  # what went wrong first is what is told
-            path.unlink()
-        raise
+    if not path.exists():
+        try:
+            path.write_bytes(bytes(_LOCK_BYTES))
+        except OSError:
+            with contextlib.suppress(OSError):  # what went wrong first is what is told
+                path.unlink()
+            raise
 
 
 def seal_folder(folder: Path, name: str = "") -> Path:
@@ -214,12 +212,8 @@ def store_error(error: lmdb.Error, folder: Path) -> StoreError:
     code = getattr(error, "code", None)
     if code in DISK_FULL or (code == _EIO and not _has_room(folder)):
         return DiskFullError("the disk is full", where=str(folder), why=str(error))
-    return StoreError(
-        "a shard cannot be written or read",
-        where=str(folder),
-        why=str(error),
-        fix="check the disk, then run again",
-    )
+    fix = "check the disk, then run again"
+    return StoreError("a shard cannot be written or read", where=str(folder), why=str(error), fix=fix)
 
 
 def _has_room(folder: Path) -> bool:
@@ -228,18 +222,10 @@ def _has_room(folder: Path) -> bool:
     try:
         size = (folder / "data.mdb").stat().st_size
         with probe.open("wb") as file:
-            _reserve(file.fileno(), size, _KEEP_FREE_BYTES)
-    except OSError as error:
-        return error.errno not in DISK_FULL
+            os.posix_fallocate(file.fileno(), size, _KEEP_FREE_BYTES)
+    except (OSError, AttributeError) as error:  # macOS lacks the call
+        return getattr(error, "errno", 0) not in DISK_FULL
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
     return True
-
-
-def _reserve(descriptor: int, start: int, size: int) -> None:
-    """Take space of a file; without ``posix_fallocate`` write its last byte, which finds limits and quotas."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, start, size)
-    else:
-        os.pwrite(descriptor, b"\0", start + size - 1)
