@@ -139,16 +139,6 @@ class Cache(View):
                 found[names[number]] = found.get(names[number], 0) + count
         return found
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cache) and self._identity == other._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    @cached_property
-    def _identity(self) -> tuple[Any, ...]:
-        return tuple(part.identity() for part in self.parts), self.settings, self.mixture
-
     def __repr__(self) -> str:
         snapshots = ", ".join(f"{one.paths.root.name} (snapshot {one.number})" for one in self.snapshots[:3])
         times = self.repeats
@@ -426,7 +416,7 @@ class Cache(View):
         return read
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_loaders", "_reader", "_selection", "_identity")
+        own = ("_loaders", "_reader", "_selection")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

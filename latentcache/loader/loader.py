@@ -74,9 +74,6 @@ class Reader(Protocol):
     def finish(self, batch: Batch) -> Batch:
         """Scale, shift and cast on a device; and arguments of the model's ``forward``."""
 
-    def names_of(self, rows: Ints) -> Sequence[str]:
-        """Names of samples, or the first document of each row."""
-
     def fresh(self, *, slots: int, device: str) -> Self:
         """The same with files and memory of its own, for a kind of device."""
 
@@ -135,7 +132,7 @@ class Loader:
         self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
         self.report: PlanReport = require_steps(plan_report(reader.index, batches))
         self._position = Position(reader.index, self.report, seed=seed)
-        self._substitutes = Substitutes(reader.index, _Names(reader), on_error)
+        self._substitutes = Substitutes(on_error)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._sampled = False
         self._warn()
@@ -145,18 +142,12 @@ class Loader:
         return self.report.steps
 
     def __repr__(self) -> str:
-        batches, report = self.report.batches, self.report
-        counts = {
-            "repeated": report.samples_repeated,
-            "dropped": report.samples_dropped,
-            "padded": report.rows_padded,
-        }
-        more = "".join(f", {number} {name}" for name, number in counts.items() if number)
-        excluded = f", {self.excluded} excluded" if self.excluded else ""
+        report, excluded = self.report, f", {self.excluded} excluded" if self.excluded else ""
         return (
-            f"Loader({len(self)} batches of {batches.batch_size}, rank {self.rank} of {self.world_size}"
+            f"Loader({len(self)} batches of {report.batches.batch_size}, rank {self.rank} of {self.world_size}"
             f" ({self._found}), epoch {self.epoch}, seed {self.seed}\n"
-            f"  {report.samples_used} samples of {self._title}{excluded}; remainder={batches.remainder!r}{more})"
+            f"  {report.samples_used} samples of {self._title}{excluded};"
+            f" remainder={report.batches.remainder!r}{report.beside})"
         )
 
     @property
@@ -181,7 +172,7 @@ class Loader:
         Counted in this process as batches are read, also those read ahead; a worker of a ``DataLoader`` counts its
         own.
         """
-        return self._substitutes.counts
+        return self._substitutes.counts(self._reader.index)
 
     @property
     def sampler(self) -> Sampler:
@@ -319,18 +310,17 @@ class Loader:
         index = self._reader.index
         asked = checked_rows(rows, len(index.bucket))
         epoch = self.epoch if epoch is None else whole("epoch", epoch, 0)
-        buckets, first = np.unique(index.bucket[asked], return_index=True)
-        if len(buckets) > 1 and index.lengths is None:
-            named = [
-                f"{asked[at]}: {index.buckets[one]}" for one, at in zip(buckets.tolist(), first.tolist(), strict=True)
-            ]
+        found = index.bucket[asked]
+        bucket = int(found.max())
+        if index.lengths is None and int(found.min()) != bucket:
+            named = {str(index.buckets[one]): row for row, one in zip(asked.tolist(), found.tolist(), strict=True)}
             raise UsageError(
-                f"rows: samples of {len(buckets)} buckets",
-                where=", ".join(named[:8]),
+                f"rows: samples of {len(named)} buckets",
+                where=", ".join(f"{row}: {one}" for one, row in sorted(named.items())[:8]),
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
-        return self.make(BatchIndex(epoch, -1, asked, int(buckets[-1]), None, self.seed or 0))
+        return self.make(BatchIndex(epoch, -1, asked, bucket, None, self.seed or 0))
 
     def make(self, index: BatchIndex) -> Batch:
         """The batch of a BatchIndex."""
@@ -358,12 +348,13 @@ class Loader:
 
     def _read(self, index: BatchIndex) -> Batch:
         """A batch on the CPU, with other samples in the place of bad ones."""
-        return self._substitutes.read(
-            index.rows,
-            lambda rows: self._reader.works([replace(index, rows=rows)])[0].finish(),
-            seed=index.seed,
-            epoch=index.epoch,
-        )[1]
+        if not self._substitutes.active:
+            return self._reader.works([index])[0].finish()
+
+        def read(rows: Ints) -> Batch:
+            return self._reader.works([replace(index, rows=rows)])[0].finish()
+
+        return self._substitutes.read(self._reader.index, index.rows, read, seed=index.seed, epoch=index.epoch)
 
     def sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
         """A batch on its way to the device."""
@@ -409,11 +400,7 @@ class Loader:
         self.close()
 
     def __getitem__(self, index: Any) -> Batch:
-        """The batch of a :class:`BatchIndex`.
-
-        Raises:
-            UsageError: It is a number: another sampler asks, and would lose the order, the shapes and the ranks.
-        """
+        """The batch of a :class:`BatchIndex`. Raises UsageError if another sampler asks by number."""
         return BatchDataset(self)[index]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -427,7 +414,6 @@ class Loader:
         index = self._reader.index
         self.report = plan_report(index, batches)
         self._position.attach(index, self.report)
-        self._substitutes.attach(index)
 
     def copied_position(self) -> Position:
         """A copy of the place of this loader, for an iteration elsewhere."""
@@ -484,16 +470,6 @@ class _Step:
         return self._loader.sent(self._index, self._work)
 
 
-class _Names:
-    """Name of a sample of a reader. Picklable."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def __call__(self, row: int) -> str:
-        return self._reader.names_of(np.array([row]))[0]
-
-
 class Sampler(TorchSampler[BatchIndex]):
     """Yields a :class:`BatchIndex` per step of this rank, in the training process; iterators have a state_dict."""
 
@@ -502,9 +478,6 @@ class Sampler(TorchSampler[BatchIndex]):
 
     def __len__(self) -> int:
         return len(self._loader)
-
-    def __repr__(self) -> str:
-        return f"Sampler(of {self._loader!r})"
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; see ``Loader.set_epoch``."""
@@ -554,25 +527,12 @@ class BatchDataset(Dataset[Batch]):
         """Samples that an epoch uses; trainers report it."""
         return self._loader.report.samples_used
 
-    def __repr__(self) -> str:
-        return f"BatchDataset(of {self._loader!r})"
-
     def set_epoch(self, epoch: int) -> None:
-        """For accelerate, which names the epoch before it starts workers; see ``Loader.set_epoch``.
-
-        Raises:
-            UsageError: It would deal the batches of this rank out to all ranks.
-        """
+        """For accelerate, which names the epoch before it starts workers; see ``Loader.set_epoch``."""
         self._loader.set_epoch(epoch)
 
     def __getitem__(self, index: Any) -> Batch:
-        """The batch of a :class:`BatchIndex`.
-
-        Raises:
-            UsageError: It is something else.
-            CorruptEntryError: An entry fails its check.
-            MissingEntryError: A shard is gone.
-        """
+        """The batch of a :class:`BatchIndex`. Raises UsageError if it is something else, and as ``Loader.batch``."""
         if not isinstance(index, BatchIndex):
             raise UsageError(
                 f"a batch of latentcache was asked for by index {index!r}",
@@ -601,9 +561,6 @@ class LoaderIterable(IterableDataset[Batch]):
         """Batches, or rows, of an epoch on this rank."""
         return len(self._loader) * (self._loader.report.batches.batch_size if self._rows else 1)
 
-    def __repr__(self) -> str:
-        return f"LoaderIterable({'rows' if self._rows else 'batches'} of {self._loader!r})"
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration serves; see ``Loader.set_epoch``."""
         self._loader.set_epoch(epoch)
@@ -617,12 +574,10 @@ class LoaderIterable(IterableDataset[Batch]):
         self._loader.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Serve the epoch, or the rest of it after ``load_state_dict``.
+        """Serve the epoch, or the rest of it after ``load_state_dict``; errors as of the loader.
 
         Raises:
             UsageError: In a worker process, or if accelerate would deal the batches of this rank out again.
-            CorruptEntryError: An entry fails its check.
-            MissingEntryError: A shard is gone.
         """
         refuse_double_sharding(self._loader.world_size)
         if get_worker_info() is not None:

@@ -60,12 +60,6 @@ class Rows(View, Dataset[Batch]):
             f" {self.packing_efficiency:.1%} full{f', {dropped} tokens dropped' if dropped else ''})"
         )
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows) and self._reader.identify() == other._reader.identify()
-
-    def __hash__(self) -> int:
-        return hash((self.settings, len(self), self.tokens))
-
     @property
     def name(self) -> str:
         """Names of the caches, and of what was chosen of them."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 Draw = Literal["sample", "mode"]
 Split = list[tuple[int, Ints, Ints]]
 """Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
-#: Combinations of groups that a table may have.
-_MOST_CODES = 1 << 16
 #: Snapshots whose empty captions were said in this process: cache, number.
 _SAID: set[tuple[Path, int]] = set()
 
@@ -102,11 +100,6 @@ class Part:
             return None if self.multiple == 1 else np.full(len(sample), self.multiple)
         return np.asarray(column)[sample].astype(np.int64) * self.multiple
 
-    def identity(self) -> tuple[str, bytes, int]:
-        """What two equal parts have in common."""
-        chosen = b"" if self.samples is None else content_hash(self.samples.tobytes())
-        return self.snapshot.fingerprint, chosen, self.multiple
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
@@ -121,19 +114,6 @@ class Joined:
     """Samples that lack a field."""
     occurrence: NDArray[np.integer] | None = None
     """(n,) number of each among the occurrences of its sample in an epoch; None: each is served once."""
-
-    def repeated(self, times: NDArray[np.int64] | None) -> Joined:
-        """Each sample as often in an epoch as ``times`` (n,) says; None: once."""
-        if times is None or not len(times) or (int(times.min()) == int(times.max()) == 1):
-            return self
-        first = np.cumsum(times) - times
-        return replace(
-            self,
-            sample=np.repeat(self.sample, times),
-            rows={name: np.repeat(rows, times, axis=0) for name, rows in self.rows.items()},
-            groups={name: np.repeat(group, times) for name, group in self.groups.items()},
-            occurrence=(np.arange(int(times.sum())) - np.repeat(first, times)).astype(np.uint32),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +150,7 @@ class Selection:
     ) -> None:
         self._parts, self.fields = tuple(parts), tuple(fields)
         _check_texts(parts[0].snapshot, fields)
-        found = [join(part, fields) for part in parts]
-        self.joined = [
-            one.repeated(part.occurrences(one.sample, repeats)) for part, one in zip(parts, found, strict=True)
-        ]
+        self.joined = [join(part, fields, repeats=repeats) for part in parts]
         self.excluded = sum(one.excluded for one in self.joined)
         self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self.joined])))
         self.shapes, bucket = self._buckets()
@@ -204,26 +181,23 @@ class Selection:
     def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
         met: dict[Shape, int] = {}
-        numbers: list[tuple[NDArray[np.int32], Ints]] = []
+        numbers = []
         for part, joined in zip(self._parts, self.joined, strict=True):
-            groups = {name: part.snapshot.fields[name].groups for name in joined.groups}
-            counts = tuple(map(len, groups.values()))
             code: Any = np.zeros(len(joined.sample), dtype=np.intp)
-            for name, own in groups.items():
-                code = code * len(own) + joined.groups[name]
-            codes: Ints = np.arange(min(math.prod(counts), _MOST_CODES + 1))
-            if len(codes) > _MOST_CODES:
-                codes, code = np.unique(code, return_inverse=True)
-            number = np.zeros(len(codes), dtype=np.int32)
-            for each in np.flatnonzero(np.bincount(code)).tolist():
-                chosen = zip(groups.items(), np.unravel_index(codes[each], counts), strict=True)
-                shape = _shape({name: own[int(place)] for (name, own), place in chosen})
-                number[each] = met.setdefault(shape, len(met))
-            numbers.append((number, code))
+            found: list[dict[str, Group]] = [{}] if len(code) else []
+            for name, group in joined.groups.items():
+                own = part.snapshot.fields[name].groups
+                code = code * len(own) + group
+                counts = np.bincount(code)
+                used = np.flatnonzero(counts)
+                found = [{**found[one // len(own)], name: own[one % len(own)]} for one in used.tolist()]
+                code = (np.cumsum(counts > 0) - 1)[code]
+            of_part = [met.setdefault(_shape(groups), len(met)) for groups in found]
+            numbers.append(np.array(of_part, dtype=np.int32)[code])
         order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
         final = np.zeros(max(len(order), 1), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
-        return order, np.concatenate([final[number][code] for number, code in numbers])
+        return order, final[np.concatenate(numbers)]
 
     def _identify(self) -> str:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""
@@ -290,8 +264,8 @@ def _without_excluded(mixture: Mixture, starts: Ints) -> Mixture:
     return Mixture(sources=tuple(sources))
 
 
-def join(part: Part, fields: Sequence[str]) -> Joined:
-    """The samples of a part that have all of these fields; a sample in several sizes is several.
+def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
+    """The samples of a part that have all of these fields; a sample in several sizes is several, a repeated one too.
 
     The field with most items decides how many a sample is; other fields are found by sample, and by size if they have
     several items per sample.
@@ -300,22 +274,24 @@ def join(part: Part, fields: Sequence[str]) -> Joined:
     lead = max(items.values(), key=lambda found: found.largest, default=None)
     if lead is None:
         return Joined(part.chosen, {}, {}, 0)
-    place: Any = slice(None)  # all of them, without a copy
+    place: Any = np.arange(len(lead.sample), dtype=np.int32)
     if part.samples is not None:
         count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
         place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
-    others = {name: other for name, other in items.items() if other is not lead}
-    found = {name: other.places(lead, place) for name, other in others.items()}
-    kept = np.logical_and.reduce([at >= 0 for at in found.values()]) if found else np.True_
+    found = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
+    kept = np.logical_and.reduce([at >= 0 for at in found.values()])
     if not kept.all():
-        found = {name: at[kept] for name, at in found.items()}
-        place = np.flatnonzero(kept) if part.samples is None else place[kept]
-    sample, found = lead.sample[place], {name: found.get(name, place) for name in items}
-    chosen = part.chosen
-    missing = len(chosen) - len(sample) if lead.largest < 2 else np.count_nonzero(~np.isin(chosen, sample))
+        place, found = place[kept], {name: at[kept] for name, at in found.items()}
+    sample, occurrence = lead.sample[place], None
+    missing = len(part.chosen) - len(sample) if lead.largest < 2 else np.count_nonzero(~np.isin(part.chosen, sample))
+    times = part.occurrences(sample, repeats)
+    if times is not None and (times != 1).any():
+        which = np.repeat(np.arange(len(sample)), times)
+        occurrence = (np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)).astype(np.uint32)
+        sample, found = sample[which], {name: at[which] for name, at in found.items()}
     rows = {name: items[name].rows[at] for name, at in found.items()}
     groups = {name: items[name].group[at] for name, at in found.items() if not items[name].ragged}
-    return Joined(sample, rows, groups, int(missing))
+    return Joined(sample, rows, groups, int(missing), occurrence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,7 +328,7 @@ class _Items:
         largest = int(np.bincount(sample).max()) if several else min(len(sample), 1)
         return cls(sample, group, np.array(sizes, dtype=np.int64), rows, largest, field.spec.ragged)
 
-    def places(self, lead: _Items, place: Ints | slice) -> Ints:
+    def places(self, lead: _Items, place: Ints) -> Ints:
         """(n,) the item of each sample (and size) of items of another field, -1 if there is none."""
         sample = lead.sample[place]
         if not len(self.sample):
@@ -361,7 +337,10 @@ class _Items:
             table = np.full(max(int(self.sample[-1]), int(sample.max(initial=0))) + 1, -1, dtype=np.int32)
             table[self.sample] = np.arange(len(self.sample))
             return table[sample]
-        own, wanted = _together(self.sample, self.size[self.group]), _together(sample, lead.size[lead.group[place]])
+        numbers = np.unique(np.concatenate([self.size, lead.size]), return_inverse=True)[1]  # of the sizes
+        count, mine, theirs = len(numbers), numbers[: len(self.size)], numbers[len(self.size) :]
+        own = self.sample.astype(np.int64) * count + mine[self.group]
+        wanted = sample.astype(np.int64) * count + theirs[lead.group[place]]
         order = np.argsort(own, kind="stable")
         at = order[np.searchsorted(own[order], wanted).clip(max=len(own) - 1)]
         return np.where(own[at] == wanted, at, -1)
@@ -372,13 +351,6 @@ def prompt_row(field: FieldRows, text: str) -> int:
     number = field.recipe.read_time.prompts.get(text, -1) if field.recipe is not None else -1
     found = np.flatnonzero(np.asarray(field.variant) == number)
     return int(found[0]) if len(found) else -1
-
-
-def _together(sample: Ints, dims: Ints) -> NDArray[Any]:
-    """Sample and size as one value that can be sorted."""
-    both = np.empty(len(sample), dtype=[("sample", np.int64), ("dims", np.int64)])
-    both["sample"], both["dims"] = sample, dims
-    return both
 
 
 def default_fields(snapshot: Snapshot) -> tuple[str, ...]:

@@ -175,15 +175,19 @@ class PlanReport(Value):
         """Batches of one rank that hold padding rows only."""
         return sum(bucket.blank for bucket in self.buckets)
 
-    def __repr__(self) -> str:
-        sizes = f"{self.batches.batch_size} x {self.batches.world_size} ranks, remainder={self.batches.remainder!r}"
+    @property
+    def beside(self) -> str:
+        """What fills or misses batches, in words: ``, 3 repeated``; empty if nothing does."""
         counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped, "padded": self.rows_padded}
-        more = "".join(f", {number} {name}" for name, number in counts.items() if number)
+        return "".join(f", {number} {name}" for name, number in counts.items() if number)
+
+    def __repr__(self) -> str:
         largest = ", ".join(f"{one.bucket}: {one.samples}" for one in self.buckets[:4])
         rest = f", {len(self.buckets) - 4} more" if len(self.buckets) > 4 else ""
         return (
-            f"PlanReport({self.steps} steps of {sizes}\n"
-            f"  {self.samples_used} samples used{more}\n  buckets: {largest}{rest})"
+            f"PlanReport({self.steps} steps of {self.batches.batch_size} x {self.batches.world_size} ranks,"
+            f" remainder={self.batches.remainder!r}\n"
+            f"  {self.samples_used} samples used{self.beside}\n  buckets: {largest}{rest})"
         )
 
 

@@ -173,12 +173,9 @@ def test_conversations_are_not_cut_unless_asked_for(tmp_path):
         opened(documents(tmp_path / "s", [[5, 6, 1], [5, 1]], [[(0, 3)], []])).rows(pad=16)
 
 
-def test_views_are_equal_by_content_and_travel(fifty):
+def test_views_travel(fifty):
     view = fifty[1].rows(pack=64)
     copy = pickle.loads(pickle.dumps(view))
-    assert view == copy == fifty[1].rows(pack=64)
-    assert hash(view) == hash(copy)
-    assert view != fifty[1].rows(pad=64)
     assert torch.equal(copy.batch([1])["labels"], view.batch([1])["labels"])
     assert view.transform({"row": [0, 1]})["input_ids"].shape == (2, 64)
 

@@ -19,14 +19,23 @@ from latentcache.plan.samples import SampleIndex
 
 def index_of(count, buckets=1):
     return SampleIndex(bucket=np.arange(count, dtype=np.int32) % buckets, identify=str,
+                       names_of=lambda rows: [f"s{row}" for row in rows.tolist()],
                        buckets=tuple(Bucket(label=f"b{n}") for n in range(buckets)))  # fmt: skip
 
 
 class Store:
-    """Reads rows, some of which are bad; counts what it read."""
+    """Reads rows through substitutes; some are bad. Counts what it read."""
 
-    def __init__(self, bad):
-        self.bad, self.reads = set(bad), []
+    def __init__(self, bad, count=400, buckets=2):
+        self.bad, self.reads, self.index = set(bad), [], index_of(count, buckets)
+        self.substitutes = Substitutes("substitute")
+
+    def read(self, rows, epoch=0):
+        return self.substitutes.read(self.index, rows, self, seed=1, epoch=epoch)
+
+    @property
+    def counts(self):
+        return self.substitutes.counts(self.index)
 
     def __call__(self, rows):
         self.reads.append(len(rows))
@@ -38,56 +47,46 @@ class Store:
         return rows.tolist()
 
 
-def made(bad, count=400, buckets=2, on_error="substitute"):
-    return Substitutes(index_of(count, buckets), lambda row: f"s{row}", on_error), Store(bad)
-
-
 @pytest.mark.filterwarnings("ignore:entry")
 @given(st.sets(st.integers(0, 399), max_size=4), st.integers(0, 9), st.integers(1, 16))
 def test_the_substitute_depends_on_seed_epoch_and_sample_alone(bad, epoch, batch):
     bad = {row for row in bad if row % 2 == 0}
-    whole, store = made(bad)
-    rows = np.arange(0, 400, 2)
-    found, values = whole.read(rows, store, seed=1, epoch=epoch)
-    assert values == found.tolist()
+    whole, parts, rows = Store(bad), Store(bad), np.arange(0, 400, 2)
+    values = whole.read(rows, epoch)
     assert not bad & set(values)
     assert all(one == other for one, other in zip(rows.tolist(), values, strict=True) if one not in bad)
     assert all(other % 2 == 0 for other in values)
-    parts, store = made(bad)
-    again = [row for start in range(0, 200, batch)
-             for row in parts.read(rows[start : start + batch], store, seed=1, epoch=epoch)[1]]  # fmt: skip
+    again = [row for start in range(0, 200, batch) for row in parts.read(rows[start : start + batch], epoch)]
     assert again == values
     assert parts.counts == whole.counts == {f"s{row}": 1 for row in bad}
 
 
 def test_a_batch_with_one_bad_sample_is_not_read_one_by_one():
-    substitutes, store = made({40}, buckets=1)
+    store = Store({40}, buckets=1)
     with pytest.warns(UserWarning, match="is served in place of s40"):
-        substitutes.read(np.arange(64), store, seed=0, epoch=0)
+        store.read(np.arange(64))
     assert len(store.reads) <= 2 * 6 + 4
     assert sum(store.reads) <= 4 * 64
     store.reads.clear()
-    substitutes.read(np.arange(64), store, seed=0, epoch=1)
-    assert store.reads == [1, 64]  # known: replaced before it is read
+    store.read(np.arange(64), epoch=1)
+    assert store.reads == [64]  # known: replaced before it is read
 
 
 def test_each_is_said_once_and_counted():
-    substitutes, store = made({0, 2})
+    store = Store({0, 2})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for epoch in range(3):
-            substitutes.read(np.array([0, 2, 4]), store, seed=0, epoch=epoch)
+            store.read(np.array([0, 2, 4]), epoch)
     assert len(caught) == 2
-    assert substitutes.counts == {"s0": 3, "s2": 3}
+    assert store.counts == {"s0": 3, "s2": 3}
 
 
 def test_too_many_are_an_error_after_all():
-    substitutes, store = made(range(0, 20, 2), count=400)
     with pytest.raises(CacheDamagedError, match="more than 4 of 400 samples"):
-        substitutes.read(np.arange(0, 40, 2), store, seed=0, epoch=0)
-    substitutes, store = made({0}, count=2)
+        Store(range(0, 20, 2)).read(np.arange(0, 40, 2))
     with pytest.raises(CacheDamagedError, match="no sample of bucket b0 can be read"):
-        substitutes.read(np.array([0]), store, seed=0, epoch=0)
+        Store({0}, count=2).read(np.array([0]))
 
 
 def test_through_a_loader_of_samples(tmp_path):
