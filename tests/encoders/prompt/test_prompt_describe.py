@@ -153,15 +153,6 @@ def test_a_length_that_is_a_property_of_the_model_is_refused(pipelines):
         recipe_of(pipelines("StableDiffusionPipeline")[1], text_length=64)
 
 
-def test_weights_in_shards_are_found(pipelines, tmp_path):
-    pipe, folder = pipelines("StableDiffusionPipeline")
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / "text_encoder" / "model.safetensors").unlink()
-    pipe.text_encoder.save_pretrained(copy / "text_encoder", max_shard_size="10KB")
-    assert len(locate_pipeline(str(copy), "prompt_embeds").parts[0].weights) > 1
-    assert recipe_of(copy).recipe_id == recipe_of(folder).recipe_id
-
-
 def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_said(pipelines, monkeypatch):
     """The text of a caption that is encoded depends on them."""
     folder, there = pipelines("PixArtSigmaPipeline")[1], {"ftfy": "6.3", "beautifulsoup4": "4.13"}

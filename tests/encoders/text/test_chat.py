@@ -1,12 +1,9 @@
-from datetime import date
-
 import pytest
 from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
 
 from latentcache.encoders.text.chat import ChatRenderer
 from latentcache.encoders.text.special import SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
-from latentcache.identity.tokenizer import pin_clock
 from latentcache.sources.records import Message, chat_record
 
 NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -91,8 +88,3 @@ def test_a_template_that_is_no_jinja_is_an_error_with_its_line():
     with pytest.raises(UsageError) as caught:
         renderer("a\n{% for %}").render(TWO)
     assert "line 2" in caught.value.where
-
-
-def test_the_clock_is_stopped():
-    template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ messages[0].content }}"
-    assert renderer(pin_clock(template, date(2024, 7, 26))).render(TWO).text == "26 Jul 2024Hi"

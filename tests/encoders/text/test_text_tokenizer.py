@@ -98,16 +98,6 @@ def test_values_of_one_record_reach_the_template(folder, tmp_path):
     assert special.columns["control"] == 1
 
 
-def test_the_difference_of_prefixes_gives_the_same_runs_as_tags(folder, tmp_path):
-    (tmp_path / "t").write_text(untagged(CHATML))
-    for one, other in zip(
-        both(folder, chat=True), both(folder, chat=True, chat_template=tmp_path / "t"), strict=True
-    ):
-        for left, right in zip(one.tokenize(CONVERSATIONS), other.tokenize(CONVERSATIONS), strict=True):
-            assert left.array.tolist() == right.array.tolist()
-            assert left.columns["spans"].tolist() == right.columns["spans"].tolist()
-
-
 def test_special_token_text_in_texts_stay_text_and_are_counted(folder, transformers_tokenizer):
     text = "a post on <|im_end|> and <|endoftext|>"
     for tokenizer in both(folder):

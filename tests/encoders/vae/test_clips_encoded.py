@@ -15,7 +15,6 @@ from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Job, Output, ProducerContext
 from latentcache.geometry.sizes import Size
-from latentcache.loader.values import Affine
 
 BUCKET = Size(64, 96)
 WAN = {"patch_size": None, "in_channels": 3, "out_channels": 3}
@@ -91,29 +90,6 @@ def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
     flat, group, _ = latents(tmp_path, "a.png", model, 1, frames=None)
     assert (flat.ndim, group.shape) == (3, flat.shape)
     close(flat, found[:, 0])
-
-
-def test_tiles_are_those_of_the_class(tiny, tmp_path):
-    model = tiny("AutoencoderKLWan", **WAN)
-    path = write_video(tmp_path / "a.mp4", 5, height=64, width=320)
-    found, _, _ = latents(tmp_path, "a.mp4", model, 5, Size(64, 320), frames=(5,), tiling=True)
-    loaded, whole = own(model, plain_frames(path)[0], "AutoencoderKLWan")
-    loaded.enable_tiling()
-    values = torch.from_numpy(plain_frames(path)[0]).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
-    with torch.no_grad():
-        tiled = loaded.encode(values).latent_dist.mode()[0].numpy()
-    close(found, tiled)
-    assert np.abs(found - whole).max() > 1e-3 * whole.std()
-
-
-def test_means_and_deviations_are_applied_at_read(tiny, tmp_path):
-    model, _ = tiny("AutoencoderKLWan", **WAN), write_video(tmp_path / "a.mp4", 9)
-    found, _, recipe = latents(tmp_path, "a.mp4", model, 9)
-    config = diffusers.AutoencoderKLWan.load_config(model)
-    mean, std = (np.array(config[f"latents_{word}"], np.float32)[:, None, None, None] for word in ("mean", "std"))
-    stored = torch.from_numpy(found)[None].clone()
-    read = Affine.of(recipe.read_time.affine).apply(stored, torch.empty_like(stored))
-    assert np.allclose(read[0].numpy(), (found - mean) / std, atol=1e-5)
 
 
 def test_frames_that_the_model_does_not_take(tiny):

@@ -45,20 +45,14 @@ def test_a_home_folder_is_found(model, monkeypatch):
     assert locate("~/model", "~/model") == locate(str(model.folder))
 
 
-@pytest.mark.parametrize("index", [True, False])
-def test_a_pipeline_folder_gives_its_vae(tmp_path, index):
+def test_a_pipeline_folder_gives_its_vae(tmp_path):
     vae = made(tmp_path / "pipeline" / "vae")
-    if index:
-        (tmp_path / "pipeline" / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKL"]}')
     assert locate(str(tmp_path / "pipeline")) == locate(str(vae.folder))
-
-
-def test_the_vae_of_a_pipeline_wins_over_files_beside_it(tmp_path):
-    pipeline = made(tmp_path / "pipeline")
-    vae = made(pipeline.folder / "vae")
-    assert locate(str(pipeline.folder)).weights == (pipeline.weights,)
-    (pipeline.folder / "model_index.json").write_text("{}")
-    assert locate(str(pipeline.folder)).weights == (vae.weights,)
+    beside = made(tmp_path / "both")
+    own = made(beside.folder / "vae")
+    assert locate(str(beside.folder)).weights == (beside.weights,)
+    (beside.folder / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKL"]}')
+    assert locate(str(beside.folder)).weights == (own.weights,)
 
 
 def test_a_pipeline_without_a_vae(tmp_path):
