@@ -7,7 +7,7 @@ from typing import Any
 
 from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.text.describe import describe_tokenizer
-from latentcache.encoders.vae.describe import ModelDescription, describe_model
+from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.names import encoder_tensors
 from latentcache.encoders.weights import not_finite, read_headers
@@ -16,28 +16,23 @@ from latentcache.fields.input_ids import InputIdsRecipe
 
 
 def check_vae(settings: Any) -> str:
-    """Describe the encoder that settings of latents name, and read its weights; empty if they name none."""
+    """Describe the encoder that settings of latents name, and read its weights; empty if they name none.
+
+    Weights that are not finite are looked for: every latent would be. Cost: one pass over the bytes of the encoder.
+    """
     if settings.model is None:
         return ""
     description = describe_model(settings)
-    if description.weights:
-        _check_finite(description)
-    spec = description.spec
-    return f"{settings.model} is {spec.family}: {spec.channels} channels, f{spec.factor}"
-
-
-def _check_finite(description: ModelDescription) -> None:
-    """Look for weights of the encoder that are not finite: every latent would be. Cost: one pass over its bytes."""
-    ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
+    spec, ldm = description.spec, FAMILIES.get(description.spec.family, GENERIC).ldm
     tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
-    bad = not_finite(tensors)
-    if bad:
+    if bad := not_finite(tensors):
         raise UnsupportedModelError(
             f"{tensors[bad].path.name} has weights that are not finite",
             where=str(tensors[bad].path),
             why=f"tensor {tensors[bad].name} holds infinity or NaN, so every latent would",
             fix="download the file again, or save the model again in float32",
         )
+    return f"{settings.model} is {spec.family}: {spec.channels} channels, f{spec.factor}"
 
 
 def check_tokenizer(settings: Any) -> str:
@@ -54,12 +49,7 @@ def check_tokenizer(settings: Any) -> str:
 
 
 def device_facts(device: str = "auto") -> dict[str, Any]:
-    """Facts about the device of this process, for ``doctor``; imports torch.
-
-    Returns:
-        ``torch``, ``cuda`` (the version that torch was built for; empty: without CUDA), ``usable``; for a usable CUDA
-        device its ``name``, ``free_bytes`` and ``total_bytes``.
-    """
+    """Facts about the device of this process, for ``doctor``: ``usable``, and ``cuda`` that torch was built for."""
     import torch
 
     facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}

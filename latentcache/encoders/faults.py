@@ -33,19 +33,11 @@ class Guard(Value):
     """Advice if the model fails on an input."""
 
     def run(self, action: Callable[[], T], subject: str) -> T:
-        """Result of the action.
-
-        Raises:
-            DeviceMemoryError: It does not fit.
-            DeviceError: The device failed.
-            EncoderError: The model failed.
-        """
+        """Result of the action; raises DeviceMemoryError, DeviceError, or EncoderError if the model failed."""
         failure: LatentcacheError
         try:
             return action()
-        except MemoryError as error:
-            failure = _memory_error(subject, error)
-        except (RuntimeError, ValueError) as error:
+        except (MemoryError, RuntimeError, ValueError) as error:
             failure = self._translated(subject, error)
         if isinstance(failure, DeviceMemoryError) and self.device.type == "cuda":
             import torch
@@ -54,19 +46,14 @@ class Guard(Value):
         raise failure  # outside ``except``: no frame of the failed call is kept
 
     def _translated(self, subject: str, error: Exception) -> LatentcacheError:
-        text = f"{type(error).__name__}: {error}".lower()
-        if any(sign in text for sign in _OUT_OF_MEMORY):
-            return _memory_error(subject, error)
+        text, why = f"{type(error).__name__}: {error}".lower(), first_line(error)
+        if isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+            return DeviceMemoryError(f"no memory left on the device for {subject}", why=why)
         if any(sign in text for sign in _DEVICE_FAILED):
-            return DeviceError(f"the device {self.device} failed on {subject}", why=first_line(error))
-        why = first_line(error)
+            return DeviceError(f"the device {self.device} failed on {subject}", why=why)
         return EncoderError(f"{self.name} cannot encode {subject}", where=self.label, why=why, fix=self.fix)
 
 
 def first_line(error: BaseException) -> str:
     """First line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _memory_error(subject: str, error: Exception) -> DeviceMemoryError:
-    return DeviceMemoryError(f"no memory left on the device for {subject}", why=first_line(error))

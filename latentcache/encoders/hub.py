@@ -53,12 +53,9 @@ def expanded(word: str) -> Path:
 
 
 def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
-    """File or folder of a path or hub id, and the commit of a hub id.
+    """File or folder of a path or hub id, and the commit of a hub id; raises ModelNotFoundError.
 
     The network is not asked if the local hub cache holds ``revision``, the commit of an earlier build.
-
-    Raises:
-        ModelNotFoundError: Nothing at this path, or no such repository on the hub.
     """
     path = expanded(word)
     if path.exists():
@@ -96,18 +93,15 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
         failure = error
     if cached := local():
         return cached
+    what = f"{name}: neither a folder here nor a {wanted.what} that can be downloaded"
+    where, why = name, "this machine is offline, or the repository does not exist or is closed: "
+    fix = f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {wanted.flag} FOLDER"
     if type(failure).__name__ == "GatedRepoError":
         patterns = " ".join(f"'{pattern}'" for pattern in wanted.files)
-        raise ModelNotFoundError(
-            f"{name}: its owner gives access to users who are logged in and have accepted the terms",
-            where=f"https://huggingface.co/{name}",
-            why=first_line(failure),
-            fix=f"accept the terms on that page, `hf auth login`, and run the same command again; it downloads what "
-            f"`hf download {name} --include {patterns}` does",
+        what = f"{name}: its owner gives access to users who are logged in and have accepted the terms"
+        where, why = f"https://huggingface.co/{name}", ""
+        fix = (
+            "accept the terms on that page, `hf auth login`, and run the same command again; it downloads what"
+            f" `hf download {name} --include {patterns}` does"
         )
-    raise ModelNotFoundError(
-        f"{name}: neither a folder here nor a {wanted.what} that can be downloaded",
-        where=name,
-        why=f"this machine is offline, or the repository does not exist or is closed: {first_line(failure)}",
-        fix=f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {wanted.flag} FOLDER",
-    )
+    raise ModelNotFoundError(what, where=where, why=why + first_line(failure), fix=fix)

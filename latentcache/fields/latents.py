@@ -274,17 +274,12 @@ class LatentsSettings(Settings):
         if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
             raise UsageError(f"--alpha {self.alpha!r}: not a color", why="expected #rrggbb", fix="--alpha '#ffffff'")
         if self.buckets and self.resolutions:
-            raise UsageError(
-                "--bucket and --resolution were both given",
-                why="an explicit list of buckets replaces the resolution",
-                fix="give one of the two",
-            )
+            why = "an explicit list of buckets replaces the resolution"
+            raise UsageError("--bucket and --resolution were both given", why=why, fix="give one of the two")
         if self.crop_variants is not None and not 1 <= self.crop_variants <= MAX_CROPS:
-            raise UsageError(
-                f"--crop-variants {self.crop_variants}: must be 1 to {MAX_CROPS}",
-                why="every random crop of an image is stored",
-                fix=f"--crop random --crop-variants {DEFAULT_CROPS}",
-            )
+            what = f"--crop-variants {self.crop_variants}: must be 1 to {MAX_CROPS}"
+            fix = f"--crop random --crop-variants {DEFAULT_CROPS}"
+            raise UsageError(what, why="every random crop of an image is stored", fix=fix)
 
 
 class Latents(FieldKind):
@@ -429,14 +424,12 @@ def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
 
 def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
     """Stored crops of an image; raises UsageError for several places without random ones."""
+    number = settings.crop_variants
     if crop == "random":
-        return settings.crop_variants or (base.crops if base.crop == "random" else DEFAULT_CROPS)
-    if settings.crop_variants is not None:
-        raise UsageError(
-            f"--crop-variants {settings.crop_variants}: not with --crop {crop}",
-            why="only random crops differ",
-            fix=f"--crop random --crop-variants {settings.crop_variants}",
-        )
+        return number or (base.crops if base.crop == "random" else DEFAULT_CROPS)
+    if number is not None:
+        what, fix = f"--crop-variants {number}: not with --crop {crop}", f"--crop random --crop-variants {number}"
+        raise UsageError(what, why="only random crops differ", fix=fix)
     return 1
 
 
@@ -444,9 +437,8 @@ def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multipl
     """Grid of the sides if none was given: a list of buckets needs no grid, anything else follows the cache."""
     if settings.buckets:
         return model_multiple
-    if cached is None or (settings.resolutions and cached.geometry.buckets):
-        return GeometrySettings().multiple
-    return cached.geometry.multiple
+    fresh = cached is None or (settings.resolutions and cached.geometry.buckets)
+    return GeometrySettings().multiple if cached is None or fresh else cached.geometry.multiple
 
 
 def _chosen(geometry: GeometrySettings) -> str:

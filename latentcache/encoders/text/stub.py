@@ -15,7 +15,7 @@ import numpy as np
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.identity.content import json_hash
-from latentcache.sources.records import Message, Record
+from latentcache.sources.records import Record
 
 _BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
 _NUM_IDS = 261
@@ -57,27 +57,21 @@ class StubTokenizer:
             text = record.text or ""
             ids = chr(_BOS) * recipe.add_bos + _bytes(text) + chr(_EOS) * recipe.add_eos
             begin = 0 if everything else record.begin
-            first = len(_bytes(text[:begin])) + recipe.add_bos if begin else 0
-            spans = [(first, len(ids) - first)] if first < len(ids) else []
+            spans = [(len(_bytes(text[:begin])) + recipe.add_bos if begin else 0, len(ids))]
         else:
-            ids, spans = _turns(record.messages)
-            spans = [(0, len(ids))] if everything and ids else spans
-        columns = {"spans": np.array(spans, dtype=np.uint32).reshape(-1, 2)}
+            ids, spans = "", []
+            for message in record.messages:
+                ids += chr(_TURN) + _bytes(f"{message.role}\n")
+                begin = len(ids)
+                ids += _bytes(message.content) + chr(_END)
+                spans += [(begin, len(ids))] if message.learned else []
+            spans = [(0, len(ids))] if everything else spans
+        own = [(begin, end - begin) for begin, end in spans if begin < end]
+        columns = {"spans": np.array(own, dtype=np.uint32).reshape(-1, 2), "control": 0, "not_rendered": 0}
         array = np.frombuffer(ids.encode("utf-16-le"), dtype="<u2").astype(recipe.dtype, copy=False)
-        return Made(array=array, columns={**columns, "control": 0, "not_rendered": 0})
+        return Made(array=array, columns=columns)
 
 
 def _bytes(text: str) -> str:
     """One character for each byte of UTF-8: ids are characters until all are there, which numpy then has at once."""
     return text.encode().decode("latin-1")
-
-
-def _turns(messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
-    """Ids of a conversation, and its loss spans."""
-    ids, spans = "", []
-    for message in messages:
-        content = _bytes(message.content)
-        ids += chr(_TURN) + _bytes(f"{message.role}\n") + content + chr(_END)
-        if message.learned:
-            spans.append((len(ids) - len(content) - 1, len(content) + 1))
-    return ids, spans
