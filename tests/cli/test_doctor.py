@@ -9,12 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import save_file
 from small_cache import SMALL, draw
-from tiny_vae import tiny_vae
 
 from latentcache.cli import doctor
-from latentcache.encoders.vae.locate import WEIGHTS_NAME
 from latentcache.store.snapshot import open_snapshot
 
 BIN = Path(sys.executable).parent
@@ -78,45 +75,6 @@ def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
     assert (done.status, check["state"], check["fix"]) == (3, "problem", "pip install numpy")
     fix = {"fix": f"{shlex.quote(sys.executable)} -m {check['fix']} --no-index --quiet"}
     assert run_build(fix, tmp_path) == 0, "it is installed"
-
-
-def unusable_models(folder):
-    """(name, --model, words of the problem)"""
-    made = tiny_vae(folder / "vae")
-    for name, content, words in (
-        ("gguf", b"GGUF" + bytes(60), "a GGUF file"),
-        ("html", b"<!DOCTYPE html><html>", "an HTML page"),
-        ("lfs", b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
-        ("pickle", b"PK\x03\x04" + bytes(60), "a pickle checkpoint"),
-        ("cut", (made / WEIGHTS_NAME).read_bytes()[:5000], "cut short"),
-    ):
-        copy = folder / name
-        copy.mkdir()
-        (copy / "config.json").write_bytes((made / "config.json").read_bytes())
-        (copy / WEIGHTS_NAME).write_bytes(content)
-        yield copy, words
-    (made / WEIGHTS_NAME).rename(made / "weights.bin")
-    yield made, "only pickle weights"
-    (folder / "empty").mkdir()
-    yield folder / "empty", "has no config.json"
-
-
-def test_models_that_cannot_be_used(run, tmp_path):
-    for model, words in unusable_models(tmp_path):
-        done = run("doctor", "--model", model, "--json")
-        check = checks(done)["latents"]
-        assert (done.status, check["state"]) == (1, "problem"), model
-        assert words in check["text"]
-        assert check["hint"]
-
-
-def test_a_checkpoint_is_recognized(run, tmp_path):
-    import numpy as np
-
-    key = "double_blocks.0.img_attn.qkv.weight"
-    save_file({key: np.zeros((2, 2), dtype=np.float16)}, tmp_path / "flux.safetensors")
-    check = checks(run("doctor", "--model", tmp_path / "flux.safetensors", "--json"))["latents"]
-    assert "flux.safetensors is a checkpoint of Flux.1, without its VAE" in check["text"]
 
 
 def broken(folder):

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 from make_images import make_images
-from page_blocks import DOCS, Block, agrees, blocks, parse, run_console, run_page
+from page_blocks import DOCS, Block, blocks, run_console, run_page
 
 from latentcache import BuildSettings, build_cache
 
@@ -46,23 +46,6 @@ def test_a_howto(page, tmp_path, monkeypatch):
     make_images(tmp_path / "images", count=12, side=256)
     build_cache(BuildSettings(data=tmp_path / "images", fields={"latents": {"resolutions": (256,)}}))
     run(page, tmp_path, monkeypatch)
-
-
-def test_commands_and_outputs_are_told_apart():
-    assert parse("$ one\n$ two\nout\n  more\n") == [("one", ""), ("two", "out\n  more\n")]
-
-
-@pytest.mark.parametrize(
-    ("expected", "found"),
-    [
-        ("3 made", "3 made, 1 refused"),
-        ("first\n…\nlast", "first\nlast but one"),
-        ("1 ok", ""),
-        ("stale a", "stale b"),
-    ],
-)
-def test_loose_disagreement(expected, found):
-    assert not agrees(expected, found)
 
 
 def test_a_wrong_output_fails_and_a_status_is_kept(tmp_path):

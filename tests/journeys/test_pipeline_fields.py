@@ -47,22 +47,6 @@ def stub(data, tmp_path):
     return tmp_path / "cache"
 
 
-@pytest.mark.slow
-def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
-    pipe, folder = pipeline
-    done, made = build(data, tmp_path / "cache", "--model", folder, *SMALL, "--text-storage-dtype", "float32")
-    assert done.status == 0
-    assert made == {"latents": 6, "prompt_embeds": 5, "pooled_prompt_embeds": 5}
-    batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=6)))
-    with torch.inference_mode():
-        embeds, _, pooled, _ = pipe.encode_prompt(batch["captions"], device="cpu", do_classifier_free_guidance=False)
-    torch.testing.assert_close(batch["prompt_embeds"], embeds, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
-    assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0)
-    done = look("verify", tmp_path / "cache", "--reencode", "2", "--full", "--json")
-    assert done.status == 0, done.err
-
-
 def tiny_unet():
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),

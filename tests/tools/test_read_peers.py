@@ -51,13 +51,6 @@ def test_workers_serve_the_same(found, payloads, name):
     check(name, shuffled(), payloads, list(found[name](shuffled())))
 
 
-@pytest.mark.slow
-def test_workers_of_other_formats_serve_the_same(found, payloads):
-    for name in sorted(set(found) - ALWAYS):
-        if "2 workers" in name:
-            check(name, shuffled(), payloads, list(found[name](shuffled())))
-
-
 def check(name, plan, payloads, batches):
     """The bytes of rows; the rows of the plan, or where the peer has an order of its own, as many and none twice."""
     assert len(batches) >= len(plan) - 1, name
