@@ -11,7 +11,6 @@ from make_images import make_images
 PROGRAM = Path(sys.executable).with_name("latentcache")
 MODELS = {"torch", "diffusers", "transformers"}
 ARITHMETIC = {"numpy", "lmdb", "pydantic"}
-COMMANDS = ["build", "merge", "verify", "info", "gc", "export", "plan"]
 
 
 def imported(*words):
@@ -41,13 +40,6 @@ def test_help_needs_neither_models_nor_arithmetic():
     assert names & (MODELS | ARITHMETIC) == set()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_needs_no_model(command):
-    status, names = imported(command, "--help")
-    assert status == 0
-    assert names & MODELS == set()
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -70,12 +62,6 @@ def test_reading_commands_need_no_model(cache, words):
 
 def test_a_check_decodes_no_image(cache):
     assert "PIL" not in imported("verify", cache)[1]
-
-
-def test_rejecting_a_folder_that_does_not_exist_needs_no_model(tmp_path):
-    status, names = imported("build", str(tmp_path / "nothing"))
-    assert status == 2
-    assert names & MODELS == set()
 
 
 def test_the_module_form_is_the_same_program():

@@ -37,29 +37,6 @@ def test_the_text_says_why_the_status_is_1(run, data):
     assert "1 quarantined (more than --allow-failed 0: exit status 1)" in done.out
 
 
-def test_flips_from_build_to_plan(run, data, tmp_path):
-    cache = tmp_path / "cache"
-    words = ["build", data, "--out", cache, *SMALL]
-    assert run(*words, "--json").json["counts"] == counts(4, 4, 0, 0)
-    plain = run("plan", cache, "--batch-size", "2", "--json").json
-    assert run("verify", cache, "--flip", "--json").json["counts"]["stale"] == 4
-    made = run(*words, "--flip", "--json").json
-    assert made["counts"] == counts(4, 4, 4, 0)
-    assert made["fields"]["latents"]["recipe"]["geometry"]["flip"] is True
-    assert run("verify", cache, "--full", "--json").json["counts"]["ok"] == 4
-    flipped = run("plan", cache, "--batch-size", "2", "--json").json
-    assert flipped == plain
-    assert run("plan", data, *SMALL, "--flip", "--batch-size", "2", "--json").json["buckets"] == plain["buckets"]
-    info = run("info", cache, "--entries", "--json").json
-    assert (info["counts"]["entries"], info["counts"]["samples"]) == (8, 4)
-    assert sorted(entry["key"][2:4] for entry in info["entries"]) == ["00"] * 4 + ["01"] * 4
-    assert all(len(entry["paths"]) == 1 for entry in info["entries"])
-    assert "horizontal flips" in run("info", cache).out
-    run(*words, "--no-flip")
-    back = run("verify", cache, "--json").json
-    assert (back["counts"]["ok"], back["counts"]["unreferenced"], back["exit_code"]) == (4, 0, 0)
-
-
 def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
     for number in range(3):
         (data / f"copy{number}.png").write_bytes((data / "p0.png").read_bytes())

@@ -58,23 +58,7 @@ def seen(monkeypatch):
     return call
 
 
-WORDS = [
-    "--switch",
-    "--number",
-    "3",
-    "--word",
-    "x y",
-    "--word",
-    "z",
-    "--word",
-    "z",
-    "--choice",
-    "a",
-    "--size",
-    "big",
-    "--file",
-    "f",
-]
+WORDS = "--switch --number 3 --word 'x y' --word z --word z --choice a --size big --file f"
 
 
 def test_nothing_given_is_nothing(seen):
@@ -83,13 +67,13 @@ def test_nothing_given_is_nothing(seen):
 
 
 def test_each_type_of_setting_is_an_option(seen):
-    asked = seen(*WORDS)
+    asked = seen(*shlex.split(WORDS))
     expected = AllTypes(switch=True, number=3, words=("x y", "z"), choice="a", size="BIG", file=Path("f"))
     assert asked.fields == {"toy": expected}
 
 
 def test_words_are_those_of_the_command_line(seen):
-    asked = seen(*WORDS, "--no-switch")
+    asked = seen(*shlex.split(WORDS), "--no-switch")
     assert seen(*shlex.split(asked.words)) == asked
     assert "--no-switch" in asked.words
 
@@ -129,14 +113,10 @@ def test_a_percentage_is_exact(tenths, samples):
         (["--bucket", "60x64"], "recipe", "60x64"),
         (["--bucket", "64x64", "--resolution", "64"], "usage", "--resolution"),
         (["--resolution", "0"], "recipe", "resolution"),
-        (["--resolution", "-64"], "recipe", "resolution"),
         (["--bucket-step", "0"], "recipe", "--bucket-step"),
         (["--min-side", "512", "--max-side", "64"], "recipe", "512 to 64"),
         (["--alpha", "white"], "usage", "--alpha"),
-        (["--icc", "p3"], "usage", "--icc"),
-        (["--resample", "bicubic"], "usage", "--resample"),
         (["--storage-dtype", "fp8"], "usage", "--storage-dtype"),
-        (["--compute-dtype", "half"], "usage", "--compute-dtype"),
         (["--model", "stub:delay=1"], "usage", "delay=1"),
     ],
 )

@@ -27,17 +27,6 @@ def found_by(run, cache, *words):
     return done.status, {name: number for name, number in found["counts"].items() if number}, found["items"]
 
 
-def test_another_tokenizer_names_the_field(run, cache, tmp_path):
-    manifest = cache / "snapshots" / "000001" / "manifest.json"
-    recorded = json.loads(manifest.read_bytes())["fields"]["input_ids"]["recipe"]["tokenizer"][:8]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("latentcache.encoders.text.stub._VERSION", 2)
-        status, counts, items = found_by(run, cache)
-    assert (status, counts) == (1, {"stale": 200})
-    assert (items[0]["reason"], items[0]["found"][:8]) == ("recipe:tokenizer", recorded)
-    assert items[0]["expected"][:8] != recorded
-
-
 @pytest.mark.parametrize(
     ("files", "parts"),
     [

@@ -2,14 +2,12 @@ import os
 import random
 import shutil
 import subprocess
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from made_cache import MadeRecipe, make
 
 from latentcache.errors import LatentcacheError, SourceNotFoundError
-from latentcache.fields.protocol import Group
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.verify.fixes import Commands
@@ -237,25 +235,6 @@ def test_a_field_that_was_asked_for_and_is_not_there_is_missing(case):
     report = check(case, Depth(), requested=requested)
     assert counts(report) == {"missing": 8}
     assert {one.field for one in report.findings} == {"other"}
-
-
-def test_a_plan_that_gives_other_keys_today_is_stale(tmp_path, monkeypatch):
-    import made_cache
-
-    case = make(tmp_path, "flat")
-    plan = made_cache.Flat.plan
-
-    def moved(self, samples, recipe):
-        found = plan(self, samples, recipe)
-        groups = (Group(label="", shape=self.shape), Group(label="", shape=self.shape, dims=(1, 2, 2)))
-        group = (np.arange(len(found.sample)) == 5).astype(np.int32)
-        return replace(found, group=group, groups=groups)
-
-    monkeypatch.setattr(made_cache.Flat, "plan", moved)
-    report = check(case, Depth())
-    assert [(one.category, one.reason, one.path) for one in report.findings] == [
-        ("stale", "geometry-changed", "005.png")
-    ]
 
 
 def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
