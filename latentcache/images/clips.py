@@ -106,7 +106,6 @@ class EncodedClip:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """The first video stream; errors of FFmpeg become rejections."""
         av, stream = _av(), self._stream
         stream.seek(0)
         is_matroska = stream.read(len(_MATROSKA)) == _MATROSKA

@@ -130,7 +130,6 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def _pixels(image: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ...]) -> NDArray[np.uint8]:
-    """RGB pixels as stored, before orientation."""
     held = image.info.get("icc_profile") if icc else None
     embedded = held if isinstance(held, bytes) and len(held) <= MAX_ICC_BYTES else b""
     turbo = turbo_pixels(image, data)
@@ -171,7 +170,6 @@ def _split(image: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image | 
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The image in a mode, without the copy of ``convert`` if it has that mode."""
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -218,7 +216,6 @@ def _moves_colors(icc: bytes, mode: str) -> bool:
 
 
 def _to_srgb(image: Image.Image, icc: bytes) -> Image.Image:
-    """Convert 8-bit L, RGB or CMYK to sRGB."""
     intent = ImageCms.Intent.PERCEPTUAL
     profile = ImageCms.ImageCmsProfile(BytesIO(icc))
     converted = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), intent, "RGB")

@@ -237,7 +237,6 @@ def _late_exif(stream: BinaryIO) -> bytes | None:
 
 
 def _reason(error: Exception, stream: BinaryIO) -> str:
-    """The reason for an error that an image library raised about ``stream``."""
     message = str(error)
     if isinstance(error, Image.DecompressionBombError):
         return "bomb"

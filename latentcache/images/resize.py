@@ -87,7 +87,6 @@ def thread_setup() -> None:
 
 
 def _pillow(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
-    """Pillow's Lanczos on the whole frame, (H, W, 3) to ``size``."""
     return np.asarray(Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.LANCZOS))
 
 

@@ -75,7 +75,6 @@ _HINTS = {
 
 
 def _value(samples: SampleTable, row: int, state: State) -> str:
-    """What a state is about, in words, of a sample then or now."""
     if state == State.MOVED:
         return f"line {samples.where(row)[1]}"
     if state == State.CAPTION_CHANGED:
@@ -217,7 +216,6 @@ def _records(found: Compared, rows: NDArray[np.intp]) -> None:
 
 
 def _images(found: Compared, rows: NDArray[np.intp], further: Sequence[str], *, full: bool) -> None:
-    """Images, their masks and control images, captions, repeats and points."""
     state, after = found.state, found.now.samples
     _hash(found, rows, "image", full=full)
     for name in further:
@@ -294,7 +292,6 @@ def _rejected(
 
 
 def _image_rejected(now: Listing, item: Rejected, row: int) -> Found:
-    """What the snapshot rejected and the listing takes: only other bytes or captions matter."""
     if item.reason.startswith("caption"):
         return _recorded(item, ("stale", "caption-changed"), f"rejected as {item.reason}; it can be read now")
     kind = field_kind(item.target) if item.target else None
@@ -398,14 +395,12 @@ def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, 
 
 
 def _verdict(read: Hashed, content: bytes) -> tuple[State, tuple[str, str]]:
-    """What reading an image says of its content then."""
     if isinstance(read, UnusableSampleError):
         return _unusable(read.slug, read.what)
     return (State.OK, ("", "")) if read[0] == content else (State.CHANGED, ("", read[0].hex()))
 
 
 def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
-    """What a file of the snapshot is that cannot be read or used as it is now."""
     if cause in _UNREADABLE:
         return State.UNREADABLE, (cause, detail)
     if cause in _GONE:
@@ -419,7 +414,6 @@ def _quarantined(item: Rejected, line: int = 0) -> Found:
 
 
 def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Found:
-    """What became of a file or record that the snapshot rejected: category and reason."""
     expected, found = item.content.hex() or f"rejected as {item.reason}", words or _GONE_WORDS
     category, reason = became
     return Found(category=category, reason=reason, path=item.name, line=item.line, expected=expected, found=found)

@@ -178,8 +178,6 @@ def is_records_file(data: Path) -> bool:
 
 @dataclass(slots=True)
 class _Found:
-    """Files of records while they are looked for."""
-
     root: Path
     taken: list[tuple[str, Way, Any]] = field(default_factory=list)
     """Name, way and stat of each file."""
@@ -212,7 +210,6 @@ class _Found:
 
 
 def _by_info(found: _Found, names: tuple[str, ...]) -> None:
-    """The files of a ``dataset_info.json``."""
     datasets, bad, notes = read_dataset_info(found.root, names)
     found.rejected += bad
     found.notes += notes
@@ -419,7 +416,6 @@ def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:
 
 
 def _format(entry: Mapping[str, Any]) -> RecordFormat:
-    """Names of an entry, by the rule of the module's docstring."""
     form = str(entry.get("formatting", "alpaca"))
     used = {name: column for name, column in entry.get("columns", {}).items() if column}
     if form == "alpaca" and used.keys() == {"prompt"}:  # as its own c4_demo: there is no answer

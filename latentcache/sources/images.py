@@ -24,7 +24,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.expand import Archives
+from latentcache.sources.archives.entries import Archives
 from latentcache.sources.archives.members import SPAN, hashed_images, places
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles, Chosen
@@ -141,7 +141,6 @@ class _Files:
         return found
 
     def _walked(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """The names of the files, folder by folder, and what is before them."""
         for level, start, stop in self.walk:
             if level.mark is None:
                 level.mark, names = self._entered(level)
@@ -260,16 +259,16 @@ class ImageScan(Scan):
             reading, there = np.zeros((len(names), HASH_BYTES), dtype=np.uint8), chosen.which >= 0
             own = np.frombuffer(each, dtype=np.uint8).reshape(-1, HASH_BYTES)[chosen.owner[there]]
             reading[chosen.caption[there]] = own
-        archives = Archives.of(layout, len(names), bad)
+        archives = Archives(layout, len(names), bad)
         if archives.names:
             names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
             reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
-            reading = np.concatenate([reading, archives.readings(self, rules)])
+            reading = np.concatenate([reading, archives.readings(self)])
         held = self.held(names, memos, reading, self.rejected)
         for number, (content, memo) in enumerate(read, start=tables_at):
             held.remember(number, content, memo)
         if archives.names:
-            inside = archives.samples(self, held, rules, bad, walk.notes)
+            inside = archives.samples(self, held, bad, walk.notes)
             chosen = Chosen.joined([chosen, inside])
             order = _by_name(names, chosen)
             chosen, none = chosen.take(order), np.full(len(inside.image), -1, dtype=np.int64)
@@ -352,7 +351,6 @@ class ImageScan(Scan):
         return names, memos, found
 
     def _hash(self, root: Path, names: Strings, images: NDArray[np.integer], held: Known) -> None:
-        """Hash images of unknown content if asked for."""
         touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
         if held.table is not None:  # the images of a cache of captions were never read
             touched = touched[np.asarray(held.table.files.content)[held.touched[touched]].any(axis=1)]
@@ -424,7 +422,6 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
 
 
 def _by_name(names: Strings, chosen: Chosen) -> NDArray[np.intp]:
-    """Order of samples by the names of their files, then by their members."""
     assert chosen.member is not None
     files = np.unique(chosen.image)
     ordered = sorted(range(len(files)), key=list(map(os.fsencode, names.take(files))).__getitem__)
@@ -435,7 +432,6 @@ def _by_name(names: Strings, chosen: Chosen) -> NDArray[np.intp]:
 
 
 def _names(names: Strings, chosen: Chosen, held: Known) -> Strings:
-    """Of samples."""
     if not chosen.own and len(chosen.image) == len(names) and bool((np.diff(chosen.image) == 1).all()):
         return names
     rows = held.rows_of("image", chosen.image) if chosen.known is None else chosen.known
@@ -533,7 +529,6 @@ def _samples(
 
 
 def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
-    """What was looked for, and what is there instead."""
     if count := sum(len(one.files) for one in layout.sets):
         return EmptySourceError(
             f"no images in {count_of(count, 'archives')} of {walk.root}",

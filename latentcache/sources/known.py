@@ -232,7 +232,6 @@ class Known:
         self.content[there] = _rows(table.files.content, self.place[there])
 
     def _rejected(self, names: Strings, rejected: Sequence[Rejected]) -> None:
-        """Contents of files that were read and rejected."""
         read = [item for item in rejected if item.content and len(item.stat) == STAT_WIDTH and not item.line]
         if not read:
             return

@@ -152,7 +152,6 @@ def _open(path: Path | str) -> int:
 
 
 def _regular(result: os.stat_result, path: Path | str) -> None:
-    """Raise ``not-regular`` for anything but a regular file."""
     if not stat.S_ISREG(result.st_mode):
         raise unusable("not-regular", path, f"it is {kind_of(result.st_mode)}, not a regular file")
 

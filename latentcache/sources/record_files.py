@@ -141,7 +141,6 @@ class RecordReader:
 
 
 def _parsed(value: Any, kind: Any) -> Any:
-    """A value with its JSON parsed."""
     if value is None or "arrow.json" not in str(kind):
         return value
     if isinstance(value, list):
@@ -152,7 +151,6 @@ def _parsed(value: Any, kind: Any) -> Any:
 
 
 def _skip(text: str, place: int) -> int:
-    """The next place that is no blank."""
     while text[place : place + 1].isspace():
         place += 1
     return place

@@ -154,7 +154,6 @@ class RecordScan(Scan):
         held.remember(file, reader.content, reader.stat)
 
     def _known(self, held: Known, trusted: NDArray[np.intp]) -> NDArray[Any]:
-        """Rows of trusted files, in their order."""
         rows, file = held.rows_in("record", trusted)
         known = np.empty(len(rows), dtype=_ROW)
         if held.table is not None and len(rows):
@@ -189,7 +188,6 @@ def _table(files: RecordFiles, held: Known, reading: NDArray[np.uint8], rows: ND
 
 
 def _in_files(names: Strings, items: Iterable[Rejected]) -> tuple[Rejected, ...]:
-    """Rejected lines in the order of files and lines."""
     by_name: dict[str, list[Rejected]] = defaultdict(list)
     for item in items:
         by_name[item.name].append(item)

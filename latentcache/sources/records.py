@@ -265,7 +265,6 @@ def _part(held: Mapping[str, Any], name: str, kind: type, default: Any = _REQUIR
 
 
 def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
-    """System, history, then the instruction with its input, then the answer."""
     yield from _system(record, form)
     for number, pair in enumerate(_part(record, form.history, list, ())):
         where = f"{form.history}[{number}]"
@@ -287,7 +286,6 @@ def _answer(record: Mapping[str, Any], form: RecordFormat) -> str:
 
 
 def _completion(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    """Turns of a prompt, which carry no loss, and of its completion."""
     prompt, answer = (_chat(record, replace(form, messages=name)) for name in (form.prompt, form.response))
     if not any(message.learned for message in answer):
         raise fault("no-answer", "no turn of the assistant carries loss", form.response)
@@ -381,7 +379,6 @@ def _message(turn: Mapping[str, Any], role: str, form: RecordFormat, where: str)
 
 
 def _content(turn: Mapping[str, Any], form: RecordFormat, where: str) -> str:
-    """Text, or the texts of a list of parts put together."""
     place, parts = f"{where}.{form.content_tag}", turn.get(form.content_tag)
     if not isinstance(parts, list):
         return str(_part(turn, form.content_tag, str, where=place))
@@ -415,7 +412,6 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
 
 
 def _wrapped(functions: Any) -> list[dict[str, Any]]:
-    """Bare functions, one or a list of them, in the form of OpenAI."""
     several = functions if isinstance(functions, list) else [functions]
     return [{"type": "function", "function": one} for one in several]
 

@@ -301,7 +301,6 @@ def _kind(data: Path) -> str:
 
 
 def _check_folder(data: Path) -> None:
-    """Raise SourceNotFoundError, UsageError or SourceError for anything but a folder."""
     try:
         mode = data.stat().st_mode
     except OSError as error:

@@ -195,7 +195,6 @@ def read_table(
 
 
 def _rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
-    """The rows; the first one says which columns hold the file and the caption."""
     names: tuple[str, ...] = ()
     for line, record in records:
         if rule.tag_separator:
@@ -240,7 +239,6 @@ def make_row(path: Path, line: int, name: str, caption: Any, point: Sequence[Any
 
 
 def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
-    """An error of a table at one line (from 1); line 0 means the whole file."""
     where = f"{path}:{line}" if line else str(path)
     return TableError(f"{path.name}: {what}", where=where, why=why, fix=fix)
 
@@ -249,7 +247,6 @@ def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
 
 
 def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
-    """UTF-8 or an error with line and byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -263,7 +260,6 @@ def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
 
 
 def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, named: Sequence[str]) -> _Records:
-    """The rows of a CSV; each has exactly as many fields as the first line."""
     import csv
 
     text, header = _decode(path, data), list[str]()
@@ -363,7 +359,6 @@ def leads_out(raw: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name without ``.`` parts and doubled slashes."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 

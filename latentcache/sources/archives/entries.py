@@ -1,8 +1,9 @@
-"""The samples in one archive: which members or rows are images, and their captions.
+"""The samples in archives: which members or rows are images, and their captions.
 
-Tar: members belong together if their names are equal up to the first dot of the base name (WebDataset 1.0,
-``webdataset/tariterators.py``, ``base_plus_ext``); what follows the dot, in lower case, is the kind of the member.
-Members of one key need not be neighbors here. Parquet and Arrow: a column holds the images, another one the captions.
+Archives that did not change are taken from the snapshot. Tar: members belong together if their names are equal up to
+the first dot of the base name (WebDataset 1.0, ``webdataset/tariterators.py``, ``base_plus_ext``); what follows the
+dot, in lower case, is the kind of the member. Members of one key need not be neighbors here. Parquet and Arrow: a
+column holds the images, another one the captions. Images are not read here. Cost: about 10 us a member.
 """
 
 from __future__ import annotations
@@ -10,63 +11,164 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
-from latentcache.fields.table import Rejected
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.sources.archives.members import SPAN
 from latentcache.sources.archives.rows import Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
-from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import as_rejected, counted, rejected
-from latentcache.sources.known import Scan
+from latentcache.sources.captions import MAX_CAPTION_BYTES, Chosen, caption_of, captions_in, unusable_caption
+from latentcache.sources.causes import as_rejected, counted, rejected, unused_lines
+from latentcache.sources.known import Known, Scan, memo_row
+from latentcache.sources.layouts.sets import Layout
 from latentcache.sources.lines import listed, refuse_packed
-from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
+from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, stat_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
-from latentcache.sources.walk import IMAGE_EXTENSIONS
+from latentcache.sources.walk import IMAGE_EXTENSIONS, Notes
 
+_RULE = 1
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
 #: Members that are looked at to see if a tar holds images.
 _LOOKED_AT = 256
 
 
-@dataclass(slots=True, kw_only=True)
-class Entries:
-    """The n samples in one archive."""
+class Archives:
+    """The archives of a layout, in the byte order of their names, at the end of the files.
 
-    names: list[str]
+    Args:
+        layout: Its sets name the archives.
+        first: Position of the first one among the files.
+        bad: Takes those that cannot be looked up.
+    """
+
+    def __init__(self, layout: Layout, first: int, bad: list[Rejected]) -> None:
+        self.layout, self.first, self.names, self.owner = layout, first, list[str](), list[int]()
+        owners, memos = {name: number for number, one in enumerate(layout.sets) for name in one.files}, []
+        for name in sorted(owners, key=os.fsencode):
+            try:
+                memos.append(memo_row((*stat_source(layout.root / name).identity, 0)))
+            except UnusableSampleError as error:
+                bad.append(as_rejected(name, error))
+                continue
+            self.names.append(name)
+            self.owner.append(owners[name])
+        self.memos = np.array(memos, dtype=np.uint64).reshape(-1, 6)
+        """(n, 6) their stats."""
+
+    def readings(self, asked: Scan) -> NDArray[np.uint8]:
+        """(n, 16) how each is read."""
+        columns = asked.image_column, asked.caption_column
+        said = [
+            (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
+            for one, rule in ((one, one.captions) for one in self.layout.sets)
+        ]
+        each = [content_hash(repr(said[owner]).encode()) for owner in self.owner]
+        return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
+
+    def samples(self, asked: Scan, held: Known, bad: list[Rejected], notes: Notes) -> Chosen:
+        """All samples of the archives. Those that cannot be read are added to ``bad``."""
+        lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
+        if lacking:  # the snapshot has no samples for these
+            held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))
+        files = np.arange(self.first, self.first + len(self.names))
+        old = held.table.inputs["image"].line if held.table is not None else None
+        trusted = files[held.place[files] >= 0] if old is not None else files[:0]
+        own = {self.names[file - self.first] for file in trusted.tolist()}
+        bad += [item for item in asked.rejected if own.intersection(_above(item.name))]
+        for note in asked.notes:
+            if note.reason != "no-caption" and own.intersection(_above(note.name)):
+                notes.add(note)
+        parts = [self._from_snapshot(held.table, *held.rows_in("image", trusted))]
+        for file in np.setdiff1d(files, trusted).tolist():
+            if asked.stopping():
+                break
+            try:
+                parts.append(self._read(file, asked, bad, notes))
+            except UnusableSampleError as error:
+                bad.append(as_rejected(self.names[file - self.first], error))
+        return Chosen.joined(parts)
+
+    def _from_snapshot(self, table: SampleTable | None, rows: NDArray[np.int64], file: NDArray[np.int64]) -> Chosen:
+        held: dict[str, Any] = {"line": np.zeros(0), "member": np.zeros(0, np.uint32), "span": np.zeros((0, 2), "u8")}
+        names: Sequence[str] = ()
+        if table is not None and len(rows):
+            caption, names = table.inputs["caption"], table.names.take(rows)
+            line = True if caption.line is None else np.asarray(caption.line)[rows]
+            held["line"] = (np.asarray(caption.file)[rows] >= 0) * line
+            held["member"] = np.asarray(table.inputs["image"].line)[rows]
+            held["span"] = np.asarray(table.columns[SPAN])[rows]
+        own = [name[len(self.names[at - self.first]) :] for at, name in zip(file.tolist(), names, strict=True)]
+        return self._chosen(file, texts=[""] * len(rows), own=own, known=rows, **held)
+
+    def _read(self, file: int, asked: Scan, bad: list[Rejected], notes: Notes) -> Chosen:
+        name, one = self.names[file - self.first], self.layout.sets[self.owner[file - self.first]]
+        found, rule = read_archive(self.layout.root, name, one.archives, asked, bad, notes), one.captions
+        for note in unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]):
+            notes.add(note)
+        if asked.part is not None:
+            found = [entry for entry in found if asked.part.holds_name(name + entry.own)]
+        texts, member = (
+            [rule.made(entry.text) for entry in found],
+            np.array([entry.line for entry in found], np.uint32),
+        )
+        return self._chosen(
+            np.full(len(found), file, dtype=np.int64),
+            line=member * np.array([bool(text) for text in texts], dtype=np.bool_),
+            texts=texts,
+            member=member,
+            span=np.array([entry.span for entry in found], dtype=np.uint64).reshape(-1, 2),
+            own=[entry.own for entry in found],
+            known=np.full(len(found), -1, dtype=np.int64),
+        )
+
+    def _chosen(self, file: NDArray[np.int64], *, line: NDArray[Any], **columns: Any) -> Chosen:
+        """Samples in archives; ``line``: members or rows with their captions, 0: they have none."""
+        owner = np.array(self.owner, dtype=np.int64)[file - self.first]
+        return Chosen(
+            image=file,
+            caption=np.where(line > 0, file, -1),
+            which=np.full(len(file), -1, dtype=np.int8),
+            owner=owner,
+            repeats=np.array([one.repeats for one in self.layout.sets], dtype=np.int64)[owner],
+            line=line.astype(np.uint32),
+            **columns,
+        )
+
+
+class Entry(NamedTuple):
+    """One sample in an archive."""
+
+    own: str
     """Behind the name of the archive: ``/000123.jpg``, ``:17``."""
-    line: NDArray[np.uint32]
-    """(n,) number of the member or row, from 1."""
-    span: NDArray[np.uint64]
-    """(n, 2) see ``members.SPAN``."""
-    texts: list[str]
-    """Captions; empty: none."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
+    line: int
+    """Number of the member or row, from 1."""
+    span: tuple[int, int]
+    """See ``members.SPAN``."""
+    text: str
+    """Caption; empty: none."""
 
 
-def read_archive(root: Path, name: str, kind: str, asked: Scan) -> Entries:
+def read_archive(root: Path, name: str, kind: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Sequence[Entry]:
     """The samples in one archive; images are not read.
 
     Raises:
         UnusableSampleError: It cannot be read at all.
         SourceAmbiguousError: Several columns may be meant.
     """
-    return _Tar(root, name, asked).entries() if kind == TAR else _table(root, name, kind, asked)
+    return list((_of_tar if kind == TAR else _of_rows)(root / name, name, kind, asked, bad, notes))
 
 
 def shows_images(path: Path, kind: str) -> bool:
-    """True if an archive holds images, by its first members or its columns.
-
-    Raises:
-        UnusableSampleError: It cannot be read.
-    """
+    """True if an archive holds images, by its first members or its columns; raises UnusableSampleError."""
     if kind != TAR:
         with opened(path, kind) as table:
             return bool(table.columns().images)
@@ -75,126 +177,94 @@ def shows_images(path: Path, kind: str) -> bool:
         return any(ending in _IMAGES for ending in endings)
 
 
-class _Tar:
-    """A tar while it is read."""
+def _above(name: str) -> list[str]:
+    return [name[:end] for end, letter in enumerate(name + "/") if letter == "/"]
 
-    def __init__(self, root: Path, name: str, asked: Scan) -> None:
-        self._path, self._name, self._asked = root / name, name, asked
-        ending = asked.image_column.lower().removeprefix(".")
-        self._image_endings = frozenset((ending,)) if ending else _IMAGES
-        self._images, self._texts = dict[str, list[Member]](), defaultdict[str, dict[str, Member]](dict)
-        self._others = dict[str, list[str]]()
-        self._rejected, self._notes = list[Rejected](), list[Rejected]()
 
-    def entries(self) -> Entries:
-        with open_source(self._path) as file:
-            refuse_packed(os.pread(file.fileno(), 6, 0), self._path)
+def _of_tar(path: Path, name: str, _: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Iterator[Entry]:
+    wanted = frozenset((asked.image_column.lower().removeprefix("."),)) if asked.image_column else _IMAGES
+    images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
+    texts = defaultdict[str, dict[str, Member]](dict)
+    with open_source(path) as file:
+        refuse_packed(os.pread(file.fileno(), 6, 0), path)
+        try:
+            for member in tar_members(file):
+                base = member.name.rfind("/") + 1
+                dot = member.name.find(".", base)
+                key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
+                if dot > base and ending in wanted:
+                    images[key].append(member)
+                elif dot > base and ending in _CAPTIONS:
+                    texts[key][ending] = member
+                else:
+                    words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
+                    others[f"members {words}"].append(member.name)
+        except UnusableSampleError as error:
+            bad.append(as_rejected(name, error))
+        for key, several in images.items():
+            image = several[0]
             try:
-                for member in tar_members(file):
-                    self._sort_in(member)
+                _check(f"{path}/{image.name}", key, several)
+                beside = texts.pop(key, {})
+                text = _caption(file.fileno(), path, name, beside, asked.caption_column, notes) if beside else ""
             except UnusableSampleError as error:
-                self._rejected.append(as_rejected(self._name, error))
-            chosen = list(self._chosen(file.fileno()))
-        self._note_unused()
-        return Entries(
-            names=[f"/{member.name}" for member, _ in chosen],
-            line=np.array([member.number for member, _ in chosen], dtype=np.uint32),
-            span=np.array([(member.offset, member.size) for member, _ in chosen], dtype=np.uint64).reshape(-1, 2),
-            texts=[text for _, text in chosen],
-            rejected=self._rejected,
-            notes=self._notes,
-        )
-
-    def _sort_in(self, member: Member) -> None:
-        base = member.name.rfind("/") + 1
-        dot = member.name.find(".", base)
-        key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
-        if dot > base and ending in self._image_endings:
-            self._images.setdefault(key, []).append(member)
-        elif dot > base and ending in _CAPTIONS:
-            self._texts[key][ending] = member
-        else:
-            words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
-            self._others.setdefault(words, []).append(member.name)
-
-    def _chosen(self, descriptor: int) -> Iterator[tuple[Member, str]]:
-        """The image and the caption of each key that has one image."""
-        for key, images in self._images.items():
-            image, texts = images[0], self._texts.pop(key, {})
-            try:
-                path = f"{self._path}/{image.name}"
-                if len(images) > 1:
-                    names = " and ".join(one.name for one in images[:3])
-                    raise unusable("two-images", path, f"{names} have one key, {key}: expected one image for each")
-                if not image.size:
-                    raise unusable("empty", path, "it has 0 bytes")
-                if image.size > MAX_SOURCE_BYTES:
-                    raise unusable(
-                        "too-large", path, f"it has {image.size} bytes, at most {MAX_SOURCE_BYTES} are read"
-                    )
-                text = self._caption(descriptor, texts) if texts else ""
-            except UnusableSampleError as error:
-                self._rejected.append(as_rejected(f"{self._name}/{image.name}", error))
+                bad.append(as_rejected(f"{name}/{image.name}", error))
                 continue
-            yield image, text
-
-    def _caption(self, descriptor: int, texts: dict[str, Member]) -> str:
-        """The text of the first caption member that has one; a second one that differs is noted."""
-        found, source = "", ""
-        for ending in ("json",) if self._asked.caption_column else _CAPTIONS:
-            if ending not in texts or (found and ending == "json"):
-                continue
-            member = texts[ending]
-            path = f"{self._path}/{member.name}"
-            if member.size > MAX_CAPTION_BYTES:
-                raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
-            data = os.pread(descriptor, member.size, member.offset)
-            text = caption_of(data, path, self._asked.caption_column)
-            if found and text != found:
-                detail = f"{source} is used; {member.name} says something else"
-                self._notes.append(rejected(f"{self._name}/{member.name}", "caption-conflict", detail))
-            elif text:
-                found, source = text, member.name
-        return found
-
-    def _note_unused(self) -> None:
-        """One note for each kind of member that is not used."""
-        orphans = [one.name for texts in self._texts.values() for one in texts.values()]
-        notes = [("caption-unused", "caption members have no image of their key", orphans)]
-        notes += [("member-unused", f"members {words}", names) for words, names in self._others.items()]
-        for cause, words, names in notes:
-            if names:
-                place = f"{self._name}/{names[0]}"
-                self._notes.append(counted(place, cause, len(names), words, first=names[0]))
+            yield Entry(f"/{image.name}", image.number, (image.offset, image.size), text)
+    orphans = [one.name for members in texts.values() for one in members.values()]
+    for words, names in {"caption members have no image of their key": orphans, **others}.items():
+        if names:
+            cause = "caption-unused" if names is orphans else "member-unused"
+            notes.add(counted(f"{name}/{names[0]}", cause, len(names), words, first=names[0]))
 
 
-def _table(root: Path, name: str, kind: str, asked: Scan) -> Entries:
-    """The rows of a parquet or Arrow file."""
-    path, bad, notes = root / name, list[Rejected](), list[Rejected]()
-    good, texts = list[int](), list[str]()
+def _check(path: str, key: str, images: Sequence[Member]) -> None:
+    if len(images) > 1:
+        names = " and ".join(image.name for image in images[:3])
+        raise unusable("two-images", path, f"{names} have one key, {key}: expected one image for each")
+    if not images[0].size:
+        raise unusable("empty", path, "it has 0 bytes")
+    if images[0].size > MAX_SOURCE_BYTES:
+        raise unusable("too-large", path, f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read")
+
+
+def _caption(descriptor: int, path: Path, name: str, texts: dict[str, Member], key: str, notes: Notes) -> str:
+    """The text of the first caption member that has one; a second one that differs is noted."""
+    found, source = "", ""
+    for ending in ("json",) if key else _CAPTIONS:
+        if ending not in texts or (found and ending == "json"):
+            continue
+        member = texts[ending]
+        if member.size > MAX_CAPTION_BYTES:
+            raise unusable_caption("caption-too-large", f"{path}/{member.name}", f"it has {member.size} bytes")
+        text = caption_of(os.pread(descriptor, member.size, member.offset), f"{path}/{member.name}", key)
+        if found and text != found:
+            detail = f"{source} is used; {member.name} says something else"
+            notes.add(rejected(f"{name}/{member.name}", "caption-conflict", detail))
+        elif text:
+            found, source = text, member.name
+    return found
+
+
+def _of_rows(path: Path, name: str, kind: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Iterator[Entry]:
     with opened(path, kind) as table:
         columns = table.columns()
-        span = table.spans(_image_column(path, columns, asked.image_column))
+        spans = table.spans(_image_column(path, columns, asked.image_column)).tolist()
         caption = _caption_column(path, name, columns, asked.caption_column, notes)
         values = (one for batch in table.batches([caption]) for one in batch.column(0).to_pylist()) if caption else ()
-        for row, value in zip_longest(range(len(span)), values):
+        for row, (span, value) in enumerate(zip_longest(spans, values), start=1):
             text, fault = captions_in(value or "")
             if fault:
                 error = unusable("caption-unicode", path, f"{caption}: {fault}")
-            elif kind == ARROW and not span[row, 1]:
+            elif kind == ARROW and not span[1]:
                 error = unusable("no-image", path, "the row holds no bytes of an image")
             else:
-                good.append(row)
-                texts.append(text)
+                yield Entry(f":{row}", row, tuple(span), text)
                 continue
-            bad.append(replace(as_rejected(name, error), line=row + 1))
-    line = np.array(good, dtype=np.uint32) + 1
-    names = [f":{number}" for number in line.tolist()]
-    return Entries(names=names, line=line, span=span[good], texts=texts, rejected=bad, notes=notes)
+            bad.append(replace(as_rejected(name, error), line=row))
 
 
 def _image_column(path: Path, columns: Columns, asked: str) -> str:
-    """The column that holds the images; raises UnusableSampleError if there is none."""
     if asked and asked not in columns.binary:
         raise unusable("no-image-column", path, f"it has no binary column {asked}; it has {listed(columns.names)}")
     if not asked and not columns.images:
@@ -202,7 +272,7 @@ def _image_column(path: Path, columns: Columns, asked: str) -> str:
     return asked or _only(path, "images", columns.images, "--image-column")
 
 
-def _caption_column(path: Path, name: str, columns: Columns, asked: str, notes: list[Rejected]) -> str:
+def _caption_column(path: Path, name: str, columns: Columns, asked: str, notes: Notes) -> str:
     """The column that holds the captions; empty: there is none."""
     if asked and asked not in columns.texts:
         what = f"it has no column {asked} of texts; it has {listed(columns.names)}"
@@ -210,7 +280,7 @@ def _caption_column(path: Path, name: str, columns: Columns, asked: str, notes: 
     found = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
     if not asked and not found and columns.texts:
         detail = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}; texts are in {listed(columns.texts)}"
-        notes.append(rejected(name, "text-column", detail))
+        notes.add(rejected(name, "text-column", detail))
     return asked or (_only(path, "captions", found, "--caption-column") if found else "")
 
 

@@ -12,10 +12,11 @@ import json
 import threading
 import time
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -154,18 +155,11 @@ def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
     """
     import pyarrow
 
-    now, key = stat_source(path), (path, column)
-    with _LOCK:
-        table = _TABLES.get(key)
-        if table is None or not table.memo.same_stat(now):
-            try:
-                table = _TABLES[key] = _Parquet(path, now, column)
-            except (pyarrow.ArrowException, OSError, IndexError) as error:
-                raise _damaged(path, error) from error
-        _TABLES.move_to_end(key)
-        while len(_TABLES) > _OPEN:
-            _TABLES.popitem(last=False)
-    data, seen_ns = table.row(row - 1)
+    now = stat_source(path)
+    try:
+        data, seen_ns = _opened(path, column, now.identity).row(row - 1)
+    except (pyarrow.ArrowException, OSError, IndexError) as error:
+        raise _damaged(path, error) from error
     if not data:
         raise unusable("no-image", path, f"row {row} holds no bytes of an image")
     return data, replace(now, seen_ns=seen_ns)
@@ -173,23 +167,21 @@ def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
 
 def close_tables() -> None:
     """Close the parquet files that this process keeps open."""
-    with _LOCK:
-        _TABLES.clear()
+    _opened.cache_clear()
 
 
-# parquet files in the process, each read forward
-
-_LOCK = threading.Lock()
-_TABLES: OrderedDict[tuple[Path, int], _Parquet] = OrderedDict()
+@lru_cache(maxsize=_OPEN)
+def _opened(path: Path, column: int, _: tuple[int, ...]) -> _Parquet:
+    return _Parquet(path, column)
 
 
 class _Parquet:
     """One column of a parquet file. Rows near the last ones come from memory; threads may share it."""
 
-    def __init__(self, path: Path, memo: StatMemo, column: int) -> None:
+    def __init__(self, path: Path, column: int) -> None:
         import pyarrow.parquet
 
-        self.memo, self._path = memo, path
+        self._path = path
         self._lock = threading.Lock()
         self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         field, data = self._file.schema_arrow.field(column), self._file.metadata
@@ -205,16 +197,10 @@ class _Parquet:
 
     def row(self, number: int) -> tuple[bytes, int]:
         """The bytes in a row, from 0, and when its block was read in nanoseconds; empty if there are none."""
-        import pyarrow
-
         if not 0 <= number < (self._ends or [0])[-1]:
             raise unusable("changing", self._path, f"it has no row {number + 1} any more")
         with self._lock:
-            try:
-                start, values, seen_ns = self._block(number)
-            except (pyarrow.ArrowException, OSError) as error:
-                self._next = -1
-                raise _damaged(self._path, error) from error
+            start, values, seen_ns = self._block(number)
             return values[number - start].as_py() or b"", seen_ns
 
     def _block(self, number: int) -> tuple[int, Any, int]:
@@ -229,12 +215,12 @@ class _Parquet:
             self._ahead = self._file.iter_batches(batch_size=self._rows, row_groups=groups, columns=[self._name])
             self._next = first
         while True:
-            seen_ns = time.time_ns()
+            seen_ns, first, self._next = time.time_ns(), self._next, -1
             values = next(self._ahead).column(0)
             values = values.field(self._child) if self._child else values
-            block = self._next, values, seen_ns
+            block = first, values, seen_ns
             self._blocks.append(block)
-            self._next += len(values)
+            self._next = first + len(values)
             if number < self._next:
                 return block
 

@@ -205,7 +205,6 @@ def _is_below(folder: str, other: str) -> bool:
 
 
 def _below(layout: Layout, root: Path) -> Layout:
-    """A layout with names below a folder above its root."""
     start = relative(layout.root, root)
 
     def moved(name: str) -> str:

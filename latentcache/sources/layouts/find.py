@@ -129,7 +129,6 @@ def _trainer(value: object) -> Trainer | None:
 
 
 def _in_folder(trainer: Trainer, tree: Tree) -> Layout | None:
-    """The layout that a configuration in a folder describes."""
     name = next((name for name in trainer.names if name in tree.top.others), "")
     config = read_config(tree.root / name) if name else None
     if config is None or not trainer.fits(config.value):

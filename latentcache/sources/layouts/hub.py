@@ -38,7 +38,6 @@ _LOOKED_AT = 3
 
 
 def _tables(tree: Tree) -> Layout | None:
-    """A metadata table in DATA or below it."""
     sets = []
     for folder in tree.below():
         names = [name for name in TABLE_NAMES if name in folder.others]
@@ -61,7 +60,6 @@ def _tables(tree: Tree) -> Layout | None:
 
 
 def _tars(tree: Tree) -> Layout | None:
-    """Tars that hold images, or nothing but tars that are compressed."""
     names, packed = _named(tree, lambda name: kind_of_archive(name) == TAR), _named(tree, is_packed)
     files = sum(folder.images + len(folder.others) for folder in tree.below())
     if not (_hold_images(tree.root, names, TAR) or (packed and not names and files == len(packed))):
@@ -70,7 +68,6 @@ def _tars(tree: Tree) -> Layout | None:
 
 
 def _rows(tree: Tree) -> Layout | None:
-    """Parquet files with a column of images."""
     names = _named(tree, lambda name: kind_of_archive(name) == PARQUET)
     if not names or find_spec("pyarrow") is None or not _hold_images(tree.root, names, PARQUET):
         return None

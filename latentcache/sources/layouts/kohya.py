@@ -69,7 +69,6 @@ def recognize(tree: Tree) -> Layout | None:
 
 
 def _named(tree: Tree, base: str) -> list[Folder]:
-    """Folders in a folder that are named so and hold images."""
     if base and base not in tree.top.folders:
         return []
     names = [name for name in tree.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1]
@@ -78,7 +77,6 @@ def _named(tree: Tree, base: str) -> list[Folder]:
 
 
 def _told(folder: Folder) -> tuple[str, str]:
-    """Repeats and class words of a folder by its name."""
     number, _, words = folder.path.rpartition("/")[2].partition("_")
     return number, words
 

@@ -111,7 +111,6 @@ def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -
 
 
 def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
-    """The error for a data set of another type than ``local``."""
     fetch = {
         "aws": f"`aws s3 sync s3://{one.get('aws_bucket_name')} FOLDER`, and name FOLDER as instance_data_dir",
         "huggingface": f"`hf download --repo-type dataset {one.get('dataset_name')} --local-dir FOLDER`, and name it",

@@ -3,7 +3,7 @@
 from made_archives import as_tars, png, some_images
 
 from latentcache.identity import stat as stat_rule
-from latentcache.sources.archives import expand
+from latentcache.sources.archives import entries
 from latentcache.sources.scan import scan
 
 
@@ -14,7 +14,7 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     first = scan(tmp_path, hash_all=True)
     opened = []
     monkeypatch.setattr(
-        expand, "read_archive", lambda root, name, *more: opened.append(name) or read_archive(root, name, *more)
+        entries, "read_archive", lambda root, name, *more: opened.append(name) or read_archive(root, name, *more)
     )
     again = scan(tmp_path, known=first.samples, notes=first.notes)
     assert (opened, again.notes) == ([], first.notes)
@@ -30,4 +30,4 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     assert list(found.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
 
 
-read_archive = expand.read_archive
+read_archive = entries.read_archive
