@@ -106,20 +106,14 @@ def raise_unreadable(error: Exception, path: Path) -> None:
     A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(cause, OSError) or isinstance(
-        cause, FileNotFoundError | NotADirectoryError | IsADirectoryError
-    ):
+    if not isinstance(cause, OSError) or cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return
     if cause.errno in DISK_FULL:
         raise as_store_error(cause, path) from error
     quoted = shlex.quote(str(path))
     mend = f"chmod -R u+rX {quoted}" if isinstance(cause, PermissionError) else "check the disk"
-    raise StoreError(
-        "a part of the cache cannot be read",
-        where=str(path),
-        why=str(cause),
-        fix=f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build",
-    ) from error
+    fix = f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build"
+    raise StoreError("a part of the cache cannot be read", where=str(path), why=str(cause), fix=fix) from error
 
 
 @contextlib.contextmanager
@@ -151,18 +145,16 @@ def remove_durably(path: Path) -> None:
             sync_folder(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """Make names in a folder durable."""
-    sync_file(path)
-
-
 def sync_file(path: Path) -> None:
-    """Make durable what any process wrote to a file, the dead ones too."""
+    """Make durable what any process wrote to a file, the dead ones too; or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+sync_folder = sync_file
 
 
 @contextlib.contextmanager

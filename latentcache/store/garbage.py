@@ -28,12 +28,10 @@ from latentcache.store.catalog import Catalog, catalog_of, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
-from latentcache.store.publish import NewSnapshot, kept_rows, publish_snapshot
+from latentcache.store.publish import OFFSET_BITS, NewSnapshot, kept_rows, place_number, publish_snapshot
 from latentcache.store.shard import ShardWriter, recover_shard
 from latentcache.store.snapshot import PLACE_DTYPE, FieldRows, Snapshot
 
-#: Bits of an offset in a file; a shard's number is above them.
-_OFFSET_BITS = 44
 _COMMIT_BYTES = 16 << 20
 
 
@@ -199,13 +197,13 @@ def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse
     for snapshot in snapshots:
         own = np.array([number.get(name, -1) for name in snapshot.shards], dtype=np.int64)
         for rows in snapshot.fields.values():
-            places.append(own[np.asarray(rows.shard)] << _OFFSET_BITS | np.asarray(rows.offset).astype(np.int64))
+            places.append(place_number(own[np.asarray(rows.shard)], np.asarray(rows.offset)))
             sizes.append(np.asarray(rows.head) + np.asarray(rows.bytes).astype(np.int64))
     place, size = np.concatenate(places), np.concatenate(sizes)
     if len(snapshots) > 1:
         place, first = np.unique(place, return_index=True)
         size = size[first]
-    shard = (place >> _OFFSET_BITS) + 1  # 0: a shard that is gone
+    shard = (place >> OFFSET_BITS) + 1  # 0: a shard that is gone
     entries, num_bytes = (np.bincount(shard, one, len(folders) + 1)[1:] for one in (None, size))
     for folder, needed, needed_bytes in zip(folders, entries.tolist(), num_bytes.tolist(), strict=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

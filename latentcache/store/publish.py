@@ -41,6 +41,8 @@ from latentcache.value import Value
 
 #: Rows of a known field that are looked at together.
 _SLICE = 1 << 17
+#: Bits of an offset in a file; a shard's number is above them.
+OFFSET_BITS = 44
 
 
 class NewSnapshot(Value):
@@ -69,7 +71,9 @@ def kept_rows(one: FieldRows, rows: NDArray[np.bool_]) -> FieldRows:
     changed: dict[str, Any] = {name: np.asarray(getattr(one, name))[needed] for name in ("key", *ENTRY_TYPES)}
     changed |= {name: np.asarray(getattr(one, name))[rows] for name in ROW_TYPES}
     changed |= {"entry": entry.astype(np.int32), "columns": {k: np.asarray(v)[rows] for k, v in one.columns.items()}}
-    return replace(one, **changed, ragged_columns={k: _kept_values(*v, rows) for k, v in one.ragged_columns.items()})
+    return replace(
+        one, **changed, ragged_columns={k: _picked(*v, np.flatnonzero(rows)) for k, v in one.ragged_columns.items()}
+    )
 
 
 def field_columns(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldRows:
@@ -103,18 +107,9 @@ def new_field(
 ) -> FieldRows:
     """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
 
-    Args:
-        catalog: With all items.
-        kind: Of the field.
-        recipe: Of the field.
-        groups: That ``group`` points into.
-        sample: (R,) row of the sample table.
-        group: (R,)
-        variant: (R,)
-        place: (R,) rows of ``known`` below its length; from there on, less this length, places in the catalog.
-        provenance: For the manifest.
-        noise: For the manifest.
-        known: The field in the current snapshot, if rows of it are taken over; its columns are read when written.
+    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order; ``place`` (R,) are rows of
+    ``known`` below its length; from there on, less this length, places in the catalog. ``known`` is the field in the
+    current snapshot, if rows of it are taken over; its columns are read when they are written.
     """
     place, base = np.asarray(place), 0 if known is None else len(known)
     if (np.diff(sample) <= 0).any():
@@ -132,7 +127,7 @@ def new_field(
     if known is not None and base:
         at = place.astype(np.int32)
         at[fresh] = np.arange(base, base + len(fresh))
-        old = _located(catalog, new, known, of_rows=False)
+        old = _known_entries(catalog, new, known)
         number = np.where(old >= 0, old, np.arange(known.entries, known.entries + len(old)))[entry]
         every: NDArray[np.int32] = np.asarray(Mended(known.entry, number.astype(np.int32), at))
         entry, first = _in_order(every)
@@ -193,24 +188,23 @@ def _own_columns(
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
     """The kind's plain and ragged columns of n items, from the heads of their entries; what these lack is zeros."""
     plain = {name: np.zeros((len(place), *shape), dtype) for name, (dtype, shape) in kind.columns.items()}
-    counts = {name: np.zeros(len(place), dtype=np.int64) for name in kind.ragged_columns}
-    parts: dict[str, list[tuple[Any, NDArray[Any]]]] = {name: [] for name in counts}
-    for rows, source, header in catalog.headers(place) if plain or counts else ():
+    parts: dict[str, list[tuple[Any, Any]]] = {name: [] for name in kind.ragged_columns}
+    order = [np.zeros(0, dtype=np.intp)]
+    for rows, source, header in catalog.headers(place) if plain or parts else ():
+        order.append(rows)
         for name, column in plain.items():
             if name in header.columns:
                 column[rows] = header.columns[name][source]
-        for name, count in counts.items():
-            if name in header.ragged_columns:
-                stop, values = (np.asarray(one) for one in header.ragged_columns[name])
-                count[rows] = stop[source] - np.where(source > 0, stop[source - 1], 0)
-                parts[name].append((rows, values[_ranges(stop[source] - count[rows], count[rows])]))
-    ragged = {}
-    for name, (dtype, shape) in kind.ragged_columns.items():
-        ends: NDArray[np.int64] = np.cumsum(counts[name])
-        joined: NDArray[Any] = np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype)
-        for rows, some in parts[name]:
-            joined[_ranges(ends[rows] - counts[name][rows], counts[name][rows])] = some
-        ragged[name] = ends, joined
+        for name, some in parts.items():
+            dtype, shape = kind.ragged_columns[name]
+            none = np.zeros(header.items, dtype=np.int64), np.zeros((0, *shape), dtype)
+            some.append(_picked(*header.ragged_columns.get(name, none), source))
+    back, ragged = np.argsort(np.concatenate(order)), {}
+    for name, some in parts.items():
+        dtype, shape = kind.ragged_columns[name]
+        counts = [np.zeros(0, np.int64), *(np.diff(ends, prepend=0) for ends, _ in some)]
+        values = [np.zeros((0, *shape), dtype), *(values.astype(dtype) for _, values in some)]
+        ragged[name] = _picked(np.cumsum(np.concatenate(counts)), np.concatenate(values), back)
     return plain, ragged
 
 
@@ -221,44 +215,50 @@ def _own(known: FieldRows, name: str, like: NDArray[Any]) -> Any:
 
 def _mended(known: FieldRows, name: str, new: tuple[Any, Any], at: NDArray[np.integer]) -> tuple[Any, Any]:
     """A ragged column as ``Mended`` is a plain one."""
-    none = np.zeros(len(known), np.int64), new[1][:0]
-    (ends, values), (more_ends, more) = known.ragged_columns.get(name, none), new
-    ends = np.concatenate([np.asarray(ends, dtype=np.int64), more_ends + len(values)])
-    starts = np.concatenate([[0], ends[:-1]])
-    count = (ends - starts)[at]
-    return np.cumsum(count), np.concatenate([np.asarray(values), more])[_ranges(starts[at], count)]
+    ends, values = known.ragged_columns.get(name, (np.zeros(len(known), np.int64), new[1][:0]))
+    every = np.concatenate([np.asarray(ends, dtype=np.int64), new[0] + len(values)])
+    return _picked(every, np.concatenate([np.asarray(values), new[1]]), at)
+
+
+def _picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """A ragged column of some rows."""
+    stops = np.asarray(ends, dtype=np.int64)
+    counts = np.diff(stops, prepend=np.int64(0))[rows]
+    total = np.cumsum(counts)
+    at = np.arange(int(total[-1]) if len(total) else 0) + np.repeat(stops[rows] - total, counts)
+    return total, np.asarray(values)[at]
 
 
 def known_rows(catalog: Catalog, place: NDArray[np.integer], known: FieldRows) -> NDArray[np.int64]:
     """(n,) the row of a field that is the item at each place of the catalog; -1: none."""
-    return _located(catalog, catalog.places(place), known, of_rows=True)
+    rows = catalog.places(place)
+    wanted = _known_entries(catalog, rows, known) << 32 | rows.start.astype(np.int64)
+    return _positions(wanted, lambda some: known.entry[some].astype(np.int64) << 32 | known.start[some], len(known))
 
 
-def _located(catalog: Catalog, rows: CatalogRows, known: FieldRows, *, of_rows: bool) -> NDArray[np.int64]:
-    """(n,) the row of a field at the place of each item, or else its entry; -1: none."""
-    numbers = shard_numbers(catalog, known)
+def _known_entries(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArray[np.int64]:
+    """(n,) the entry of a field that is at each place of the catalog; -1: none."""
+    shards, wanted = shard_numbers(catalog, known), place_number(rows.shard, rows.offset)
+    return _positions(wanted, lambda some: place_number(shards[known.shard[some]], known.offset[some]), known.entries)
 
-    def theirs(at: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        entry: NDArray[Any] = np.asarray(known.entry[at]) if of_rows else at
-        start: NDArray[Any] = np.asarray(known.start[at]) if of_rows else np.zeros_like(at)
-        return numbers[known.shard[entry]], np.asarray(known.offset[entry]), start
 
-    mine = rows.shard, rows.offset, rows.start if of_rows else np.zeros_like(rows.start)
-    wanted, which = np.unique(_mixed(*mine), return_inverse=True)
-    found, count = np.full(len(wanted), -1, dtype=np.int64), len(known) if of_rows else known.entries
-    for start in range(0, count if len(wanted) else 0, _SLICE):
-        some = np.arange(start, min(start + _SLICE, count))
-        mixed = _mixed(*theirs(some))
-        at = np.minimum(np.searchsorted(wanted, mixed), len(wanted) - 1)
-        met = np.flatnonzero(wanted[at] == mixed)
-        found[at[met]] = some[met]
-    position: NDArray[np.int64] = found[which]
-    there = np.flatnonzero(position >= 0)
-    same = np.ones(len(there), dtype=np.bool_)
-    for number, other in enumerate(theirs(position[there])):
-        same &= mine[number][there] == other
-    position[there[~same]] = -1
-    return position
+def place_number(shard: NDArray[np.integer], offset: NDArray[np.integer]) -> NDArray[np.int64]:
+    """(n,) one number for the place of an entry; negative if the number of its shard is."""
+    return shard.astype(np.int64) << OFFSET_BITS | offset.astype(np.int64)
+
+
+def _positions(
+    wanted: NDArray[np.int64], column: Callable[[slice], NDArray[np.int64]], count: int
+) -> NDArray[np.int64]:
+    """(n,) where each wanted number is in a column of so many numbers, which is read in slices; -1: nowhere."""
+    values, which = np.unique(wanted, return_inverse=True)
+    found = np.full(len(values), -1, dtype=np.int64)
+    for start in range(0, count if len(values) else 0, _SLICE):
+        numbers = column(slice(start, min(start + _SLICE, count)))
+        at = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
+        met = np.flatnonzero(values[at] == numbers)
+        found[at[met]] = met + start
+    return found[which]
 
 
 def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
@@ -433,24 +433,3 @@ def rejected_line(kind: str, one: Rejected) -> bytes:
     value = {item.name: getattr(one, item.name) for item in fields(one)} | {"content": one.content.hex()}
     kept = {name: entry for name, entry in value.items() if entry not in ("", 0, (), None)}
     return json.dumps({"type": kind, **kept}, ensure_ascii=True).encode("ascii") + b"\n"
-
-
-def _mixed(shard: NDArray[Any], offset: NDArray[Any], start: NDArray[Any]) -> NDArray[np.uint64]:
-    """(n,) one number for each place; equal for equal places, and rarely for others."""
-    mixed: NDArray[np.uint64] = offset.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
-    mixed ^= shard.astype(np.uint64) * np.uint64(0xC2B2_AE3D_27D4_EB4F)
-    mixed ^= start.astype(np.uint64) * np.uint64(0x1656_67B1_9E37_79F9)
-    return mixed
-
-
-def _ranges(start: NDArray[np.integer], count: NDArray[np.integer]) -> NDArray[np.int64]:
-    """All positions from each start on, as many as its count, one range after the other."""
-    total = np.cumsum(count, dtype=np.int64)
-    positions = np.arange(int(total[-1]) if len(total) else 0)
-    return positions + np.repeat(np.asarray(start, dtype=np.int64) - (total - count), count)
-
-
-def _kept_values(ends: Any, values: Any, rows: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    bounds = np.asarray(ends, dtype=np.int64)
-    counts = np.diff(bounds, prepend=np.int64(0))[rows]
-    return np.cumsum(counts), np.asarray(values)[_ranges(bounds[rows] - counts, counts)]

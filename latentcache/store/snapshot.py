@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,11 +25,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import canonical_json, checksum
 from latentcache.identity.key import Keys
-from latentcache.store.atomic_io import (
-    read_file,
-    read_json,
-    unreadable,
-)
+from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
@@ -116,11 +111,11 @@ class FieldRows(Value, eq=False):
             CacheFormatError: Items of a kind that is not installed have several inputs, so their keys are unknown.
         """
         chosen: Any = rows
+        keys = np.array(self.key[self.entry[chosen]])
         if self.packing != "block":
-            return np.array(self.key[self.entry[chosen]])
+            return keys
         content = self._content(np.asarray(self.sample[chosen]))
         if self.kind is None or self.recipe is None:
-            keys = np.array(self.key[self.entry[chosen]])
             keys[:, 8:24] = content
             return keys
         group, variant = np.asarray(self.group[chosen]), np.asarray(self.variant[chosen])
@@ -182,16 +177,16 @@ class FieldRows(Value, eq=False):
             for name, one in self.samples.inputs.items()
             if self.kind is None or name in self.kind.inputs
         }
-        if self.kind is None:
-            if len(inputs) == 1:
-                return np.asarray(next(iter(inputs.values())).content)
+        if self.kind is not None:
+            some = SampleTable(names=_NO_NAMES, files=self.samples.files, inputs=inputs)
+            return np.asarray(self.kind.content(some))
+        if len(inputs) > 1:
             raise CacheFormatError(
                 f"the field {self.name!r} is of a kind that is not installed",
                 why="its items are packed, and their keys are made by the kind",
                 fix="install the package that has the kind, or name it with --field MODULE:CLASS",
             )
-        some = SampleTable(names=_NO_NAMES, files=self.samples.files, inputs=inputs)
-        return np.asarray(self.kind.content(some))
+        return np.asarray(next(iter(inputs.values())).content)
 
 
 class Snapshot(Value):
@@ -277,9 +272,9 @@ class Snapshot(Value):
             data = read_file(path)
             if f"{checksum(data):016x}" != about["checksum"]:
                 raise CacheDamagedError(f"{REJECTED} is damaged", where=str(path), why="checksum")
-            for line in data.splitlines():
-                value = json.loads(line)
-                found[value.pop("type")].append(_rejected(value))
+            for value in map(json.loads, data.splitlines()):
+                more = {"content": bytes.fromhex(value.get("content", "")), "stat": tuple(value.get("stat", ()))}
+                found[value.pop("type")].append(Rejected(**{**value, **more}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise unreadable(path, error) from error
         return {name: tuple(values) for name, values in found.items()}
@@ -295,9 +290,17 @@ def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
     """
     paths = CachePaths(cache)
     number = paths.current_snapshot() if number is None else number
-    if not number:
-        raise _unfinished(paths)
-    return read_snapshot(paths, paths.snapshot(number), number)
+    if number:
+        return read_snapshot(paths, paths.snapshot(number), number)
+    holder = builder_name(paths.lock)
+    again = "run the same `latentcache build` again: it goes on where it stopped"
+    raise CacheNotFoundError(
+        f"no finished build in {paths.root}",
+        where=str(paths.root),
+        why=f"a build was started here and has not ended{holder and f': {holder}'}",
+        fix=f"wait until it ends; if it was killed, {again}" if holder else again,
+        slug="cache-unfinished",
+    )
 
 
 def open_leased(cache: Path) -> Snapshot:
@@ -327,13 +330,16 @@ def open_leased(cache: Path) -> Snapshot:
 def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
     """The snapshot in a folder. Raises as :func:`open_snapshot`."""
     manifest = load_manifest(folder)
-    with _contradictions(folder):
+    try:
         shards = manifest["shards"]
         if manifest["snapshot"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
             raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
         file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16), lasts=number > 0)
         samples = _samples(file, manifest)
         opened = {name: _field_rows(file, name, one, samples, shards) for name, one in manifest["fields"].items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CacheDamagedError("a snapshot contradicts itself", where=str(folder), why=why) from error
     return Snapshot(number=number, paths=paths, manifest=manifest, samples=samples, fields=opened, columns=file)
 
 
@@ -393,13 +399,10 @@ def _field_rows(
     at = f"fields/{name}"
     columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in (*ENTRY_TYPES, *ROW_TYPES)}
     columns["key"] = Keys(*(file[f"{at}/key.{part}"] for part in ("content", "frame", "frames")))
-    counts = about["counts"]
     for one, values in columns.items():
-        if len(values) != counts["rows" if one in ROW_TYPES else "entries"]:
+        if len(values) != about["counts"]["rows" if one in ROW_TYPES else "entries"]:
             raise ValueError(f"column {one} of {name} has {len(values)} rows")
-    ragged = {
-        one: (file[f"{at}/ragged/{one}.ends"], file[f"{at}/ragged/{one}.values"]) for one in about["ragged_columns"]
-    }
+    ragged = [(one, f"{at}/ragged/{one}") for one in about["ragged_columns"]]
     kind = field_kind(name)
     kind = kind if kind is not None and kind.kind == about["kind"] else None
     return FieldRows(
@@ -416,7 +419,7 @@ def _field_rows(
         groups=tuple(Group.from_json(one) for one in about["groups"]),
         shards=tuple(shards),
         columns={one: file[f"{at}/columns/{one}"] for one in about["columns"]},
-        ragged_columns=ragged,
+        ragged_columns={one: (file[f"{place}.ends"], file[f"{place}.values"]) for one, place in ragged},
         samples=samples,
         **columns,
     )
@@ -441,33 +444,6 @@ def _samples(file: ColumnFile, manifest: Mapping[str, Any]) -> SampleTable:
     if lengths != {manifest["counts"]["samples"]}:
         raise ValueError(f"columns of samples have lengths {sorted(lengths)}")
     return samples
-
-
-def _rejected(value: dict[str, Any]) -> Rejected:
-    value["content"] = bytes.fromhex(value.get("content", ""))
-    return Rejected(**{**value, "stat": tuple(value.get("stat", ()))})
-
-
-def _unfinished(paths: CachePaths) -> CacheNotFoundError:
-    holder = builder_name(paths.lock)
-    again = "run the same `latentcache build` again: it goes on where it stopped"
-    return CacheNotFoundError(
-        f"no finished build in {paths.root}",
-        where=str(paths.root),
-        why=f"a build was started here and has not ended{holder and f': {holder}'}",
-        fix=f"wait until it ends; if it was killed, {again}" if holder else again,
-        slug="cache-unfinished",
-    )
-
-
-@contextmanager
-def _contradictions(folder: Path) -> Iterator[None]:
-    """Turn what is wrong with the content of a manifest into one error."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise CacheDamagedError("a snapshot contradicts itself", where=str(folder), why=why) from error
 
 
 _NO_NAMES = Strings(np.zeros(0, np.uint8), np.zeros(0, np.int64))

@@ -1,5 +1,6 @@
 """Readers give the bytes that were written, or an error that names the sample, the entry and the file."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -142,6 +143,7 @@ def test_workers_read_beside_their_parent(paths, method):
 
 
 def test_a_reader_that_is_forgotten_leaves_no_file_open(paths):
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     reader = pickle.loads(pickle.dumps(reader_of(paths)))
     reader.read("plane", 0)
