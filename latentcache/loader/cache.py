@@ -140,20 +140,16 @@ class Cache(View):
         return found
 
     def __repr__(self) -> str:
-        snapshots = ", ".join(f"{one.paths.root.name} (snapshot {one.number})" for one in self.snapshots[:3])
         times = self.repeats
         repeated = f", {sum(times.values())} without repeats" if set(times) - {1} else ""
-        more = f" and {len(self.parts) - 3} more" if len(self.parts) > 3 else ""
-        if self._has_samples:
-            counts = sorted(self.buckets.items(), key=lambda item: -item[1])
-            shapes = ", ".join(f"{label}: {count}" for label, count in counts[:4])
-            shapes += f" and {len(counts) - 4} more buckets" if len(counts) > 4 else ""
-        else:
-            shapes = f"{self.tokens} tokens"
         excluded = f", {self.excluded} excluded" if self.excluded else ""
+        counts = sorted(self.buckets.items(), key=lambda item: -item[1]) if self._has_samples else []
+        shapes = [f"{label}: {count}" for label, count in counts[:4]] or [f"{self.tokens} tokens"]
+        more = f" and {len(counts) - 4} more buckets" if len(counts) > 4 else ""
+        numbers = ", ".join(str(one.number) for one in self.snapshots[:3])
         return (
-            f"Cache({len(self)} samples of {snapshots}{more}{self._note}{repeated}{excluded}\n"
-            f"  fields: {', '.join(self.fields)}\n  {shapes})"
+            f"Cache({len(self)} samples of {self.name} (snapshot {numbers}){repeated}{excluded}\n"
+            f"  fields: {', '.join(self.fields)}\n  {', '.join(shapes)}{more})"
         )
 
     def recipe(self, field: str | None = None) -> FieldRecipe:
@@ -208,13 +204,11 @@ class Cache(View):
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
         self._refuse_weights("split")
-        held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self.parts]
-        sides = zip(self.parts, held, strict=True)
-        pairs = [(part.chosen[~one], part.chosen[one]) for part, one in sides]
-        training, validating = (
-            [replace(part, samples=pair[side]) for part, pair in zip(self.parts, pairs, strict=True)]
-            for side in (0, 1)
-        )
+        training, validating = [], []
+        for part in self.parts:
+            held = in_validation(content_of(part.snapshot, part.chosen), validation)
+            training.append(replace(part, samples=part.chosen[~held]))
+            validating.append(replace(part, samples=part.chosen[held]))
         return self._with(training, ", training part"), self._with(validating, ", validation part")
 
     def of_source(self, *names: str) -> Cache:
@@ -345,9 +339,16 @@ class Cache(View):
         length = whole(kind, given[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
         choice("padding_side", padding_side, ("right", "left"))
         choice("last_chunk", last_chunk, ("keep", "drop"))
-        _refuse_foreign(kind, lengths=lengths is not None, padding_side=padding_side != "right",
-                        last_chunk=last_chunk != "keep", cross_document=not cross_document,
-                        overflow=overflow is not None)  # fmt: skip
+        foreign = {
+            "lengths": kind != "pad" and lengths is not None,
+            "padding_side": kind != "pad" and padding_side != "right",
+            "last_chunk": kind != "chunk" and last_chunk != "keep",
+            "cross_document": kind != "chunk" and not cross_document,
+            "overflow": kind == "chunk" and overflow is not None,
+        }
+        if any(foreign.values()):
+            name = next(name for name in foreign if foreign[name])
+            raise UsageError(f"{name}: not with {kind}=", fix="leave it out")
         documents = [self._documents(part, field) for part in self.parts]
         first = documents[0]
         settings = RowSettings(
@@ -584,15 +585,6 @@ def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> Non
             why="their number depends on documents that are not tokenized yet",
             fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
         )
-
-
-def _refuse_foreign(kind: str, **given: bool) -> None:
-    """Refuse options that mean nothing for this kind of rows."""
-    belongs = {"lengths": ("pad",), "padding_side": ("pad",), "last_chunk": ("chunk",), "cross_document": ("chunk",),
-               "overflow": ("pack", "pad")}  # fmt: skip
-    for name, is_given in given.items():
-        if is_given and kind not in belongs[name]:
-            raise UsageError(f"{name}: not with {kind}=", fix="leave it out")
 
 
 __all__ = ["Cache", "open_cache"]

@@ -158,61 +158,38 @@ def check_sample_format(
     wanted = FORMATS[name]
     if "latents" not in columns:
         raise UsageError(f"format={name!r}: the batch has no latents", fix="add latents to fields, or format='plain'")
-    found = _stored_as(*served.get("latents", (None, ())))
-    wrong = _misfits(wanted, found)
+    stored = served.get("latents", (None, ()))
+    wrong = _misfits(wanted, *stored)
     if wrong:
-        fitting = [other for other, one in FORMATS.items() if not _misfits(one, found)]
+        fitting = [other for other, one in FORMATS.items() if not _misfits(one, *stored)]
         formats = " or ".join(f"format={other!r}" for other in [*fitting, "plain"])
         raise UsageError(
             f"format={name!r}: the latents are of another model",
             why="they have " + " and ".join(wrong),
             fix=f"{formats}, or build the cache with the VAE of the model you train",
         )
-    needed = set(_SIZES.values()) if "time_ids" in wanted.derived else set()
-    missing = sorted(needed - set(columns))
+    missing = sorted(set(_SIZES.values()) - set(columns)) if "time_ids" in wanted.derived else []
     if missing:
         raise UsageError(f"format={name!r}: needs {', '.join(missing)}", fix="leave fields out, or add these columns")
     return name
 
 
-class _Stored(Value):
-    """Facts about stored latents that decide which model can train on them."""
-
-    channels: int | None
-    scaling: str
-    scale: float
-    shift: float
-    shapes: Sequence[tuple[int, ...]]
-
-
-def _stored_as(recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> _Stored:
+def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    """Why a model cannot train on latents of a recipe and of these stored shapes; empty: it can."""
     affine = (recipe.read_time.affine if recipe is not None else None) or {}
     halves = 2 if recipe is not None and recipe.read_time.posterior else 1
-    return _Stored(
-        channels=shapes[0][0] // halves if shapes else None,
-        scaling=str(affine.get("kind", "none")),
-        scale=float(affine.get("scale") or 1.0),
-        shift=float(affine.get("shift") or 0.0),
-        shapes=shapes,
-    )
-
-
-def _misfits(wanted: Format, found: _Stored) -> list[str]:
-    """Why a model cannot train on these latents; empty: it can."""
-    channels = " or ".join(map(str, wanted.channels))
-    wrong = [] if found.channels in wanted.channels else [f"{found.channels} channels, not {channels}"]
-    scaling = "mean-std" if wanted.scale is None else "scale-shift"
-    if found.scaling != scaling:
-        wrong += (
-            [] if found.scaling == "none" and wanted.unscaled else [f"scaling {found.scaling!r}, not {scaling!r}"]
-        )
-    elif wanted.scale is None:
-        pass
-    elif abs(found.scale / wanted.scale - 1) > _CLOSE:
-        wrong.append(f"a scale of {found.scale:g}, not {wanted.scale:g}")
-    elif abs(found.shift - wanted.shift) > _CLOSE:
-        wrong.append(f"a shift of {found.shift:g}, not {wanted.shift:g}")
-    odd = next((shape for shape in found.shapes if any(side % wanted.patch for side in shape[-2:])), None)
+    channels, wrong = shapes[0][0] // halves if shapes else None, []
+    if channels not in wanted.channels:
+        wrong.append(f"{channels} channels, not {' or '.join(map(str, wanted.channels))}")
+    kind, needed = str(affine.get("kind", "none")), "mean-std" if wanted.scale is None else "scale-shift"
+    scale, shift = float(affine.get("scale") or 1.0), float(affine.get("shift") or 0.0)
+    if kind != needed:
+        wrong += [] if kind == "none" and wanted.unscaled else [f"scaling {kind!r}, not {needed!r}"]
+    elif wanted.scale is not None and abs(scale / wanted.scale - 1) > _CLOSE:
+        wrong.append(f"a scale of {scale:g}, not {wanted.scale:g}")
+    elif wanted.scale is not None and abs(shift - wanted.shift) > _CLOSE:
+        wrong.append(f"a shift of {shift:g}, not {wanted.shift:g}")
+    odd = next((shape for shape in shapes if any(side % wanted.patch for side in shape[-2:])), None)
     if odd is not None:
         sides = f"{odd[-2]}x{odd[-1]}"
         wrong.append(f"a size of {sides} cells, which patches of {wanted.patch}x{wanted.patch} do not fill")
@@ -276,7 +253,9 @@ def row_format(batch: Batch, name: str, ids: str = "input_ids") -> Batch:
         return batch
     if name == "torchtitan":
         positions = {"positions": batch["position_ids"]} if "position_ids" in batch else {}
-        return {"input": batch[ids], **positions, "labels": _shifted(batch["labels"])}
+        labels = batch["labels"]  # torchtitan does not shift them itself
+        shifted = torch.cat([labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)], dim=1)
+        return {"input": batch[ids], **positions, "labels": shifted}
     if name == "flat":
         return _flat(batch, ids)
     if "position_ids" not in batch:
@@ -285,37 +264,21 @@ def row_format(batch: Batch, name: str, ids: str = "input_ids") -> Batch:
     return kept | {"use_cache": False}
 
 
-def _shifted(labels: torch.Tensor) -> torch.Tensor:
-    """(B, L) the next token at each place: torchtitan does not shift labels itself."""
-    return torch.cat([labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)], dim=1)
-
-
-def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Where documents and padding begin and end in the rows of a batch, one row after the other.
-
-    Args:
-        position_ids: (B, L), 0 where one begins.
-
-    Returns:
-        (n + 1,) int32, from 0 to B * L, and the length of the longest.
-    """
-    flat = position_ids.reshape(-1)
-    ends = torch.cat([torch.nonzero(flat == 0).reshape(-1), flat.new_tensor([flat.numel()])])
-    return ends.to(torch.int32), int(ends.diff().max())
-
-
 def _flat(batch: Batch, ids: str) -> Batch:
-    position_ids = batch["position_ids"].reshape(1, -1)
-    ends, longest = segments(position_ids)
+    """All rows of a batch as one; documents and padding begin where ``position_ids`` is 0."""
+    positions = batch["position_ids"].reshape(-1)
+    is_begin = positions == 0
+    ends = torch.cat([torch.nonzero(is_begin).reshape(-1), positions.new_tensor([positions.numel()])])
+    longest, ends = int(ends.diff().max()), ends.to(torch.int32)
     return {
         ids: batch[ids].reshape(1, -1),
         "labels": batch["labels"].reshape(1, -1),
-        "position_ids": position_ids,
+        "position_ids": positions.reshape(1, -1),
         "cu_seq_lens_q": ends,
         "cu_seq_lens_k": ends,
         "max_length_q": longest,
         "max_length_k": longest,
-        "seq_idx": (torch.cumsum(position_ids[0] == 0, 0, dtype=torch.int32) - 1).reshape(1, -1),
+        "seq_idx": (torch.cumsum(is_begin, 0, dtype=torch.int32) - 1).reshape(1, -1),
         "use_cache": False,
     }
 
@@ -339,17 +302,15 @@ class RowCollator:
         """(B, L) tensors of rows of (L,): the batch that they are all of, or a copy."""
         return row_format({name: together([row[name] for row in rows]) for name in rows[0]}, self.format, self._ids)
 
-    def __repr__(self) -> str:
-        return f"RowCollator(format={self.format!r})"
-
 
 def together(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensor that these are all rows of, in order; else a new one of them."""
     base = rows[0]._base
-    if base is None or len(base) != len(rows) or base.dim() != rows[0].dim() + 1:
-        return torch.stack(list(rows))
-    start, step = base.storage_offset(), base.stride(0)
-    for number, row in enumerate(rows):
-        if row._base is not base or row.storage_offset() != start + number * step or row.shape != base.shape[1:]:
-            return torch.stack(list(rows))
-    return base
+    if base is not None and len(base) == len(rows) and base.dim() == rows[0].dim() + 1:
+        start, step = base.storage_offset(), base.stride(0)
+        places = [start + number * step for number in range(len(rows))]
+        if all(row._base is base and row.shape == base.shape[1:] for row in rows) and places == [
+            row.storage_offset() for row in rows
+        ]:
+            return base
+    return torch.stack(list(rows))

@@ -116,9 +116,8 @@ class Loader:
         meta: bool = False,
         title: str = "",
     ) -> None:
-        ranks = find_ranks(rank, world_size)
-        self.rank, self.world_size, self._found = ranks.rank, ranks.world_size, ranks.found
-        batches = BatchPlan(batch_size=batch_size, world_size=ranks.world_size, remainder=remainder)
+        self.rank, self.world_size, self._found = find_ranks(rank, world_size)
+        batches = BatchPlan(batch_size=batch_size, world_size=self.world_size, remainder=remainder)
         seed = None if seed is None else whole("seed", seed, -(2**63))
         self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
         self._transfer, self._title, self._meta = Transfer(device), title, meta

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,51 +19,38 @@ from latentcache.plan.numbers import whole
 _SHARDING = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Which part of each step this process gets."""
+def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]:
+    """The rank, the number of ranks, and where they are from.
 
-    rank: int
-    world_size: int
-    found: str
-    """Where the numbers are from: ``given``, ``torch.distributed``, ``environment`` or ``one process``."""
-
-
-def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
-    """The numbers that were given, or those of torch.distributed, of the environment, or of one process.
+    Given, or those of torch.distributed, of the environment, or of one process.
 
     Raises:
         UsageError: One number without the other, or a rank that is not below the number of ranks.
     """
+    found: str = "given"
+    numbers: tuple[Any, Any] = rank, world_size
     if (rank is None) != (world_size is None):
         given, other = ("rank", "world_size") if world_size is None else ("world_size", "rank")
-        value = rank if world_size is None else world_size
         raise UsageError(
-            f"{given}={value!r}: {other} is missing",
+            f"{given}={rank if world_size is None else world_size!r}: {other} is missing",
             why="one number alone does not say which part of each step this process gets",
             fix="pass rank and world_size, or neither",
         )
-    if rank is not None:
-        return _checked(rank, world_size, "given")
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return _checked(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-    named = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if named == (None, None):
-        return Ranks(0, 1, "one process")
-    try:
-        numbers = int(named[0] or ""), int(named[1] or "")
-    except ValueError:
-        raise UsageError(
-            f"RANK={named[0]} and WORLD_SIZE={named[1]} in the environment do not say the rank of this process",
-            fix="pass rank and world_size",
-        ) from None
-    return _checked(*numbers, "environment")
-
-
-def _checked(rank: int | None, world_size: int | None, found: str) -> Ranks:
-    total = whole("world_size", world_size, 1)
-    return Ranks(whole("rank", rank, 0, total - 1, why="ranks count from 0"), total, found)
+    if rank is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        numbers, found = (torch.distributed.get_rank(), torch.distributed.get_world_size()), "torch.distributed"
+    elif rank is None:
+        named = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        numbers, found = (0, 1), "one process"
+        if named != (None, None):
+            try:
+                numbers, found = (int(named[0] or ""), int(named[1] or "")), "environment"
+            except ValueError:
+                raise UsageError(
+                    f"RANK={named[0]} and WORLD_SIZE={named[1]} of the environment do not say the rank",
+                    fix="pass rank and world_size",
+                ) from None
+    total = whole("world_size", numbers[1], 1)
+    return whole("rank", numbers[0], 0, total - 1, why="ranks count from 0"), total, found
 
 
 def refuse_double_sharding(world_size: int) -> None:

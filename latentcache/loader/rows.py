@@ -7,6 +7,7 @@ views of it, so a collator that is given all of them gives it back without a cop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -21,10 +22,10 @@ from latentcache.loader.formats import Batch, RowCollator
 from latentcache.loader.loader import NoSuchRowError, checked_rows
 from latentcache.loader.row_reader import RowPart, RowReader, RowSettings
 from latentcache.loader.view import View
-from latentcache.plan.batching import trainer_steps
+from latentcache.plan.batching import BatchPlan
 from latentcache.plan.documents import RowPlan
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.numbers import is_whole
+from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.samples import SampleIndex
 
 #: Columns of a batch beside its tensors that can be asked for, and its tensors.
@@ -183,9 +184,23 @@ class Rows(View, Dataset[Batch]):
     def steps(
         self, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False
     ) -> int:
-        """Optimizer steps of a trainer that shuffles these rows itself; see ``plan.batching.trainer_steps``."""
-        sizes = {"batch_size": batch_size, "world_size": world_size, "grad_accum": grad_accum}
-        return trainer_steps(len(self), epochs, **sizes, drop_last=drop_last)
+        """Optimizer steps of a trainer that shuffles rows itself, counted as the Trainer of transformers counts them.
+
+        Args:
+            epochs: Iterations over them, also a fraction.
+            batch_size: Rows per rank and step.
+            world_size: Number of ranks.
+            grad_accum: Batches of a rank per optimizer step.
+            drop_last: True if an incomplete batch is left out.
+
+        Raises:
+            UsageError: A number is not allowed.
+        """
+        epochs, accumulated = real("epochs", epochs, 0, fix="steps(2, ...)"), whole("grad_accum", grad_accum, 1)
+        plan, batches = BatchPlan(batch_size=batch_size, world_size=world_size), len(self)
+        for size in (plan.batch_size, plan.world_size):
+            batches = batches // size if drop_last else -(-batches // size)
+        return math.ceil(epochs * max(-(-batches // accumulated), 1))
 
     def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
         return self._reader.index

@@ -7,7 +7,6 @@ R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
-from latentcache.plan.numbers import choice, real, whole
+from latentcache.plan.numbers import choice, whole
 from latentcache.value import Value
 
 #: Samples in one step of all ranks. A typing error beyond it would fill the memory with repeats.
@@ -279,27 +278,3 @@ def rows_of_last_steps(count: int, size: int) -> tuple[int, ...]:
     if not rest:
         return ()
     return ((size + rest + 1) // 2, (size + rest) // 2) if steps else (rest,)
-
-
-def trainer_steps(
-    rows: int, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False
-) -> int:
-    """Optimizer steps of a trainer that shuffles rows itself, counted as the Trainer of transformers counts them.
-
-    Args:
-        rows: Rows of all ranks together.
-        epochs: Iterations over them, also a fraction.
-        batch_size: Rows per rank and step.
-        world_size: Number of ranks.
-        grad_accum: Batches of a rank per optimizer step.
-        drop_last: True if an incomplete batch is left out.
-
-    Raises:
-        UsageError: A number is not allowed.
-    """
-    epochs = real("epochs", epochs, 0, fix="steps(2, ...)")
-    plan = BatchPlan(batch_size=batch_size, world_size=world_size)
-    accumulated = whole("grad_accum", grad_accum, 1)
-    batches = rows // plan.batch_size if drop_last else math.ceil(rows / plan.batch_size)
-    batches = batches // plan.world_size if drop_last else math.ceil(batches / plan.world_size)
-    return math.ceil(epochs * max(math.ceil(batches / accumulated), 1))

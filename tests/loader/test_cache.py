@@ -33,7 +33,7 @@ def test_what_a_cache_says_of_itself(four, tmp_path):
     assert cache.buckets == {"64x96": 3, "96x64": 1}
     assert cache.recipe() == cache.recipe("latents") == recipe()
     assert repr(cache).splitlines() == [
-        "Cache(4 samples of four.latentcache (snapshot 1)", "  fields: latents", "  64x96: 3, 96x64: 1)"
+        "Cache(4 samples of four (snapshot 1)", "  fields: latents", "  64x96: 3, 96x64: 1)"
     ]  # fmt: skip
     many = open_cache(images(tmp_path / "wide", [(64 + 8 * n, 64) for n in range(20)]))
     for public in (many, many.loader(batch_size=1), many.plan(batch_size=3), many.loader(batch_size=1).sampler,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from latentcache.errors import UsageError
-from latentcache.loader.ranks import Ranks, find_ranks
+from latentcache.loader.ranks import find_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def _no_environment(monkeypatch):
 def test_what_is_given_is_believed(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert find_ranks(1, 2) == Ranks(1, 2, "given")
-    assert find_ranks(np.int64(0), np.int32(1)) == Ranks(0, 1, "given")
-    assert find_ranks(None, None) == Ranks(3, 8, "environment")
+    assert find_ranks(1, 2) == (1, 2, "given")
+    assert find_ranks(np.int64(0), np.int32(1)) == (0, 1, "given")
+    assert find_ranks(None, None) == (3, 8, "environment")
 
 
 @pytest.mark.parametrize("given", [(0, None), (None, 2)])
@@ -49,7 +49,7 @@ def test_torch_distributed_comes_before_the_environment(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    assert find_ranks(None, None) == Ranks(1, 2, "torch.distributed")
+    assert find_ranks(None, None) == (1, 2, "torch.distributed")
 
 
 def test_with_ranks_left_out_no_two_ranks_see_the_same_samples(many, monkeypatch):

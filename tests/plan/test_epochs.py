@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_plans import POLICIES, batches_of, columns, epochs, index_of, laid_out, plans, seeds
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
-from latentcache.plan.batching import BatchPlan, require_steps, trainer_steps
+from latentcache.plan.batching import BatchPlan, require_steps
 from latentcache.plan.resume import Position
 from latentcache.plan.samples import plan_epoch, plan_report
 
@@ -210,16 +210,3 @@ def test_settings_that_are_not_allowed(given, said):
     with pytest.raises(UsageError, match=said) as caught:
         BatchPlan(**given)
     assert caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("rows", "given", "steps"),
-    [
-        (50, {"batch_size": 4}, 13),
-        (50, {"batch_size": 4, "drop_last": True}, 12),
-        (50, {"batch_size": 4, "world_size": 2, "grad_accum": 3}, 3),
-    ],
-)
-def test_steps_of_a_trainer_that_shuffles_itself(rows, given, steps):
-    assert trainer_steps(rows, 1, **given) == steps
-    assert trainer_steps(rows, 2.5, **given) == -(-5 * steps // 2)
