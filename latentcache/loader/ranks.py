@@ -46,7 +46,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]
                 numbers, found = (int(named[0] or ""), int(named[1] or "")), "environment"
             except ValueError:
                 raise UsageError(
-                    f"RANK={named[0]} and WORLD_SIZE={named[1]} of the environment do not say the rank",
+                    f"RANK={named[0]} and WORLD_SIZE={named[1]} in the environment do not say the rank",
                     fix="pass rank and world_size",
                 ) from None
     total = whole("world_size", numbers[1], 1)
