@@ -16,10 +16,7 @@ from latentcache.fields.input_ids import InputIdsRecipe
 
 
 def check_vae(settings: Any) -> str:
-    """Describe the encoder that settings of latents name, and read its weights; empty if they name none.
-
-    Weights that are not finite are looked for: every latent would be. Cost: one pass over the bytes of the encoder.
-    """
+    """Describe the encoder that settings of latents name, and read its weights; empty if they name none."""
     if settings.model is None:
         return ""
     description = describe_model(settings)

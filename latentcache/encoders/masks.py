@@ -30,15 +30,7 @@ class MaskProducer(PixelProducer):
 
 
 def cell_means(pixels: Pixels, factor: int) -> NDArray[np.uint8]:
-    """Mean gray of each latent cell, rounded: at most 1/510 from the exact mean of the gray pixels.
-
-    Args:
-        pixels: (H, W, 3); their gray is that of Pillow's mode ``L`` (ITU-R 601-2).
-        factor: Pixels of a cell on each side.
-
-    Returns:
-        (1, H / factor, W / factor)
-    """
+    """Mean gray (Pillow's ``L``) of each latent cell of (H, W, 3), rounded: (1, H / factor, W / factor)."""
     gray = np.asarray(Image.fromarray(pixels).convert("L"))
     height, width = gray.shape
     cells = gray.reshape(1, height // factor, factor, width // factor, factor).mean(axis=(2, 4))

@@ -100,12 +100,7 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Tensors of one safetensors file.
-
-    Raises:
-        UnsupportedModelError: Another kind of file, cut short, or a header that contradicts itself.
-        EncoderError: An unreadable file.
-    """
+    """Tensors of one safetensors file; raises UnsupportedModelError, or EncoderError if it cannot be read."""
     head, size = _read(path, 64), path.stat().st_size
     _check_magic(path, head)
     length = int.from_bytes(head[:8], "little")
@@ -142,10 +137,7 @@ def fingerprint(tensors: Tensors) -> str:
 
 
 def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fingerprint, with the stats that let the next build trust it without hashing.
-
-    ``known`` is the memo of an earlier build.
-    """
+    """The fingerprint, with the stats that let the next build, as ``known``, trust it without hashing."""
     seen, names = time.time_ns(), json_hash(sorted(tensors)).hex()
     files = sorted({info.path for info in tensors.values()})
     stats = [[str(path.resolve()), *StatMemo.of(path.stat(), seen_ns=seen).identity] for path in files]

@@ -42,11 +42,7 @@ class ClipSettings(Value):
         return (frames - 1) // self.step + 1
 
     def available(self, clip: NDArray[np.integer]) -> NDArray[np.int64]:
-        """(n,) frames that videos have at :attr:`fps`; 0 for images.
-
-        Args:
-            clip: (n, 3) rows of the column ``CLIP``.
-        """
+        """(n,) frames that videos, rows of the column ``CLIP``, have at :attr:`fps`; 0 for images."""
         count, rate, per = clip.astype(np.int64).T
         taken = (count - 1) * per * self.fps // np.maximum(rate, 1) + 1 if self.fps else count
         return np.where(count > 0, taken, 0)
@@ -100,11 +96,7 @@ def clip_settings(
 def clip_frames(
     samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
-    """How many frames of each sample are encoded, and which videos are rejected.
-
-    Returns:
-        (n,) number of frames: 1 for an image, 0 for a rejected video; and the rejected samples with their rows.
-    """
+    """(n,) frames of each sample that are encoded: 1 of an image, 0 of a rejected video; and the rejected samples."""
     if CLIP not in samples.columns:
         return np.ones(len(rows), dtype=np.int64), []
     clip = np.asarray(samples.columns[CLIP])[rows]

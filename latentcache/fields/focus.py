@@ -23,13 +23,7 @@ def focus_of(samples: SampleTable) -> NDArray[np.float32]:
 
 
 def focus_steps(size: NDArray[np.int64], bucket: NDArray[np.int64], focus: NDArray[np.float32]) -> NDArray[np.int64]:
-    """(n,) steps of ``geometry.placement``: the crop that has the point in its middle, as far as the image reaches.
-
-    Args:
-        size: (n, 2) height and width of the images.
-        bucket: (n, 2) those of their buckets.
-        focus: (n, 2) as :func:`focus_of` gives them.
-    """
+    """(n,) steps of ``geometry.placement``: the crop with the point in its middle, as far as the image reaches."""
     point = focus[:, ::-1].astype(np.float64)
     point = np.where((point > 1).any(axis=1, keepdims=True), point / size, point).clip(0, 1)
     scale = (bucket / size).max(axis=1, keepdims=True)

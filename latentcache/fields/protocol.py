@@ -263,10 +263,7 @@ class Producer:
     """Where the encoder runs, with the name of the card."""
 
     def open(self) -> None:
-        """Load what encoding needs, and set :attr:`noise` and :attr:`device`; may be called again.
-
-        Called by the thread that encodes, before the first item.
-        """
+        """Load what encoding needs; set :attr:`noise` and :attr:`device`. The thread that encodes calls it, also twice."""
 
     def prepare(self, job: Job) -> Read | Failure:
         """Read and decode the inputs of one job. Called from any thread."""
@@ -380,10 +377,7 @@ def setting(
     min: int | None = None,
     parse: Callable[[str], Any] | None = None,
 ) -> Any:
-    """A field of a settings dataclass: None until it is given, and an option of the command line.
-
-    The flag is the name of the field with dashes, if none is given. ``parse`` makes the value from one word.
-    """
+    """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word."""
     known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "parse": parse}
     metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
     return field(default=None, metadata=metadata)
@@ -424,10 +418,7 @@ def flat_settings(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 class FieldKind:
-    """Base class of the field plug-ins; defaults fit a field with one stacked item per sample and entry.
-
-    Subclasses set the class attributes and implement :meth:`plan`.
-    """
+    """Base class of the field plug-ins; its defaults fit a field with one stacked item per sample and entry."""
 
     name: str = ""
     kind: int = 0

@@ -29,11 +29,7 @@ _OWN = {
 
 
 def load(target: str) -> Any:
-    """The object that ``module:name`` names.
-
-    Raises:
-        UsageError: The module or the name does not exist.
-    """
+    """The object that ``module:name`` names; raises UsageError."""
     module, _, name = target.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -44,11 +40,7 @@ def load(target: str) -> Any:
 
 
 def register(targets: Iterable[str]) -> None:
-    """Make kinds known to this process and to the workers it starts.
-
-    Raises:
-        UsageError: One of them cannot be imported.
-    """
+    """Make kinds known to this process and to the workers it starts; raises UsageError."""
     for target in targets:
         load(target)
         known = [one for one in os.environ.get(VARIABLE, "").split(",") if one]

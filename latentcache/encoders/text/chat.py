@@ -101,12 +101,7 @@ class ChatRenderer:
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:
-        """A conversation as text with its loss spans.
-
-        Raises:
-            UnusableSampleError: ``template``: it does not accept this conversation. ``template-rewrites``: the loss
-                spans are unknown.
-        """
+        """A conversation as text with its loss spans; raises UnusableSampleError."""
         told = record.messages or ()
         chat = _Conversation(
             turns=[self._turn(message) for message in told],

@@ -58,10 +58,7 @@ class UnfitTokenizerError(ValueError):
 
 
 def fast_tokenizer(reference: TextTokenizer, records: Iterable[Record]) -> TextTokenizer | str:
-    """The tokenizer with the fast engine, or the reason why only the reference is right.
-
-    ``records`` are the first ones of the data; a megabyte of them is tried.
-    """
+    """The tokenizer with the fast engine, or the reason why it differs on characters or on these first records."""
     try:
         fast = reference.with_engine(TiktokenEngine(reference.tokenizer, reference.recipe.dtype))
     except UnfitTokenizerError as error:

@@ -61,12 +61,7 @@ class SpecialTokens:
         return stop
 
     def rewrite(self, rendered: str, places: Sequence[int]) -> tuple[str, list[int]]:
-        """A template's output with its special tokens under their other names, and the same places in it.
-
-        Args:
-            rendered: The template's output, with marks in content.
-            places: Positions in it, rising.
-        """
+        """A template's output with its special tokens under their other names, and the same (rising) places in it."""
         pieces: list[str] = []
         moved: list[int] = []
         done = length = 0

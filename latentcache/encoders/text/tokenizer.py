@@ -201,13 +201,7 @@ def _places(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
-    """(r, 2) first token and number of tokens of each run of tokens that the spans touch.
-
-    Args:
-        begins: (n,) begin of each token.
-        ends: (n,) its end; a token without extent counts at its begin.
-        spans: (begin, end) in the same unit.
-    """
+    """(r, 2) first token and number of tokens of each run of tokens, (n,) begins and ends, that the spans touch."""
     learned = np.zeros(len(begins) + 2, dtype=np.int8)
     for begin, end in spans:
         learned[1:-1] |= (begins < end) & (np.maximum(ends, begins + 1) > begin)

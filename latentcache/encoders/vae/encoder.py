@@ -53,10 +53,7 @@ def device_name(device: torch.device) -> str:
 
 
 def has_bfloat16(device: str = "auto") -> bool:
-    """True if a device computes bfloat16; devices that only emulate it are slower than in float32.
-
-    A worker answers this for the process that builds, which imports no torch.
-    """
+    """True if a device computes bfloat16 and does not only emulate it, which is slower than float32."""
     chosen = choose_device(device)
     return chosen.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
@@ -143,10 +140,7 @@ class VaeEncoder(Encoder):
             )
 
     def _module(self, dtype: torch.dtype) -> nn.Module:
-        """The encoder half in one precision, loaded from the files on first need.
-
-        float32 never comes from rounded weights: a precise latent is the latent of a float32 build.
-        """
+        """The encoder half in one precision, from the files: float32 never comes from rounded weights."""
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
             self._clips = any(one.ndim == 5 for one in module.parameters())  # before it is folded

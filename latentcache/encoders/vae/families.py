@@ -212,10 +212,7 @@ def _per_channel(values: Any, channels: int) -> Any:
 
 
 def _ratio(config: Config, names: str, default: int = 0) -> int:
-    """The first field that has a value, as a number.
-
-    Of a list of flags each true one halves; other lists have one entry per level, those of patches equal sides.
-    """
+    """The first field that has a value, as a number; of lists the number of halvings or levels, or one side."""
     name, value = next(((name, config[name]) for name in names.split() if config.get(name) is not None), ("", None))
     if isinstance(value, list | tuple) and value:
         if name == "patch_size":

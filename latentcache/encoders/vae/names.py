@@ -41,10 +41,7 @@ _ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
 
 
 def encoder_tensors(tensors: Tensors, *, ldm: bool) -> dict[str, TensorInfo]:
-    """Tensors of the encoder half by their name in diffusers, sorted; shapes as diffusers has them.
-
-    ``ldm``: the class has an original layout, of which names are translated.
-    """
+    """Tensors of the encoder half by their name in diffusers, sorted; ``ldm``: original names are translated."""
     prefix = next(p for p in PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
     mine = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
     kept = {_modern(name) if ldm else name: one for name, one in mine.items() if is_encoder(name)}
