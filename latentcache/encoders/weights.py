@@ -90,7 +90,7 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
     pickles = any(other.endswith(_PICKLES) for other in others)
     kind = "only pickle weights" if pickles else f"no {name}"
-    own = next((path for path in sorted(folder.glob("*.safetensors"))), None)
+    own = next((path for path in sorted(folder.glob("*.safetensors"))), None) if "pytorch" in name else None
     raise UnsupportedModelError(
         f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
         where=str(folder),
@@ -106,13 +106,20 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     length = int.from_bytes(head[:8], "little")
     if size < 8 or head[8:9] != b"{" or length > 100_000_000:  # the limit of the safetensors library
         raise _unsupported(path, "not a safetensors file", "it does not begin with a header", _RESAVE)
+    tensors, data = dict[str, TensorInfo](), 8 + length
     try:
-        header = json.loads(_read(path, 8 + length)[8:]) if 8 + length <= size else {}
+        header = json.loads(_read(path, data)[8:]) if data <= size else {}
         header.pop("__metadata__", None)
-        tensors = {name: _info(path, name, 8 + length, entry) for name, entry in header.items()}
+        for name, entry in header.items():
+            (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), entry["dtype"]
+            sizes = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+            if not sizes or end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+                raise ValueError(f"bytes {begin} to {end} for {dtype} of shape {shape}")
+            own: Any = {"path": path, "name": name, "dtype": dtype, "shape": shape}
+            tensors[name] = TensorInfo(**own, start=data + begin, num_bytes=end - begin)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _unsupported(path, "a damaged safetensors file", f"header: {error}", _AGAIN) from error
-    end = max((one.start + one.num_bytes for one in tensors.values()), default=8 + length)
+    end = max((one.start + one.num_bytes for one in tensors.values()), default=data)
     if end > size:
         raise _truncated(path, end, size)
     if end < size:
@@ -212,19 +219,6 @@ def _chunks(info: TensorInfo) -> Iterator[bytes]:
             yield chunk
     if left > 0:
         raise _truncated(info.path, info.start + info.num_bytes, info.start + info.num_bytes - left)
-
-
-def _info(path: Path, name: str, data_start: int, entry: Mapping[str, Any]) -> TensorInfo:
-    """One header entry, checked: the bytes it spans are those its type and shape need."""
-    (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), entry["dtype"]
-    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-        raise ValueError(f"offsets {begin}, {end} and shape {shape} are not sizes")
-    if dtype not in _ITEM_BYTES:
-        raise ValueError(f"unknown type {dtype}")
-    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
-        raise ValueError(f"{end - begin} bytes for {dtype} of shape {shape}")
-    start, num_bytes = data_start + begin, end - begin
-    return TensorInfo(path=path, name=name, dtype=dtype, shape=shape, start=start, num_bytes=num_bytes)
 
 
 def _unsupported(path: Path, kind: str, why: str, fix: str) -> UnsupportedModelError:

@@ -263,7 +263,7 @@ class Producer:
     """Where the encoder runs, with the name of the card."""
 
     def open(self) -> None:
-        """Load what encoding needs; set :attr:`noise` and :attr:`device`. The thread that encodes calls it, also twice."""
+        """Load what encoding needs; set :attr:`noise` and :attr:`device`. Called by the thread that encodes."""
 
     def prepare(self, job: Job) -> Read | Failure:
         """Read and decode the inputs of one job. Called from any thread."""

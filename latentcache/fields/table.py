@@ -117,13 +117,9 @@ class SampleTable(Value):
 def join_tables(
     tables: Sequence[SampleTable], numbers: Sequence[NDArray[np.int64]], files: Files, order: NDArray[np.intp]
 ) -> SampleTable:
-    """The samples of all tables, those of ``order`` in that order.
+    """The samples of all tables with one set of inputs, those of ``order`` (rows of all) in that order.
 
-    Args:
-        tables: With one set of inputs.
-        numbers: Of the files of each among ``files``.
-        files: Of all.
-        order: Rows of the tables, one after the other.
+    ``numbers`` are the positions of the files of each table in ``files``, the files of all.
     """
 
     def column(values: Sequence[Any]) -> NDArray[Any]:
@@ -138,10 +134,8 @@ def join_tables(
 
     def joined_input(name: str) -> Input:
         own = [table.inputs[name] for table in tables]
-        places = [
-            np.append(number, -1)[np.asarray(one.file)].astype(np.int32)
-            for one, number in zip(own, numbers, strict=True)
-        ]
+        pairs = zip(own, numbers, strict=True)
+        places = [np.append(number, -1)[np.asarray(one.file)].astype(np.int32) for one, number in pairs]
         texts = [one.text for one in own if one.text is not None]
         lines = [np.zeros(len(one.file), np.uint32) if one.line is None else np.asarray(one.line) for one in own]
         return Input(
