@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from latentcache.encoders.stubs import is_stub
+from latentcache.encoders.hub import is_stub
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.families import FAMILIES, GENERIC

@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
-from latentcache.errors import EncoderError, ModelNotFoundError
+from latentcache.errors import EncoderError, ModelNotFoundError, UsageError
 from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_TIMEOUT_S = 10.0
+_STUB = re.compile(r"stub(?::delay_ms=([0-9]{1,6}))?")
 #: Ends of names of files, which no repository has.
 _FILES = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".gguf", ".msgpack", ".onnx", ".json")
 
@@ -105,3 +106,18 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
             f" `hf download {name} --include {patterns}` does"
         )
     raise ModelNotFoundError(what, where=where, why=why + first_line(failure), fix=fix)
+
+
+def is_stub(word: str) -> bool:
+    """True if a word names a documented encoder without torch: ``stub[:delay_ms=N]``."""
+    return word.partition(":")[0] == "stub"
+
+
+def stub_delay(word: str, flag: str) -> int:
+    """The N of ``stub:delay_ms=N``."""
+    match = _STUB.fullmatch(word)
+    if match is None:
+        raise UsageError(
+            f"{flag} {word}: unknown option of the stub", fix=f"use {flag} stub or {flag} stub:delay_ms=20"
+        )
+    return int(match[1] or 0)

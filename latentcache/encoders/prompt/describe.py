@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import expanded
+from latentcache.encoders.hub import expanded, is_stub, stub_delay
 from latentcache.encoders.prompt.locate import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import FROM_CALL
-from latentcache.encoders.stubs import is_stub, stub_delay
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
 from latentcache.errors import UsageError

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import Wanted, expanded, find, hub_folder, is_hub_id
+from latentcache.encoders.hub import Wanted, expanded, find, hub_folder, is_hub_id, is_stub
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
-from latentcache.encoders.stubs import is_stub
 from latentcache.encoders.weights import read_json, weights_in
 from latentcache.errors import UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from latentcache.encoders.stubs import is_stub, stub_delay
+from latentcache.encoders.hub import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
 from latentcache.encoders.vae.locate import locate
