@@ -56,13 +56,7 @@ def compare_floats(
     Differences are in standard deviations: of the item, or of the test input where that is larger (``scale``; of the
     second part ``scale_logvar``), so that a flat input does not count as different.
 
-    Args:
-        stored: An item of a cache; bfloat16 as uint16.
-        made: The same item, made again.
-        noise: As :meth:`FieldKind.compare` gets it.
-        compute_dtype: Of the cache.
-        storage_dtype: Of both.
-        parts: Parts of equal size along the first axis that have a scale of their own.
+    ``stored`` and ``made`` (bfloat16 as uint16) have ``parts`` along the first axis that have a scale of their own.
     """
     allowed, step = tolerance(noise, compute_dtype), _STEP[storage_dtype]
     differs, worst = False, [0.0, 0.0]

@@ -108,11 +108,10 @@ class Control(Paired):
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """As of the image; samples without such an image are rejected."""
         found = super().plan(samples, recipe)
-        why = {"detail": f"it has no image for {self.name}"}
-        why |= {"hint": "add the image, or leave the field out: the sample is served without it"}
-        lacking = [
-            (row, samples.note([row], self.name, "no-control", **why)) for row in self._without(samples).tolist()
-        ]
+        detail = f"it has no image for {self.name}"
+        hint = "add the image, or leave the field out: the sample is served without it"
+        rows = self._without(samples).tolist()
+        lacking = [(row, samples.note([row], self.name, "no-control", detail=detail, hint=hint)) for row in rows]
         return replace(found, rejected=(*found.rejected, *lacking))
 
 

@@ -210,13 +210,10 @@ class PromptEmbeds(FieldKind):
             prompts = sorted(recipe.prompts.values())
             sample = np.insert(sample, counts[0], [rows[0]] * len(prompts))
             variant = np.insert(variant, counts[0], prompts)
-        lacking = {"detail": "it has no caption to encode"}
-        lacking["hint"] = (
-            "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
-        )
-        without = [
-            (row, samples.note([row], self.name, "no-caption", **lacking)) for row in np.flatnonzero(~there).tolist()
-        ]
+        detail = "it has no caption to encode"
+        hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
+        lacking = np.flatnonzero(~there).tolist()
+        without = [(row, samples.note([row], self.name, "no-caption", detail=detail, hint=hint)) for row in lacking]
         size = np.diff(np.asarray(caption.text.ends), prepend=0)
         return FieldPlan(
             sample=sample,
@@ -289,17 +286,17 @@ class PromptEmbeds(FieldKind):
     def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Pipeline, model and shape."""
         assert isinstance(recipe, PromptRecipe)
-        tokens = f"{recipe.length} x " if recipe.is_sequence else ""
-        padding = "" if not recipe.is_sequence else ", without padding" if recipe.trimmed else ", with padding"
-        shape = f"{tokens}{recipe.width}, {recipe.storage_dtype}{padding}"
-        about = {
-            "text encoder": f"{recipe.pipeline} {recipe.fingerprint[:8]}, {shape}",
-            "model": str(provenance.get("text_encoder", "")),
-        }
+        shape = f"{recipe.width}, {recipe.storage_dtype}"
+        if recipe.is_sequence:
+            shape = f"{recipe.length} x {shape}, {'without' if recipe.trimmed else 'with'} padding"
         texts = [f"up to {recipe.captions.number} per sample"] if recipe.captions.number > 1 else []
         texts += ["tags in other orders"] if recipe.captions.reorder else []
         texts += [f"prompt {text!r}" for text in recipe.prompts]
-        return about | ({"texts": ", ".join(texts)} if texts else {})
+        return {
+            "text encoder": f"{recipe.pipeline} {recipe.fingerprint[:8]}, {shape}",
+            "model": str(provenance.get("text_encoder", "")),
+            **({"texts": ", ".join(texts)} if texts else {}),
+        }
 
     def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
         """Captions that are longer than the model takes."""

@@ -15,12 +15,7 @@ _NEAR, _GAP_STRINGS = 1 << 12, 32
 
 
 class Strings(Sequence[str]):
-    """Many strings in two arrays. Names that are not UTF-8 come back to the byte (``os.fsencode``).
-
-    Args:
-        data: All bytes.
-        ends: (n,) where each string ends in ``data``.
-    """
+    """Many strings: all bytes, and where each ends. Names that are not UTF-8 come back to the byte."""
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.integer]) -> None:
         text, width = data.tobytes(), np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
@@ -105,12 +100,7 @@ class Strings(Sequence[str]):
 
 
 class LazyStrings(Strings):
-    """Strings that stay on disk; those at asked positions are read.
-
-    Args:
-        data: All bytes: a column that is read by position and slice.
-        ends: Where each string ends: likewise.
-    """
+    """Strings in columns on disk, which are read by position and slice."""
 
     def __init__(self, data: Any, ends: Any) -> None:
         self._data, self._ends = data, ends

@@ -33,11 +33,8 @@ def tokenizer_differences(
 ) -> list[tuple[str, Any, Any]]:
     """(setting, cached, wanted) of everything that differs.
 
-    Args:
-        cached: Recipe of the cache.
-        provenance: Of the cache: ``parts`` of its tokenizer, and ``chat_template`` if one was given.
-        wanted: The fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
-            tokenizer of transformers.
+    ``wanted`` is the fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
+    tokenizer of transformers. ``provenance`` of the cache has the ``parts`` of its tokenizer.
     """
     if isinstance(wanted, str) and _FINGERPRINT.fullmatch(wanted) and not Path(wanted).exists():
         return [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []

@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -59,26 +58,23 @@ class _Style(Value):
     """Special tokens that end a turn: of the last answer, and of the user."""
 
 
-class _Conversation(Value):
+class _Conversation(NamedTuple):
     """A conversation as templates take it."""
 
     turns: list[dict[str, Any]]
     tools: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
 
     def until(self, number: int) -> _Conversation:
         """Its first turns."""
-        return replace(self, turns=self.turns[:number])
+        return self._replace(turns=self.turns[:number])
 
 
 class ChatRenderer:
     """One template with one tokenizer's special tokens.
 
-    Args:
-        template: Jinja, its clock pinned.
-        control: The special tokens, to mark them in content (if ``split_control``) and to find ends of turns.
-        special: (role, token) that the template uses by name.
-        options: (name, JSON) of its other values.
+    ``control`` marks special tokens in content (if ``split_control``) and finds ends of turns; ``special`` are (role,
+    token) that the template uses by name, ``options`` (name, JSON) of its other values.
     """
 
     def __init__(
@@ -156,7 +152,7 @@ class ChatRenderer:
         turns = [*chat.turns[:number], self._said("assistant", _PROBE), *chat.turns[number + 1 :]]
         style = self._style
         try:
-            elsewhere, _ = self._run(replace(chat, turns=turns))
+            elsewhere, _ = self._run(chat._replace(turns=turns))
         except UnusableSampleError:
             return -1, -1
         before, found, after = elsewhere.partition(_PROBE)

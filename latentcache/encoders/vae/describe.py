@@ -139,11 +139,7 @@ def describe_model(
     A precision that was not given is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
     bfloat16 if the configuration says ``force_upcast``.
 
-    Args:
-        settings: Its ``model``: ``demo``; ``stub`` or ``stub:delay_ms=N``; a VAE or pipeline folder; a
-            ``.safetensors`` file; a hub id.
-        on_cuda: True if the encoder runs on a CUDA device.
-        known: Provenance of an earlier build, with its memo of the weights.
+    ``known`` is the provenance of an earlier build, with its memo of the weights.
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
     storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)

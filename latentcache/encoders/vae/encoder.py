@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -106,8 +106,12 @@ class VaeEncoder(Encoder):
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
         output: Any = module.encode(values)  # type: ignore[operator]
         found = next((getattr(output, name) for name in _OUTPUTS if hasattr(output, name)), output)
-        if self.spec.posterior != "mode":
-            return self._moments(found)
+        if self.spec.posterior != "mode":  # logvars are clamped to [-30, 20] by ``DiagonalGaussianDistribution``
+            moments = [getattr(found, name, None) for name in ("mean", "logvar")]
+            if not all(isinstance(part, Tensor) for part in moments):
+                why = f"its encode gives {type(found).__name__}, without mean and logvar"
+                raise no_posterior(self.spec.family, why)
+            return torch.cat(cast("list[Tensor]", moments), dim=1)
         found = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
         if not isinstance(found, Tensor):
             raise EncoderError(
@@ -117,25 +121,16 @@ class VaeEncoder(Encoder):
             )
         return found
 
-    def _moments(self, posterior: Any) -> Tensor:
-        """Means, then logvars, which ``DiagonalGaussianDistribution`` has clamped to [-30, 20]."""
-        found = (getattr(posterior, name, None) for name in ("mean", "logvar"))
-        moments = [part for part in found if isinstance(part, Tensor)]
-        if len(moments) < 2:
-            why = f"its encode gives {type(posterior).__name__}, without mean and logvar"
-            raise no_posterior(self.spec.family, why)
-        return torch.cat(moments, dim=1)
-
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
         batch, *_, height, width, _ = pixels
         spec, found = self.spec, tuple(latents.shape)
         expected = (batch, spec.stored_channels, height // spec.factor, width // spec.factor)
         if (*found[:2], *found[-2:]) != expected or len(found) != len(pixels):
+            said = f"its configuration says {spec.channels} channels, factor {spec.factor}"
             raise EncoderError(
-                f"{spec.family} gives latents of shape {tuple(latents.shape)}, expected {expected}",
+                f"{spec.family} gives latents of shape {found}, expected {expected}",
                 where=self._description.label,
-                why=f"for images of {height}x{width}; its configuration says {spec.channels} channels, "
-                f"factor {spec.factor}",
+                why=f"for images of {height}x{width}; {said}",
                 fix="use the config.json that was published with the weights",
             )
 

@@ -105,10 +105,8 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
 
     Other sizes run other kernels, so the noise is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
 
-    Returns:
-        ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
-        that deviation (``scale_logvar``: of logvars). Empty if three small images do not fit into the device's
-        memory.
+    Gives ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
+    that deviation (``scale_logvar``: of logvars); nothing if three small images do not fit into memory.
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
     alone, compute, what, fix = encoder.encode(image), encoder.spec.compute_dtype, "", "download the weights again"
