@@ -51,34 +51,25 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
 def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
     """The devices of a build."""
     wanted = parse_devices(text)
-    if wanted == [("auto", None)] and needs_torch:
-        several = cuda_count()
-        wanted = [("cuda", number) for number in range(several)] if several > 1 else wanted
-    on_cuda = [number for kind, number in wanted if kind == "cuda" and number is not None]
-    if on_cuda:
-        _check_numbers(on_cuda)
+    if wanted == [("auto", None)] and needs_torch and (several := cuda_count()) > 1:
+        wanted = [("cuda", number) for number in range(several)]
+    missing = [number for kind, number in wanted if kind == "cuda" and number is not None and number >= cuda_count()]
+    if missing:
+        count = cuda_count()
+        raise DeviceError(
+            f"--device=cuda:{missing[0]}: there is no such device",
+            why=f"this machine has {count or 'no'} CUDA devices" + ("" if count else ", or no driver"),
+            fix="--device auto, or name a device that is there",
+        )
     return [_device(kind, number, len(wanted)) for kind, number in wanted]
 
 
-def _check_numbers(numbers: list[int]) -> None:
-    count = cuda_count()
-    missing = [number for number in numbers if number >= count]
-    if missing:
-        raise DeviceError(
-            f"--device=cuda:{missing[0]}: there is no such device",
-            why=f"this machine has {count} CUDA devices"
-            if count
-            else "this machine has no CUDA device, or no driver",
-            fix="--device auto, or name a device that is there",
-        )
-
-
 def _device(kind: str, number: int | None, workers: int) -> Device:
-    if kind == "cuda" and number is not None:
-        visible = [name for name in os.environ.get(_VISIBLE, "").split(",") if name]
-        chosen = visible[number] if number < len(visible) else str(number)
-        return Device(label=f"cuda:{number}", name="cuda", variables={_VISIBLE: chosen})
     name = kind if number is None else f"{kind}:{number}"
+    if kind == "cuda" and number is not None:
+        visible = [one for one in os.environ.get(_VISIBLE, "").split(",") if one]
+        chosen = visible[number] if number < len(visible) else str(number)
+        return Device(label=name, name=kind, variables={_VISIBLE: chosen})
     if kind == "cpu" and workers > 1 and "OMP_NUM_THREADS" not in os.environ:
         return Device(label=name, name=name, variables={"OMP_NUM_THREADS": str(max(cpu_count() // workers, 1))})
     return Device(label=name, name=name)

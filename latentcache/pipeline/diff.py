@@ -211,14 +211,8 @@ def field_work(
 ) -> FieldWork:
     """Compare what a field needs with what is committed.
 
-    Args:
-        kind: Of the field.
-        described: Its recipe and producer.
-        before: The field in the current snapshot.
-        samples: With all header columns that the kind needs.
-        catalog: Committed items.
-        rejected: Samples that are known to be unusable, by row.
-        unfinished: A build did not end: committed items of unread inputs count as cached.
+    ``samples`` have all header columns that the kind needs; ``rejected`` ones are known to be unusable, by row. After
+    an ``unfinished`` build, committed items of unread inputs count as cached.
     """
     plan, refused = kind.plan(samples, described.recipe), dict(rejected)
     for row, one in plan.rejected:
@@ -284,13 +278,9 @@ def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
 def usable_items(
     plan: FieldPlan, usable: NDArray[np.bool_], first_prompt: int, made: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.intp]:
-    """Positions of the items of usable samples; prompts of another sample move to the first of them.
+    """Positions of the items of usable samples (S,), with the prompts (P,) that were ``made``.
 
-    Args:
-        plan: Its prompts change their sample.
-        usable: (S,) by row of the sample table.
-        first_prompt: As in ``FieldSpec``.
-        made: (P,) prompts that are kept.
+    Prompts of another sample move to the first usable one, in ``plan``.
     """
     prompts = plan.variant >= first_prompt
     kept = usable[plan.sample] & (~prompts | made)

@@ -35,11 +35,7 @@ def with_equal_files(
 ) -> SampleTable:
     """The table with the contents of unread images that are equal to another one, as far as their heads tell.
 
-    Args:
-        samples: Of the data.
-        name: The input; one that is no file and no part of a file is left as it is.
-        root: Of the data.
-        stopping: Asked between files; once True, nothing more is read.
+    An input that is no file and no part of a file is left as it is. ``stopping`` is asked between files.
     """
     if not is_read_by_workers(samples, name):
         return samples

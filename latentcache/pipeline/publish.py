@@ -47,17 +47,10 @@ def publish(
     current: Snapshot | None,
     started: float,
 ) -> BuildReport:
-    """Publish what a run made, unless it tells what the current snapshot does. Errors as publishing has.
+    """Publish what runs made, unless it tells what the current snapshot does. Errors as publishing has.
 
-    Args:
-        paths: Of the cache.
-        base: With all samples, without fields; ``rejected`` and ``notes`` are those of the source.
-        works: Of all fields, after their runs.
-        catalog: Every committed item, loaded after the run.
-        plan: For the report.
-        root: Of the data.
-        current: The snapshot that readers see.
-        started: When the build began.
+    ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source. ``catalog`` was
+    loaded after the runs. ``root`` is that of the data.
     """
     new = _new_snapshot(base, works, catalog, root)
     catalog.forget()

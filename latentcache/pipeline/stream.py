@@ -29,12 +29,7 @@ from latentcache.store.snapshot import FieldRows
 class Streaming:
     """The pending snapshot of a build, published when this object is made.
 
-    Args:
-        base: With all samples, without fields.
-        paths: Of the cache.
-        works: Of all fields.
-        seed: Of the loader that follows the build.
-        batch: Samples per step of that loader.
+    ``base`` has all samples and no fields; ``seed`` and ``batch`` are those of the loader that follows the build.
     """
 
     def __init__(

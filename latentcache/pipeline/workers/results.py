@@ -56,25 +56,8 @@ class ReadColumns(Value):
     """(n, ...) ``Read.facts``, by name."""
 
 
-class RunResult(Value):
-    """What a run made, and what became of its jobs."""
-
-    read: ReadColumns
-    failed: tuple[tuple[int, Failure], ...]
-    """``Job.sample`` and why it gives no item."""
-    encoded: int
-    """Distinct items computed and committed."""
-    progress: Progress
-    encode_s: float
-    """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
-    waits: Mapping[str, float]
-    """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be read
-    and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
-    noise: Mapping[str, Any]
-
-
-class Results:
-    """Gathers the results of one run.
+class RunResult:
+    """What a run made, and what became of its jobs: gathered while it goes on.
 
     Args:
         progress: Kept up to date.
@@ -82,15 +65,24 @@ class Results:
         on_failed: Told of each job that gives no item, as soon as that is known.
     """
 
+    read: ReadColumns
+    encoded = 0
+    """Distinct items computed and committed, once the run has ended."""
+    encode_s = 0.0
+    """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
+
     def __init__(
         self, progress: Progress, events: EventLog | None, on_failed: Callable[[Job, Failure], None]
     ) -> None:
         self.progress, self._events, self._on_failed = progress, events, on_failed
+        self.failed: list[tuple[int, Failure]] = []
+        """``Job.sample`` and why it gives no item."""
+        self.waits = Counter[str](prepare=0, encode=0, write=0, idle=0)
+        """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be
+        read and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
+        self.noise: Mapping[str, Any] = {}
         self._keys: list[bytes] = []
         self._read: list[ReadColumns] = []
-        self._failed: list[tuple[int, Failure]] = []
-        self._waits: Counter[str] = Counter()
-        self._noise: Mapping[str, Any] = {}
 
     def committed(self, message: Message, settled: Mapping[int, Job]) -> None:
         """Take a ``committed`` message, with the jobs that it settles."""
@@ -117,11 +109,11 @@ class Results:
                 self._done(settled[number])
         for number, failure in message["failed"]:
             if number in settled:
-                self.failed(settled[number], failure_of(failure))
+                self.fail(settled[number], failure_of(failure))
 
-    def failed(self, job: Job, failure: Failure) -> None:
+    def fail(self, job: Job, failure: Failure) -> None:
         """Note a job that gives no item."""
-        self._failed.append((job.sample, failure))
+        self.failed.append((job.sample, failure))
         self._on_failed(job, failure)
         self.progress.failed += 1
         self._done(job)
@@ -130,8 +122,8 @@ class Results:
         """Take the ``opened`` or ``ended`` message of a worker."""
         if message.kind == "opened":
             self.progress.began = self.progress.began or time.monotonic()
-            self._noise = join_noise(self._noise, message["noise"])
-        self._waits.update(message.head.get("waits", {}))
+            self.noise = join_noise(self.noise, message["noise"])
+        self.waits.update(message.head.get("waits", {}))
 
     def take_keys(self, keys: bytes, encoded: int) -> None:
         """Note item keys (32 bytes each) that are durable."""
@@ -141,19 +133,12 @@ class Results:
             if self._events is not None:
                 self._events.commit(split_keys(keys))
 
-    def result(self) -> RunResult:
-        """Everything that was gathered."""
+    def finish(self) -> None:
+        """Put the columns together."""
         keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
-        began = self.progress.began
-        return RunResult(
-            read=_joined(self._read),
-            failed=tuple(self._failed),
-            encoded=max(len(keys) - self.progress.copied, 0),
-            progress=self.progress,
-            encode_s=time.monotonic() - began if began else 0.0,
-            waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "idle")},
-            noise=self._noise,
-        )
+        self.encoded = max(len(keys) - self.progress.copied, 0)
+        self.encode_s = time.monotonic() - self.progress.began if self.progress.began else 0.0
+        self.read = _joined(self._read)
 
     def _done(self, job: Job) -> None:
         self.progress.done += len(job.outputs)

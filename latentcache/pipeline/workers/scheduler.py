@@ -39,7 +39,7 @@ from latentcache.pipeline.workers.memory import (
     host_memory,
 )
 from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
-from latentcache.pipeline.workers.results import Progress, Results, RunResult
+from latentcache.pipeline.workers.results import Progress, RunResult
 from latentcache.pipeline.workers.transport import Form, Message, as_error, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODING, Watchdog, deadline_s
 from latentcache.pipeline.workers.worker import Task
@@ -156,7 +156,7 @@ class _Run:
         self,
         task: Task,
         jobs: Iterable[Job],
-        results: Results,
+        results: RunResult,
         *,
         total: int,
         stop: StopSignal,
@@ -227,7 +227,7 @@ class _Run:
         def fitting() -> Iterator[tuple[int, Job]]:
             for number, job in enumerate(jobs):
                 if job.cost > limit:
-                    self._results.failed(job, self._too_large(job))
+                    self._results.fail(job, self._too_large(job))
                 else:
                     yield number, job
 
@@ -410,7 +410,7 @@ class _Run:
         detail = f"a worker process {cause} whenever it {'encoded' if encoding else 'prepared'} this sample"
         why = reason(self._kind, "encode" if encoding else "prepare")
         failure = Failure(reason=why, detail=detail, content=job.content)
-        self._results.failed(job, self._too_large(job, cause) if NO_MEMORY.search(cause) else failure)
+        self._results.fail(job, self._too_large(job, cause) if NO_MEMORY.search(cause) else failure)
 
     def _too_large(self, job: Job, cause: str = "") -> Failure:
         needed = job.cost * self._kind.work.cost_bytes
@@ -515,24 +515,16 @@ def run_jobs(
 ) -> RunResult:
     """Make the items of all jobs; one that was asked to stop returns with everything committed that workers had.
 
-    Args:
-        task: What is made.
-        jobs: In the order of the plan; taken as workers have room. No jobs: nothing is started.
-        total: Number of jobs.
-        total_cost: Sum of their costs.
-        items: Number of their items [default: one for each job].
-        stop: Looked at all the time.
-        events: Told of each durable commit.
-        warm: May have workers ready; holds the lock on the cache, which workers inherit.
-        failed: Told of each job that gives no item, as soon as that is known.
-        progress: Called ten times a second.
-        warn: Told of batches that were halved and workers that were replaced.
+    Jobs come in the order of the plan and are taken as workers have room; ``items`` is the number of their items
+    [default: one for each job]. ``warm`` may have workers ready, and holds the lock on the cache, which workers
+    inherit. ``progress`` is called ten times a second, ``failed`` as soon as a job is known to give no item.
     """
-    results = Results(Progress(task.field, total if items is None else items, total_cost), events, failed)
+    results = RunResult(Progress(task.field, total if items is None else items, total_cost), events, failed)
     run = _Run(task, jobs, results, total=total, stop=stop, warm=warm, warn=warn)
     before, stop.orderly = stop.orderly, True
     try:
         run.run(progress)
     finally:
         stop.orderly = before
-    return results.result()
+    results.finish()
+    return results

@@ -54,57 +54,51 @@ def answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
-class _Server:
-    """The main thread of a worker process takes messages; fields are made in threads of their own."""
+def _serve(channel: Channel, descriptor: int) -> None:
+    """Take messages until the build is gone; fields are made in threads of their own."""
+    loop: WorkerLoop | None = None
+    thread: threading.Thread | None = None
 
-    def __init__(self, channel: Channel, board: int) -> None:
-        self._channel, self._board = channel, board
-        self._loop: WorkerLoop | None = None
+    def run(loop: WorkerLoop) -> None:
+        if not run_loop(loop):
+            os._exit(0)  # threads that are still preparing must not hold the process
 
-    def serve(self) -> None:
-        while (message := self._channel.receive()) is not None:
-            if message.kind == "ask":
-                self._channel.send("answer", **answer(message))
-            elif message.kind == "open":
-                self._open(Task.from_json(message["task"]))
-            elif self._loop is not None and message.kind == "work":
-                try:
-                    jobs = jobs_of(message["jobs"])
-                    self._loop.feed(message["unit"], jobs, known=message.body, probe=message["probe"])
-                except BaseException as error:  # noqa: BLE001 - the loop raises it
-                    self._loop.fail(error)
-            elif self._loop is not None:
-                self._loop.stop()
-        self.build_is_gone()
+    def build_is_gone() -> None:
+        signal.alarm(LAST_S)
+        if loop is None or thread is None or not thread.is_alive():
+            os._exit(0)
+        loop.stop()
+        loop.budget.close()
+        thread.join()
 
-    def beat(self) -> None:
+    def beat() -> None:
         """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
-        build, board = os.getppid(), ActivityBoard(descriptor=self._board)
+        build, board = os.getppid(), ActivityBoard(descriptor=descriptor)
         while os.getppid() == build:
             board.beat()
             time.sleep(_BEAT_S)
-        self.build_is_gone()
+        build_is_gone()
 
-    def build_is_gone(self) -> None:
-        signal.alarm(LAST_S)
-        if self._loop is None or not self._thread.is_alive():
-            os._exit(0)
-        self._loop.stop()
-        self._loop.budget.close()
-        self._thread.join()
-
-    def _open(self, task: Task) -> None:
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    while (message := channel.receive()) is not None:
         try:
-            self._loop = WorkerLoop(task, self._channel, ActivityBoard(task.decode_threads or 1, self._board))
+            if message.kind == "ask":
+                channel.send("answer", **answer(message))
+            elif message.kind == "open":
+                task = Task.from_json(message["task"])
+                loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, descriptor))
+                thread = threading.Thread(target=run, args=(loop,))
+                thread.start()
+            elif message.kind == "work":
+                assert loop is not None  # "open" came before
+                jobs = jobs_of(message["jobs"])
+                loop.feed(message["unit"], jobs, known=message.body, probe=message["probe"])
+            elif loop is not None:
+                loop.stop()
         except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-            self._channel.send("ended", error=error_form(error))
+            channel.send("ended", error=error_form(error))
             os._exit(0)
-        self._thread = threading.Thread(target=self._run, args=(self._loop,))
-        self._thread.start()
-
-    def _run(self, loop: WorkerLoop) -> None:
-        if not run_loop(loop):
-            os._exit(0)  # threads that are still preparing must not hold the process
+    build_is_gone()
 
 
 def main() -> None:
@@ -114,8 +108,6 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
     arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
-    server = _Server(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3]))
-    threading.Thread(target=server.beat, name="heartbeat", daemon=True).start()
     with rare_gc():  # an import of torch and diffusers takes a fifth longer with them
-        server.serve()
+        _serve(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3]))
     os._exit(0)

@@ -146,10 +146,6 @@ class WorkerLoop:
         for part in cut(tracked, lambda one: one.job.cost, self.batches.most, self._most_cost):
             self._inbox.put(part)
 
-    def fail(self, error: BaseException) -> None:
-        """Have the loop raise an error of another thread."""
-        self._inbox.put(error)
-
     def stop(self) -> None:
         """End the loop at once."""
         self.stopping.set()
@@ -191,8 +187,6 @@ class WorkerLoop:
             if isinstance(found, Unit):
                 self._units[found.number] = found
                 self._remaining += found.unmade
-            elif isinstance(found, BaseException):
-                raise found
             elif isinstance(found, list):
                 self._make(found)
             elif found is not None:

@@ -29,16 +29,13 @@ _Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
 
 
 class WriterThread:
-    """The writer of one worker.
+    """The writer of one worker. Its shard is opened when the first entry arrives.
 
     Args:
-        shards: Folder of all shards.
-        name: Of the shard to write; opened when the first entry arrives.
         committed: Called with the entries of each durable commit and the jobs that it settles, in the writer thread.
         commit_every: Items per commit at most; a block with more is a commit of its own.
-        rolling: Seal a shard (``name-1``, ``name-2``, ...) every few seconds, for readers that follow the build:
-            every :data:`ROLL_S` at first, later every :data:`ROLL_PART` of the time so far, about a hundred shards in
-            ten hours.
+        rolling: Seal a shard (``name-1``, ``name-2``, ...) for readers that follow the build: every :data:`ROLL_S` at
+            first, later every :data:`ROLL_PART` of the time so far, about a hundred shards in ten hours.
     """
 
     def __init__(

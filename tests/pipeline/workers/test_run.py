@@ -30,7 +30,7 @@ def test_every_job_is_committed(toy):
     result = toy.run(TEXTS)
     stored = toy.stored()
     assert settled(result) == list(range(40))
-    assert (result.encoded, result.progress.copied, result.failed) == (len(stored), 0, ())
+    assert (result.encoded, result.progress.copied, result.failed) == (len(stored), 0, [])
     assert result.read.content[result.read.sample.tolist().index(7)].tobytes() == content_hash(b"word7")
     assert result.read.facts["size"].shape == (40, 2)
     assert result.noise["largest"] == 0.5
@@ -91,7 +91,7 @@ def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
     limits, limit = [], WorkerProcess.limit
     monkeypatch.setattr(WorkerProcess, "limit", lambda self, size: (limits.append(size), limit(self, size)))
     monkeypatch.setattr("latentcache.pipeline.workers.memory.host_memory", lambda: 2 << 30)
-    assert words.run(TEXTS, workers=2).failed == ()
+    assert words.run(TEXTS, workers=2).failed == []
     assert set(limits) == {BASE_BYTES + (2 << 30) // 4 // 2}
 
 
@@ -121,7 +121,7 @@ def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
 
 def test_a_worker_that_dies_once_convicts_nobody(squares):
     result = squares.run([*TEXTS[:10], "unlucky once-encode", *TEXTS[10:20]])
-    assert (result.failed, settled(result), result.progress.restarts) == ((), list(range(21)), 1)
+    assert (result.failed, settled(result), result.progress.restarts) == ([], list(range(21)), 1)
     assert any("SIGSEGV" in warning for warning in squares.warnings)
 
 
@@ -147,7 +147,7 @@ def test_a_producer_that_cannot_be_opened_ends_the_build(words):
 
 def test_a_lost_device_is_tried_again(squares):
     result = squares.run([*TEXTS[:10], "w lost-encode"])
-    assert (result.failed, settled(result)) == ((), list(range(11)))
+    assert (result.failed, settled(result)) == ([], list(range(11)))
     assert any("lost its device" in warning for warning in squares.warnings)
     with pytest.raises(DeviceError, match="the device failed"):
         squares.run(["w lostalways-encode"])
@@ -162,7 +162,7 @@ def test_a_bug_is_raised_with_its_trace(words):
 @pytest.mark.parametrize("order", ["hangonce-encode", "stoponce-prepare"])
 def test_a_worker_that_hangs_or_is_stopped_is_replaced(toy, order, short_deadline):
     result = toy.run([*TEXTS[:6], f"w {order}"], batch_size=1)
-    assert (result.failed, settled(result), result.progress.restarts) == ((), list(range(7)), 1)
+    assert (result.failed, settled(result), result.progress.restarts) == ([], list(range(7)), 1)
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_sample_that_always_hangs_is_convicted(toy, stage, short_deadline):
 
 def test_a_thread_that_hangs_is_left_alone(words, short_deadline):
     result = words.run([*TEXTS[:6], "w hangonce-encode", *TEXTS[6:12]], workers=0, device="cpu", batch_size=1)
-    assert (result.failed, settled(result)) == ((), list(range(13)))
+    assert (result.failed, settled(result)) == ([], list(range(13)))
     assert len(words.stored()) == result.encoded
 
 

@@ -16,7 +16,7 @@ def calls(toy):
 
 def test_jobs_are_made_by_the_batch_and_not_prepared(lines, words, tmp_path):
     result = lines.run(TEXTS, workers=0)
-    assert (result.encoded, result.failed, len(result.read.sample)) == (40, (), 0)
+    assert (result.encoded, result.failed, len(result.read.sample)) == (40, [], 0)
     assert calls(lines) == {8: 5}  # units of 16, 16 and 8 in batches of 8
     assert lines.times("prepare", "word3") == 0
     made = sorted(lines.stored().values())
@@ -55,7 +55,7 @@ def test_committed_jobs_of_a_unit_are_left_out(lines, tmp_path):
     result = lines.run(TEXTS[:6], workers=0, lookup=str(tmp_path / "lookup"))
     assert (result.encoded, result.progress.skipped) == (2, 4)
     twins = lines.run(["twin", "twin", "one"], workers=0)
-    assert (twins.encoded, twins.failed) == (2, ())
+    assert (twins.encoded, twins.failed) == (2, [])
     assert calls(lines) == {2: 1, 3: 1, 4: 1}
 
 
