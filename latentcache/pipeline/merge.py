@@ -66,7 +66,9 @@ def merge_caches(
     """
     folders, whole = [Path(part) for part in parts], Path(out)
     started, paths = time.monotonic(), CachePaths(whole)
-    _check_names(folders, whole)
+    check_out(whole)
+    if not parts or whole.resolve() in [part.resolve() for part in folders]:
+        raise UsageError("give the parts, and another folder for --out", fix="latentcache merge PART... --out CACHE")
     with ExitStack() as stack:
         snapshots = [_opened(part) for part in folders]
         for snapshot in snapshots:
@@ -79,14 +81,6 @@ def merge_caches(
         for snapshot in snapshots:
             _copy(snapshot, paths)
         return _publish(paths, table, snapshots, started, observer or Silent())
-
-
-def _check_names(parts: Sequence[Path], out: Path) -> None:
-    check_out(out)
-    if not parts:
-        raise UsageError("no cache to merge was given", fix="latentcache merge PART... --out CACHE")
-    if out.resolve() in [part.resolve() for part in parts]:
-        raise UsageError(f"--out={out}: it is one of the parts", fix="give a new folder with --out")
 
 
 def _opened(part: Path) -> Snapshot:

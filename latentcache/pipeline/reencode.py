@@ -51,9 +51,11 @@ class Reencode:
     def described(self, snapshot: Snapshot, field: str) -> Described:
         """The encoder of a field as it is now; files are read, nothing is loaded."""
         if field not in self._described:
+            held, kind, asked = snapshot.fields[field], kind_of(field), self._settings.get(field)
+            cached = Cached(recipe=held.recipe, provenance=held.provenance)
             context = DescribeContext(device=self._asked, check=True, check_encoder=True)
             try:
-                self._described[field] = _describe(snapshot.fields[field], self._settings.get(field), context)
+                self._described[field] = load(kind.describer)(asked or kind.settings(), cached, context)
             except ModelNotFoundError as error:
                 if field not in self._settings:
                     error.fix = "give its path with --model; without --reencode a check needs no model"
@@ -91,8 +93,9 @@ class Reencode:
                 producer.close()
 
     def _opened(self, snapshot: Snapshot, root: Path, field: str) -> Producer:
-        described, held, options = self.described(snapshot, field), snapshot.fields[field], {"max_pixels": MAX_PIXELS}
-        context = ProducerContext(root=str(root), device=self._asked, groups=held.groups, options=options)
+        described, groups = self.described(snapshot, field), snapshot.fields[field].groups
+        options = {"max_pixels": MAX_PIXELS}
+        context = ProducerContext(root=str(root), device=self._asked, groups=groups, options=options)
         producer: Producer = load(kind_of(field).producer)(described.producer, described.recipe, context)
         producer.open()
         self.device = producer.device
@@ -112,13 +115,6 @@ def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[in
             yield one.output.item, producer.encode([one]).result()[0]
         except DeviceMemoryError as error:
             yield one.output.item, Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
-
-
-def _describe(held: FieldRows, settings: Any, context: DescribeContext) -> Described:
-    kind: FieldKind = kind_of(held.name)
-    cached = Cached(recipe=held.recipe, provenance=held.provenance)
-    found: Described = load(kind.describer)(settings or kind.settings(), cached, context)
-    return found
 
 
 def _inputs(listing: Listing, rows: Sequence[int], names: Sequence[str]) -> Iterator[Mapping[str, Any] | Failure]:

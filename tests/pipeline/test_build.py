@@ -122,18 +122,6 @@ def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
     assert tree(cache) == before
 
 
-def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):
-    case, observer = CASES["latents"], Recorder()
-    data = case.data(tmp_path / "data", 3)
-    built(case, data)
-    report = built(case, data, observer=observer, recipe={"storage_dtype": "float32"})
-    changed = {name: (was, now) for name, was, now in observer.plans[0].fields["latents"].changed}
-    assert changed == {"encoder.storage_dtype": ("float16", "float32")}
-    assert report.encoded == 3
-    back = built(case, data, recipe={"storage_dtype": "float16"})
-    assert (back.encoded, back.cached) == (0, 3)  # entries of the first recipe are still there
-
-
 def test_a_further_resolution_encodes_only_itself(tmp_path):
     case = CASES["latents"]
     data = case.data(tmp_path / "data", 3)

@@ -1,8 +1,5 @@
 """The difference between plan and catalog, in columns."""
 
-import time
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -115,40 +112,3 @@ def test_samples_that_go_take_their_files_with_them():
     assert list(samples.names) == list(samples.files.names) == ["00000.png", "00002.png"]
     assert samples.inputs["image"].file.tolist() == [0, 1]
     assert np.array_equal(samples.inputs["image"].content, contents([1, 3]))
-
-
-class ColumnCatalog(FakeCatalog):
-    """Committed keys in columns, as the catalog of a cache has them."""
-
-    def __init__(self, keys):
-        self._keys, words = keys, np.ascontiguousarray(keys).view(np.uint64)[:, 1]
-        self._order = np.argsort(words)
-        self._words = words[self._order]
-
-    def find(self, keys):
-        words = np.ascontiguousarray(keys).view(np.uint64)[:, 1]
-        at = np.minimum(np.searchsorted(self._words, words), len(self._words) - 1)
-        return np.where(self._words[at] == words, self._order[at], -1)
-
-
-def test_known_samples_cost_columns_and_no_objects():
-    """A bound far above the cost of columns (0.4 us, 60 bytes at the peak) and far below that of objects."""
-    count, one = 200_000, described()
-    random = np.random.default_rng(0).integers(1, 255, (count, 16), dtype=np.uint8)
-    empty = table([0])
-    names = Strings(np.full(count, 65, dtype=np.uint8), np.arange(1, count + 1))
-    samples = SampleTable(
-        names=names,
-        files=Files(names=names, stat=np.tile(empty.files.stat, (count, 1)), content=random),
-        inputs={"image": Input(content=random, file=np.arange(count, dtype=np.int32))},
-        columns={"original_size": np.tile(np.array([64, 64], dtype=np.uint32), (count, 1))},
-    )
-    catalog = ColumnCatalog(keys_of(samples, one)[1:])
-    tracemalloc.start()
-    started = time.perf_counter()
-    work = field_work(KIND, one, None, samples, catalog, {})
-    elapsed, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert work.plan.sample[work.todo].tolist() == [0]
-    assert elapsed / count < 10e-6
-    assert peak / count < 300

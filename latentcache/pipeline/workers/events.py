@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from latentcache.errors import DiskFullError, UsageError
-from latentcache.store.atomic_io import DISK_FULL
+from latentcache.errors import UsageError
+from latentcache.store.atomic_io import writing
 
 
 class EventLog:
@@ -24,15 +24,18 @@ class EventLog:
     def __init__(self, path: Path | None) -> None:
         self._path, self._descriptor = path, -1
         if path is not None:
-            with self._failing():
+            try:
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                words = f"--events={path}: cannot be written"
+                raise UsageError(words, where=str(path), why=str(error), fix="give another --events FILE") from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
         """Append one line for keys that are durable."""
-        if self._descriptor < 0:
+        if self._path is None:
             return
         line = (json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n").encode("ascii")
-        with self._failing():
+        with writing(self._path):
             written = os.write(self._descriptor, line)
             if written < len(line):
                 with suppress(OSError):  # a pipe
@@ -43,16 +46,5 @@ class EventLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._descriptor >= 0:
+        if self._path is not None:
             os.close(self._descriptor)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            where, why = str(self._path), str(error)
-            if error.errno in DISK_FULL:
-                raise DiskFullError("the disk is full", where=where, why=why) from error
-            words = f"--events={self._path}: cannot be written"
-            raise UsageError(words, where=where, why=why, fix="give another --events FILE") from error

@@ -54,14 +54,15 @@ def answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
+def _run(loop: WorkerLoop) -> None:
+    if not run_loop(loop):
+        os._exit(0)  # threads that are still preparing must not hold the process
+
+
 def _serve(channel: Channel, descriptor: int) -> None:
     """Take messages until the build is gone; fields are made in threads of their own."""
     loop: WorkerLoop | None = None
     thread: threading.Thread | None = None
-
-    def run(loop: WorkerLoop) -> None:
-        if not run_loop(loop):
-            os._exit(0)  # threads that are still preparing must not hold the process
 
     def build_is_gone() -> None:
         signal.alarm(LAST_S)
@@ -87,7 +88,7 @@ def _serve(channel: Channel, descriptor: int) -> None:
             elif message.kind == "open":
                 task = Task.from_json(message["task"])
                 loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, descriptor))
-                thread = threading.Thread(target=run, args=(loop,))
+                thread = threading.Thread(target=_run, args=(loop,))
                 thread.start()
             elif message.kind == "work":
                 assert loop is not None  # "open" came before

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from latentcache.errors import DiskFullError, UsageError
+from latentcache.errors import DiskFullError
 from latentcache.pipeline.workers.events import EventLog
 
 KEYS = [bytes([number]) * 32 for number in range(3)]
@@ -48,12 +48,3 @@ def test_a_line_that_was_cut_short_is_taken_back(tmp_path, monkeypatch):
         events.commit(KEYS[1:])
     lines = (tmp_path / "events").read_text().splitlines()
     assert [len(json.loads(line)["keys"]) for line in lines] == [3, 2]
-
-
-def test_a_reader_that_went_away_is_an_error(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with EventLog(tmp_path / "pipe") as events:
-        os.close(reader)
-        with pytest.raises(UsageError, match="cannot be written"):
-            events.commit(KEYS)

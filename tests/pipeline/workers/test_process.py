@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -120,12 +119,3 @@ def test_how_a_process_ended_is_told():
     words = process.ended()
     process.channel.close()
     assert "Python" in words or "encodings" in words or "Abort" in words
-
-
-def test_a_worker_ends_with_its_connection():
-    process = WorkerProcess()
-    timer = threading.Timer(0.5, process.channel.close)
-    timer.start()
-    began = time.monotonic()
-    assert process.ended() == "ended with status 0"
-    assert time.monotonic() - began < 8

@@ -1,7 +1,7 @@
 """Two toy kinds that do what their inputs say: fixed entries from files, and ragged blocks from text.
 
 An input is words; the first word is what it stands for, the others are orders: ``crash-prepare``, ``hang-encode``,
-``stop-prepare``, ``fail-encode``, ``memory-prepare``, ``print-prepare``, ``sleep-encode``, ``once-encode`` ...
+``fail-encode``, ``memory-prepare``, ``sleep-encode``, ``once-encode`` ...
 """
 
 # ruff: noqa: RUF012, C901
@@ -122,9 +122,7 @@ class ToyProducer(Producer):
                 continue
             if what == "crash" or (what == "once" and not before):
                 signal.raise_signal(signal.SIGSEGV)  # of this thread: through the process, it would go on
-            elif what == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif what == "stop" or (what == "stoponce" and not before):
+            elif what == "stoponce" and not before:
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif what == "hang" or (what == "hangonce" and not before):
                 time.sleep(600)
@@ -140,9 +138,6 @@ class ToyProducer(Producer):
                 raise ZeroDivisionError("a bug")
             elif what == "lostalways" or (what == "lost" and not before):
                 raise DeviceError("the device failed")
-            elif what == "print":
-                sys.stderr.write("x" * (1 << 20))
-                sys.stderr.flush()
         return None
 
     def prepare(self, job: Job) -> Read | Failure:
