@@ -12,21 +12,7 @@ if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport
 
 HELP = "Delete unreferenced data (dry run unless --apply)."
-
-_HINTS = {
-    "superseded": "newer snapshots replace it",
-    "unreferenced": "no kept snapshot needs it",
-    "tombstoned": "its entries were copied into another shard, and no kept snapshot needs it",
-    "low-utilization": "most of its entries are unreferenced: the others are copied into a new shard",
-    "left-over": "a process died before it removed this file",
-    "damaged": "it is damaged",
-    "rollback": "an older snapshot needs it, to go back to",
-    "leased": "a reader holds a lease on its snapshot",
-    "in-use": "a kept snapshot needs entries of it",
-    "grace": "it was referenced until a moment ago, and a reader without a lease may still use it",
-    "unfinished-repair": "an unfinished repair put entries there: run it again, or build",
-    "unfinished-build": "an unfinished build may need it: run the same `latentcache build` again first",
-}
+_FREE = "no kept snapshot needs it"
 
 
 def gc(
@@ -47,7 +33,7 @@ def gc(
     report = collect(cache, apply=apply, keep=keep, grace_s=grace, damaged=damaged)
     if as_json:
         payload = report.as_json()
-        items = [{**one, "hint": _HINTS.get(one["reason"], one["reason"])} for one in payload["items"]]
+        items = [{**one, "hint": f"it stays {one['until']}" if "until" in one else _FREE} for one in payload["items"]]
         console.emit("gc", {"cache": str(cache), **payload, "items": items}, exit_code=0)
     else:
         _show(report)

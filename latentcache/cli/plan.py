@@ -6,13 +6,12 @@ import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, out, repeats_text, show_table
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError
-from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.plan.batching import BatchPlan, PlanReport
@@ -57,29 +56,25 @@ def plan(
             planned = _of_data(path, batches, requested, source)
             if layout:
                 raise _no_documents(path, layout)
-    report = planned.report
-    payload = _payload(report, grad_accum) | {"quarantined": planned.rejected}
+    payload = _payload(planned.report, grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
-    payload["path"] = str(path)
+    if not as_json:
+        _show(payload)
     try:
         with console.python_as_flags():
-            require_steps(report)
+            require_steps(planned.report)
     except EmptyPlanError as error:
-        if not as_json:
-            _show(payload)
         console.fail("plan", error, as_json=as_json, payload=payload)
         return error.exit_code
     if as_json:
         console.emit("plan", payload, exit_code=0)
-    else:
-        _show(payload)
     return 0
 
 
-class _Planned(Value):
+class _Planned(NamedTuple):
     report: PlanReport
     rejected: int
-    """Rejected samples."""
+    """Samples."""
     repeats: Mapping[int, int]
     """Samples by how often an epoch serves each."""
 
@@ -112,11 +107,8 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
             fix=f"add --pack N, --pad N or --chunk N; `latentcache info {shlex.quote(str(path))}` shows lengths",
         )
     source: Any = cache.rows(**rows) if rows else cache
-    return _Planned(
-        report=source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder),
-        rejected=len(snapshot.rejected),
-        repeats=cache.repeats,
-    )
+    report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
+    return _Planned(report, len(snapshot.rejected), cache.repeats)
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -149,11 +141,8 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     index = sample_index(
         items, order, identify=lambda: str(path), names_of=lambda rows: samples.names.take(sample[rows])
     )
-    return _Planned(
-        report=plan_report(index, batches),
-        rejected=len(planned.rejected),
-        repeats=times_counted(None if column is None else column[served], len(served)),
-    )
+    repeats = times_counted(None if column is None else column[served], len(served))
+    return _Planned(plan_report(index, batches), len(planned.rejected), repeats)
 
 
 def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:

@@ -46,25 +46,20 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         yield partial
         _require_free(out)
         partial.rename(out)  # fails on a folder that got files meanwhile
+        partial = None
         sync_folder(out.parent)
     except OSError as error:
-        _remove(partial)
         _require_free(out)
         raise as_store_error(error, out) from error
-    except BaseException:
-        _remove(partial)
-        raise
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _require_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         fix = f"rm -r {shlex.quote(str(out))}, or give another folder"
         raise UsageError(f"{out} exists", where=str(out), fix=fix)
-
-
-def _remove(partial: Path | None) -> None:
-    if partial is not None:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def seal(folder: Path, facts: Mapping[str, Any]) -> None:

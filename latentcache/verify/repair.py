@@ -25,12 +25,11 @@ from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.value import Value
-from latentcache.verify.drift import Reencode
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import VerifyReport
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
-from latentcache.verify.verify import RequestedBy, check_cache
+from latentcache.verify.verify import check_cache
 
 
 class Removal(Value):
@@ -94,35 +93,28 @@ def repair_cache(
     cache: Path,
     *,
     confirm: Callable[[RepairPlan], bool],
-    data: Path | None = None,
-    requested: RequestedBy | None = None,
     depth: Depth | None = None,
-    reencode: Reencode | None = None,
     commands: Commands | None = None,
+    data: Path | None = None,
+    **look: Any,
 ) -> RepairReport:
-    """Verify everything, then take out what is corrupt.
+    """Verify everything, then take out what is corrupt. Other arguments and errors are those of ``verify_cache``.
 
     Args:
         cache: The cache folder.
         confirm: Is shown the plan if there is anything to do; False leaves everything as it is.
-        data: The data, if it is not at the recorded place.
-        requested: As for ``verify_cache``; entries of another recipe are reported and kept.
-        depth: A full one, that may ask for samples to be encoded again; drifted entries are then taken out, too.
-        reencode: As for ``verify_cache``.
+        depth: A full one; samples that it encodes again and that have drifted are taken out, too.
         commands: Words for the printed commands.
+        data: The data, if it is not at the recorded place.
+        **look: ``requested`` and ``reencode``; entries of another recipe are reported and kept.
 
     Raises:
-        CacheNotFoundError: No cache there, or no finished build in it.
-        CacheFormatError: Written by a newer version.
         CacheLockedError: A build, another repair or a collection is at work here.
-        CacheDamagedError: The manifest or a column is damaged.
-        SourceError: The data is gone, or cannot be read.
     """
     paths = CachePaths(cache)
     paths.current_snapshot()  # no lock is left in a folder that is no cache
     with builder_lock(paths.lock):
-        words, full = commands or Commands(), depth or Depth(full=True)
-        report, store = check_cache(cache, full, words, data=data, requested=requested, reencode=reencode)
+        report, store = check_cache(cache, depth or Depth(full=True), commands or Commands(), data=data, **look)
         plan = _plan(store, report)
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan, complete=report.complete)
