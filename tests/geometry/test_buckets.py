@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError
-from latentcache.geometry.buckets import MAX_SIDE, BucketTable, bucket_table, explicit_table, kept
+from latentcache.geometry.buckets import MAX_SIDE, bucket_table, explicit_table, kept
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size
 
@@ -73,28 +73,6 @@ def test_a_table_stays_on_the_grid_within_the_area_and_the_limits(multiple, reso
         assert resolution // 2 <= min(size.height, size.width)
         assert max(size.height, size.width) <= 2 * resolution
         assert Size(size.width, size.height) in table.sizes
-
-
-@given(sizes, tables)
-def test_the_swapped_image_gets_the_swapped_bucket_unless_there_is_a_tie(image, table):
-    both_ways = BucketTable(table.sizes + tuple(Size(s.width, s.height) for s in table.sizes))
-    bucket = both_ways.nearest(image)
-    swapped = both_ways.nearest(Size(image.width, image.height))
-    back = Size(swapped.width, swapped.height)
-    if back != bucket:
-        (a, b), (c, d) = kept(image, bucket), kept(image, back)
-        assert a * d == c * b
-        assert bucket.area == back.area
-
-
-@given(tables, sizes, st.randoms())
-def test_the_order_of_the_listed_sizes_changes_nothing(table, image, rng):
-    shuffled = list(table.sizes) * 2
-    rng.shuffle(shuffled)
-    again = explicit_table(shuffled, multiple=8)
-    assert again == table
-    assert again.sizes == table.sizes
-    assert again.nearest(image) == table.nearest(image)
 
 
 def test_a_tie_goes_to_the_larger_area_then_to_the_wider():

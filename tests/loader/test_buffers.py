@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from latentcache.loader import buffers
 from latentcache.loader.buffers import BufferPool, size_class
 
 
@@ -90,23 +89,3 @@ def test_threads_never_get_the_same_memory():
         thread.join()
     assert not wrong
     assert pool.fresh <= 16
-
-
-def test_the_pool_may_go_before_its_memory():
-    pool = BufferPool(2)
-    memory = pool.take(1000)
-    memory[:] = 3
-    del pool
-    gc.collect()
-    assert (memory == 3).all()
-
-
-def test_buffers_come_back_at_the_end_of_python(monkeypatch):
-    """The names of a module are gone then."""
-    pool = BufferPool(1)
-    held = pool.take(1 << 14)
-    monkeypatch.setattr(buffers, "deque", None)
-    del held
-    gc.collect()
-    pool.take(1 << 14)
-    assert pool.fresh == 1

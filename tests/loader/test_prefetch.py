@@ -1,4 +1,3 @@
-import errno
 import gc
 import multiprocessing
 import os
@@ -128,14 +127,6 @@ def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
     assert found == [-number for number in range(12)]
 
 
-def test_nothing_is_made_ahead_without_a_thread():
-    made = []
-    iterator = ahead(made.append, range(10), 0)
-    next(iterator)
-    assert made == [0]
-    assert not running()
-
-
 @pytest.mark.parametrize("depth", [0, 2])
 def test_an_error_comes_at_its_place(depth):
     def make(number):
@@ -159,12 +150,7 @@ def by_forgetting(iterator):
     gc.collect()
 
 
-def by_throwing(iterator):
-    with pytest.raises(KeyError):
-        iterator.throw(KeyError)
-
-
-@pytest.mark.parametrize("leave", [by_close, by_forgetting, by_throwing])
+@pytest.mark.parametrize("leave", [by_close, by_forgetting])
 def test_the_thread_ends_when_the_caller_leaves(leave):
     made = []
     holder = [ahead(made.append, range(10**6), 2)]
@@ -192,31 +178,6 @@ def test_a_forked_child_goes_on_without_the_thread():
     child.join(30)
     assert child.exitcode == 0
     assert list(iterator) == expected
-
-
-LEAVE = """
-import sys, time
-from latentcache.loader.prefetch import read_ahead
-
-class Work:
-    def __init__(self, make, number):
-        self.finish, self.begin = lambda: make(number), lambda: None
-iterator = read_ahead(lambda first: (Work(lambda _: time.sleep(0.001), number) for number in range(10**6)), 2)
-for _ in range(4):
-    next(iterator)
-    time.sleep(0.003)
-kept = [iterator]
-kept.append(kept)
-print("left")
-if sys.argv[1] == "raise":
-    raise SystemExit(3)
-"""
-
-
-@pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 3)])
-def test_the_interpreter_ends_with_an_iterator_in_the_middle(how, status):
-    done = subprocess.run([sys.executable, "-c", LEAVE, how], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (status, "left\n", "")
 
 
 LEAVE_WITH_TENSORS = """
@@ -254,26 +215,6 @@ def test_the_interpreter_ends_while_tensors_that_nobody_took_are_freed(seconds):
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
-class Noted:
-    """Says in which thread it is freed."""
-
-    def __init__(self, found):
-        self.found = found
-
-    def __del__(self):
-        self.found.append(threading.current_thread().name)
-
-
-def test_what_waits_is_freed_by_the_caller_who_leaves():
-    found = []
-    iterator = ahead(lambda _: Noted(found), range(100), 2)
-    slowly(iterator, 4).clear()
-    time.sleep(0.05)  # two wait now
-    iterator.close()
-    assert found == ["MainThread"] * 6
-    wait_until(lambda: not running())
-
-
 def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
     class Reader:
         def make(self, number):
@@ -290,16 +231,6 @@ def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
         wait_until(lambda: forgotten() is None)  # noqa: B023 -- waited for at once
         wait_until(lambda: not running())
     assert len(prefetch._RUNNING) <= 4  # those of the last pass, and what a test before left
-
-
-def test_a_thread_that_cannot_start_is_an_error(monkeypatch):
-    def never(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", never)
-    with pytest.raises(RuntimeError, match="can't start"):
-        slowly(ahead(str, range(100), 2), 4)
-    assert not running()
 
 
 # announcing bytes to the kernel
@@ -342,11 +273,3 @@ def test_what_is_in_memory_is_not_announced_and_looked_at_seldom(monkeypatch):
     monkeypatch.setattr(prefetch, "announce", lambda places: pytest.fail("announced"))
     list(announced(works(lambda step: [(3, step * 100 + n, 1) for n in range(20)], 40)))
     assert len(looks) == 4 * 8 + 4
-
-
-def test_a_file_system_that_cannot_say_is_told_everything(monkeypatch, told, tmp_path):
-    monkeypatch.undo()
-    monkeypatch.setattr(prefetch, "announce", lambda places: told.append(places[0][1]))
-    monkeypatch.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(errno.EOPNOTSUPP, "")))
-    list(announced(works(lambda step: [(3, step, 1)], 20)))
-    assert told == list(range(20))

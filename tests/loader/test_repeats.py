@@ -1,7 +1,6 @@
 """Repeats of a data set: an epoch serves a sample as often as they say, exactly, whatever the sizes of batches."""
 
 import json
-import pickle
 from collections import Counter
 
 import pytest
@@ -9,7 +8,7 @@ from made_caches import documents, images, opened, texts
 
 from latentcache import combine
 from latentcache.cli.app import main
-from latentcache.errors import PlanError, UsageError
+from latentcache.errors import UsageError
 
 SHAPES = [(64, 96), (96, 64), (80, 80)]
 TIMES = [3, 1, 1, 10, 2, 1, 1, 1, 5, 1, 4]
@@ -65,28 +64,13 @@ def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cac
     assert head + served(other) == NAMED
 
 
-def test_a_checkpoint_of_other_repeats_is_refused(cache):
-    state = cache.loader(batch_size=2).state_dict()
-    with pytest.raises(PlanError, match="another cache, to other contents"):
-        cache.read(repeats=False).loader(batch_size=2).load_state_dict(state)
-
-
 def test_repeats_can_be_turned_off(cache):
     once = cache.read(repeats=False)
     assert (len(once), once.repeats) == (len(TIMES), {1: len(TIMES)})
     assert served(once.loader(batch_size=1)) == dict.fromkeys(NAMED, 1)
     assert served(once.repeated(3).loader(batch_size=1)) == dict.fromkeys(NAMED, 3)
-    assert once != cache
     assert f"{len(TIMES)} without repeats" in repr(cache)
     assert "repeats" not in repr(once)
-
-
-def test_parts_and_copies_keep_their_repeats(cache):
-    sides = cache.split(0.4)
-    assert sum(map(len, sides)) == sum(TIMES)
-    assert served(*(side.loader(batch_size=1) for side in sides)) == NAMED
-    assert served(pickle.loads(pickle.dumps(cache)).loader(batch_size=1)) == NAMED
-    assert served(cache.repeated(2).loader(batch_size=1)) == {name: 2 * times for name, times in NAMED.items()}
 
 
 def test_a_sample_that_lacks_a_field_counts_once_as_excluded(tmp_path):
@@ -117,22 +101,6 @@ def test_documents_are_repeated_in_rows_too(tmp_path):
     assert lines["data.jsonl:5"] == 3
     assert len(cache.read(repeats=False).rows(pad=64)) == 6
     assert len(cache.documents()) == 6
-
-
-def test_each_occurrence_of_a_repeated_sample_is_flipped_or_not_by_itself(tmp_path):
-    cache = opened(images(tmp_path / "c", [(64, 64)] * 8, flip=True, repeats=[8] * 8))
-
-    def of_epoch():
-        found = {name: [] for name in cache.snapshots[0].samples.names}
-        for batch in cache.loader(batch_size=4):
-            for name, key in zip(batch["names"], batch["keys"]["latents"].tolist(), strict=True):
-                found[name].append(key[1])
-        return {name: sorted(variants) for name, variants in found.items()}
-
-    first = of_epoch()
-    assert first == of_epoch()
-    assert all(len(variants) == 8 for variants in first.values())
-    assert sum(len(set(variants)) == 2 for variants in first.values()) >= 6
 
 
 def test_each_occurrence_of_a_repeated_sample_is_another_draw(tmp_path):

@@ -132,43 +132,9 @@ def test_repeats_are_drawn_each_for_itself(made):
     assert found == wanted
 
 
-def test_draws_of_flips_are_those_of_a_cache_without_variants(made, tmp_path):
-    build(written(tmp_path / "data"), tmp_path / "plain")
-    for epoch in (0, 1):
-        pairs = []
-        for source in (open_cache(made).read(caption_dropout=0.5), open_cache(tmp_path / "plain")):
-            with source.loader(batch_size=COUNT, seed=3, fields=["latents", "keys"]) as loader:
-                loader.set_epoch(epoch)
-                batch = next(iter(loader))
-                pairs.append((batch["names"], batch["keys"]["latents"][:, 1].tolist()))
-        assert pairs[0] == pairs[1]
-        assert {0, 1} == set(pairs[0][1])
-
-
-def test_the_rate_of_dropped_captions(made):
-    cache = open_cache(made).read(caption_dropout=0.1)
-    with cache.loader(batch_size=COUNT, seed=0, fields=["captions"]) as loader:
-        dropped = 0
-        for epoch in range(100):
-            loader.set_epoch(epoch)
-            dropped += next(iter(loader))["captions"].count("")
-    wanted = sum(draw("dropout", 0, epoch, number) < 0.1 * 2**64 for epoch in range(100) for number in range(COUNT))
-    assert dropped == wanted
-    assert abs(dropped / (100 * COUNT) - 0.1) < 0.015
-    assert set(served(cache.read(caption_dropout=1)).values()) == {""}
-    assert "" not in served(cache.read(caption_dropout=0)).values()
-
-
 def test_the_first_caption_for_validation(made):
     found = served(open_cache(made).read(captions=False))
     assert found == {f"{number:02}.png": caption(number) for number in range(COUNT)}
-
-
-def test_texts_without_embeddings_are_first_captions_and_can_be_dropped(made):
-    cache = open_cache(made)
-    with cache.loader(batch_size=COUNT, seed=3, fields=["latents", "captions"]) as loader:
-        batch = next(iter(loader))
-    assert sorted(batch["captions"]) == sorted(caption(number) for number in range(COUNT))
 
 
 def test_prompts_of_a_field(made):

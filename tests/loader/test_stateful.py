@@ -43,16 +43,3 @@ def test_it_goes_on_in_the_middle_of_an_epoch(make, more, done):
     other.set_epoch(3)
     whole.set_epoch(3)
     assert known(again) == known(whole)
-
-
-def test_the_iterable_form_without_workers(make):
-    loader_of, known = make
-    whole = loader_of(batch_size=3, seed=1)
-    expected = known(whole)
-    batches = StatefulDataLoader(loader_of(batch_size=3, seed=1).iterable(), batch_size=None)
-    iterator = iter(batches)
-    head = known(next(iterator) for _ in range(2))
-    state = copy.deepcopy(batches.state_dict())
-    again = StatefulDataLoader(loader_of(batch_size=3, seed=1).iterable(), batch_size=None)
-    again.load_state_dict(state)
-    assert head + known(again) == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_plans import POLICIES, batches_of, columns, epochs, index_of, laid_out, plans, seeds
+from made_plans import batches_of, columns, epochs, index_of, laid_out, plans, seeds
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.batching import BatchPlan, require_steps
@@ -147,43 +147,6 @@ def test_error_refuses_what_others_would_fill_or_drop(bucket, batches):
     else:
         report = plan_report(index_of(bucket), strict)
         assert (report.samples_dropped, report.samples_repeated) == (0, 0)
-
-
-def test_the_policies_side_by_side():
-    """22 samples on 2 ranks of 4: two full steps of 8, and 6 left over."""
-    found = {}
-    for policy in POLICIES:
-        (bucket,) = plan_report(
-            index_of(np.zeros(22)), BatchPlan(batch_size=4, world_size=2, remainder=policy)
-        ).buckets
-        found[policy] = (bucket.steps, bucket.repeated, bucket.dropped, bucket.padded, bucket.last)
-    assert found == {
-        "repeat": (3, 2, 0, 0, 4),
-        "drop": (2, 0, 6, 0, 4),
-        "partial": (3, 0, 0, 0, 3),
-        "pad": (3, 0, 0, 2, 4),
-    }
-
-
-@given(columns, plans("drop", most=17))
-def test_an_epoch_without_steps_is_refused_with_advice_that_holds(bucket, batches):
-    report = plan_report(index_of(bucket), batches)
-    if report.steps:
-        assert require_steps(report) is report
-        return
-    with pytest.raises(EmptyPlanError, match="0 steps per epoch") as caught:
-        require_steps(report)
-    fix = caught.value.fix
-    number = [int(word) for word in fix.replace(",", " ").replace("=", " ").split() if word.isdigit()]
-    if not number:
-        assert not len(bucket)
-    elif "batch_size=" in fix:
-        better = BatchPlan(batch_size=number[0], world_size=batches.world_size, remainder="drop")
-        assert plan_report(index_of(bucket), better).steps > 0
-    else:
-        assert (
-            plan_report(index_of(bucket), BatchPlan(batch_size=1, world_size=number[0], remainder="drop")).steps > 0
-        )
 
 
 def test_the_refusal_lists_buckets_and_counts():

@@ -28,15 +28,6 @@ def test_rows_are_those_of_best_fit_decreasing(case):
     assert all(row.tolist() == sorted(row.tolist(), reverse=True) for row in rows)
 
 
-def test_a_log_normal_set_leaves_less_than_a_thousandth_empty():
-    lengths = np.random.default_rng(0).lognormal(np.log(1055) - 0.5, 1.0, 60_000).astype(np.int64).clip(1, 4096)
-    order, ends = best_fit(lengths, 4096)
-    assert len(order) == len(lengths)
-    assert lengths.sum() / (len(ends) * 4096) >= 0.999
-    again, _ = best_fit(lengths, 4096)
-    assert np.array_equal(order, again)
-
-
 def test_rows_longer_than_16_bits_count():
     order, ends = best_fit(np.array([70_000, 30_000, 1, 100_000]), 100_000)
     assert (order.tolist(), ends.tolist()) == ([3, 0, 1, 2], [1, 3, 4])

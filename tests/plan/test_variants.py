@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from latentcache.plan.variants import drawn_of_samples, drawn_variants
+from latentcache.plan.variants import drawn_variants
 
 KEYS = np.random.default_rng(0).integers(0, 256, (600, 32), dtype=np.uint8)
 
@@ -41,22 +41,3 @@ def test_the_draws_of_crops_and_flips_never_change():
     """Values of the rule: xxh3-64 of "flip", seed and epoch (8 bytes each), content, and the occurrence from 1 on."""
     many = drawn(KEYS[:12], turn=(3, -5), occurrence=np.arange(12) % 3)
     assert many.tolist() == [1, 1, 0, 5, 7, 1, 4, 7, 5, 4, 2, 0]
-
-
-def test_draws_of_samples_go_by_name_number_turn_and_occurrence():
-    numbers = np.arange(600, dtype=np.int32)
-    first = drawn_of_samples("caption", numbers, (0, 0))
-    assert first.dtype == np.uint64
-    assert len(set(first.tolist())) == 600
-    assert (drawn_of_samples("caption", numbers[::-1], (0, 0))[::-1] == first).all()
-    assert (drawn_of_samples("caption", numbers, (0, 0), occurrence=np.zeros(600, dtype=np.int64)) == first).all()
-    again = np.ones(600, dtype=np.uint32)
-    others = [
-        ("drop", (0, 0), None),
-        ("caption", (1, 0), None),
-        ("caption", (0, 1), None),
-        ("caption", (0, 0), again),
-    ]
-    for name, turn, occurrence in others:
-        other = drawn_of_samples(name, numbers, turn, occurrence=occurrence)
-        assert abs(np.mean(other % 2 == first % 2) - 0.5) < 0.1
