@@ -39,8 +39,7 @@ from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for, rejected
 from latentcache.sources.lines import decode, fault, listed, parse_json, shown
 from latentcache.sources.reading import read_source
-from latentcache.sources.record_files import KINDS, Way
-from latentcache.sources.records import TEXT, RecordFormat
+from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.walk import Walk, extension_of, pack_identity
 from latentcache.value import Value
 

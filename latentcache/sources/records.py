@@ -16,11 +16,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.content import content_hash
+from latentcache.identity.content import content_hash, json_hash
 from latentcache.sources.lines import fault, listed, parse_json, shown
 from latentcache.value import Value
 
@@ -154,6 +154,27 @@ class RecordFormat(Value):
     observation_tag: str = "observation"
     function_tag: str = "function_call"
     system_tag: str = "system"
+
+
+#: Extension in lower case -> kind of file.
+KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".text": "text"}
+
+
+class Way(Value):
+    """How a file of records is read."""
+
+    kind: str
+    """json, text, parquet or arrow."""
+    form: RecordFormat | None = None
+    """Known from a dataset_info.json; None: the first record tells."""
+    text_lines: bool = False
+    """True if each line of a text is a document, rather than the whole file."""
+
+    def reading(self, part: str) -> bytes:
+        """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
+        form = None if self.form is None else asdict(self.form)
+        said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
+        return json_hash(said)
 
 
 TEXT = RecordFormat(form="text")

@@ -41,28 +41,21 @@ def question(**changes):
     return (asked, said)
 
 
-def test_where_a_record_stands_is_no_part_of_its_content():
+def test_the_content_is_all_of_a_record_but_its_place():
     assert text_record("a.jsonl", 1, "hello").content == text_record("b.jsonl", 9, "hello").content
-    assert chat_record("a", 1, question()).content == chat_record("b", 2, question()).content
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"content": "5"},
-        {"role": "tool"},
-        {"learned": False},
-        {"fields": (("tool_calls", "[]"),)},
-    ],
-)
-def test_all_of_a_turn_is_part_of_the_content(other):
-    assert chat_record("a", 1, question()).content != chat_record("a", 1, question(**other)).content
+    plain = chat_record("a", 1, question()).content
+    assert plain == chat_record("b", 2, question()).content
+    changes = {"content": "5"}, {"role": "tool"}, {"learned": False}, {"fields": (("tool_calls", "[]"),)}
+    others = [chat_record("a", 1, question(**other)).content for other in changes]
+    others += [
+        chat_record("a", 1, question(), json.dumps([tool])).content for tool in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    ]
+    assert len({plain, *others}) == 1 + len(others)
 
 
 def test_the_size_of_a_record_has_all_that_a_template_may_write():
-    assert record_size(text_record("a", 1, "hello")) == 5
-    assert record_size(chat_record("a", 1, question())) == 7
     fields = (("reasoning_content", "y" * 20), ("tool_calls", "z" * 300))
+    assert record_size(text_record("a", 1, "hello")) == 5
     assert record_size(chat_record("a", 1, question(fields=fields), "[4000]")) == 7 + 20 + 300 + 6
 
 
@@ -226,6 +219,11 @@ def test_openai_turns_by_the_tag_of_functions():
     assert cause(said(("user", "a"), ("function", "{")), other) == ("role-order", "messages[1].role")
 
 
+TWO, HUMAN = (("user", "a"), ("assistant", "b")), {"from": "human", "value": "a"}
+CALLS = "messages[1].tool_calls"
+ASKED = [{"role": "user", "content": "a"}]
+
+
 def said(*turns_, **more):
     return {"messages": [{"role": role, "content": content} for role, content in turns_], **more}
 
@@ -256,40 +254,25 @@ def said(*turns_, **more):
         (said(("tool", "a"), ("tool", "b"), ("user", "c")), OPENAI, "role-order", "messages[2].role"),
         (said(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
         (said(("robot", "a"), ("assistant", "c")), CHAT, "role-order", "messages[0].role"),
-        (said(("user", "a"), ("assistant", "b"), images=["a.png"]), CHAT, "not-for-sft", "images"),
-        (
-            said(("user", "a"), ("assistant", "b"), chat_template_kwargs=[1]),
-            CHAT,
-            "record-field",
-            "chat_template_kwargs",
-        ),
+        (said(*TWO, images=["a.png"]), CHAT, "not-for-sft", "images"),
+        (said(*TWO, chat_template_kwargs=[1]), CHAT, "record-field", "chat_template_kwargs"),
         ({"prompt": "a", "completion": None}, COMPLETION, "no-answer", "completion"),
-        ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, COMPLETION, "record-field", "completion"),
-        (
-            {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "user", "content": "a"}]},
-            COMPLETION,
-            "no-answer",
-            "completion",
-        ),
+        ({"prompt": ASKED, "completion": "b"}, COMPLETION, "record-field", "completion"),
+        ({"prompt": ASKED, "completion": ASKED}, COMPLETION, "no-answer", "completion"),
         (said(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
         (said(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
         (
-            said(("user", [{"type": "image_url", "image_url": {}}]), ("assistant", "c")),
+            said(("user", [{"type": "image_url"}]), ("assistant", "c")),
             OPENAI,
             "record-field",
             "messages[0].content[0]",
         ),
-        (said(("user", "a"), ("assistant", "b"), tools={"a": 1}), OPENAI, "record-field", "tools"),
-        (said(("user", "a"), ("assistant", "b"), tools="["), OPENAI, "record-field", "tools"),
+        (said(*TWO, tools={"a": 1}), OPENAI, "record-field", "tools"),
+        (said(*TWO, tools="["), OPENAI, "record-field", "tools"),
         ({"conversations": [{"from": "gpt", "value": "a"}]}, LF_SHAREGPT, "role-order", "conversations[0].from"),
-        (
-            {"conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "a"}]},
-            LF_SHAREGPT,
-            "role-order",
-            "conversations[1].from",
-        ),
+        ({"conversations": [HUMAN, HUMAN]}, LF_SHAREGPT, "role-order", "conversations[1].from"),
         ({"conversations": [{"from": "system", "value": "a"}]}, LF_SHAREGPT, "no-answer", "conversations"),
-        ({"conversations": [{"from": "human", "value": "a"}]}, LF_SHAREGPT, "no-answer", "conversations"),
+        ({"conversations": [HUMAN]}, LF_SHAREGPT, "no-answer", "conversations"),
     ],
 )
 def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
@@ -310,18 +293,11 @@ def test_the_order_of_turns_is_left_to_the_template(order):
     assert turns(said(*order), CHAT) == [(role, text, role == "assistant") for role, text in order]
 
 
-@pytest.mark.parametrize(
-    ("names", "roles"),
-    [
-        (("human", "gpt", "human", "chatgpt"), ("user", "assistant", "user", "assistant")),
-        (("user", "model", "tool", "bot"), ("user", "assistant", "tool", "assistant")),
-        (("system", "input", "output", "human"), ("system", "user", "assistant", "user")),
-        (("developer", "user", "bing", "observation"), ("developer", "user", "assistant", "tool")),
-    ],
-)
-def test_the_usual_names_of_roles_need_no_tags(names, roles):
-    record = {"conversations": [{"from": name, "value": "a"} for name in names]}
-    assert tuple(role for role, *_ in turns(record, SHAREGPT)) == roles
+def test_the_usual_names_of_roles_need_no_tags():
+    names = "system human gpt input chatgpt user model tool bot observation output developer bing"
+    roles = "system user assistant user assistant user assistant tool assistant tool assistant developer assistant"
+    record = {"conversations": [{"from": name, "value": "a"} for name in names.split()]}
+    assert [role for role, *_ in turns(record, SHAREGPT)] == roles.split()
 
 
 def test_a_system_column_is_used_where_no_turn_is_one():
@@ -396,13 +372,12 @@ def test_values_for_the_template_of_one_record():
         ({"train": "no"}, "messages[1].train"),
         ({"tool_calls": {}}, "messages[1].tool_calls"),
         ({"tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0]"),
-        (
-            {"tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
-            "messages[1].tool_calls[0].function.arguments",
-        ),
-        (
-            {"tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]},
-            "messages[1].tool_calls[0].function.arguments",
+        *(
+            (
+                {"tool_calls": [{"function": {"name": "f", "arguments": one}}]},
+                "messages[1].tool_calls[0].function.arguments",
+            )
+            for one in ("[]", "{bad")
         ),
         ({"reasoning_content": float("inf")}, "messages[1]"),
     ],

@@ -174,7 +174,6 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
         import os, sys
         from pathlib import Path
         from latentcache.errors import SourceError
-        from latentcache.sources.reading import read_source
         from latentcache.sources.walk import Walk
         os.chdir(sys.argv[1])
         if os.geteuid() == 0:
@@ -187,7 +186,6 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
             list(Walk(Path("closed"), {".jpg"}))
         except SourceError as error:
             said.append(error.why)
-        said.append(len(read_source("open/a.jpg")[0]))  # not the owner's: opened with its access time
         sys.stdout.write(repr(said))
     """)
     command = [sys.executable, "-c", script, str(tmp_path), str(NOBODY)]
@@ -203,7 +201,6 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
                 ("nostat/c.jpg", "permission", "its state cannot be read: Permission denied"),
             ],
             "Permission denied",
-            1,
         ]
     )
 

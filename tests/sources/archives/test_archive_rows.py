@@ -9,13 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_archives import rows_of, some_images
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.archives import rows
 from latentcache.sources.archives.rows import Columns, close_tables, opened, read_row
 from latentcache.sources.archives.tars import ARROW, PARQUET
-from latentcache.sources.scan import SourceOptions, scan
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -145,17 +143,3 @@ def test_damaged_files_have_a_reason(tmp_path: Path, cut: int) -> None:
             columns_of(path, kind)
         assert error.value.slug == "rows-damaged"
         assert error.value.fix
-
-
-def test_lists_of_texts_are_several_captions(tmp_path: Path) -> None:
-    images = some_images(3)
-    table = rows_of(images)
-    at = next(number for number, field in enumerate(table.schema) if pa.types.is_string(field.type))
-    lists = pa.array([["one", " two"], None, ["three"]], type=pa.list_(pa.string()))
-    pq.write_table(table.set_column(at, "text", lists), tmp_path / "a.parquet")
-    held = scan(tmp_path).samples.inputs["caption"]
-    assert held.text is not None
-    assert list(held.text) == ["one\0two", "", "three"]
-    assert held.content.any(axis=1).tolist() == [True, False, True]
-    by_choice = scan(tmp_path, SourceOptions(default_caption="")).samples.inputs["caption"]
-    assert by_choice.content.any(axis=1).all()

@@ -3,7 +3,7 @@
 import pytest
 from made_folders import notes, put
 
-from latentcache.errors import SourceAmbiguousError, TableError
+from latentcache.errors import TableError
 from latentcache.sources.scan import SourceOptions, scan
 
 
@@ -70,12 +70,3 @@ def test_two_tables_in_one_folder(tmp_path):
     assert caught.value.what == "a data folder has two tables: metadata.csv and metadata.jsonl"
     off = tmp_path / "metadata.jsonl"
     assert caught.value.fix == f"remove or rename one, e.g. `mv {off} {off}.off`"
-
-
-def test_a_table_beside_folders_with_repeats(tmp_path):
-    put(tmp_path, {"10_cat/a.jpg": "x", "metadata.csv": "file_name,text\n10_cat/a.jpg,from the table\n"})
-    with pytest.raises(SourceAmbiguousError) as caught:
-        scan(tmp_path)
-    assert "kohya: 10_cat/ reads as 10 repeats of 'cat'; imagefolder: metadata.csv lists" in caught.value.why
-    assert rows(scan(tmp_path, SourceOptions(layout="imagefolder"))) == [("10_cat/a.jpg", "from the table")]
-    assert rows(scan(tmp_path, SourceOptions(layout="kohya"))) == [("10_cat/a.jpg", "cat")]
