@@ -103,9 +103,8 @@ class _Folder(NamedTuple):
 class Walk:
     """The files below a folder whose names end in wanted extensions; to be gone through once.
 
-    Iterating gives (level, start, stop): a span of ``level.names``. Spans come in the byte order of whole names
-    (``a-b.png``, ``a.png``, ``a/...``), so a folder with subfolders comes in several. ``rejected`` and ``notes`` are
-    whole at the end.
+    Iterating gives (level, start, stop): spans of ``level.names`` in the byte order of whole names (``a-b.png``,
+    ``a.png``, ``a/...``), so a folder with subfolders comes in several. ``rejected`` and ``notes`` are whole at the end.
 
     Args:
         root: The folder.
@@ -142,15 +141,7 @@ class Walk:
         """Goes through them."""
         for folder in self._folders:
             path = f"{self._start}/{folder}" if folder else self._start
-            open_folders = [self._inside(_Folder(path, folder and folder + "/"))]
-            while open_folders:
-                item = next(open_folders[-1], None)
-                if item is None:
-                    open_folders.pop()
-                elif isinstance(item, _Folder):
-                    open_folders.append(self._inside(item))
-                else:
-                    yield item
+            yield from self._inside(_Folder(path, folder and folder + "/"))
 
     def said(self) -> set[str]:
         """Names that are rejected or noted so far."""
@@ -165,7 +156,7 @@ class Walk:
             reason = "no-frame-count" if extension in CLIP_EXTENSIONS else "unused"
             self.notes.add(rejected(names[0], reason, detail, count=count))
 
-    def _inside(self, folder: _Folder) -> Iterator[tuple[Level, int, int] | _Folder]:
+    def _inside(self, folder: _Folder) -> Iterator[tuple[Level, int, int]]:
         """One folder, with the folders in it at the place of their names."""
         level, folders = self._listed(folder)
         names, done, cut = level.names, 0, len(folder.prefix)
@@ -175,7 +166,7 @@ class Walk:
             end = bisect_left(names, order(below.prefix[cut:]), lo=done, key=order)
             if end > done or level.mark is None:
                 yield level, done, end
-            yield below
+            yield from self._inside(below)
             done = end
         if done < len(names) or not folders:
             yield level, done, len(names)
