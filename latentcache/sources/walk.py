@@ -104,7 +104,7 @@ class Walk:
     """The files below a folder whose names end in wanted extensions; to be gone through once.
 
     Iterating gives (level, start, stop): spans of ``level.names`` in the byte order of whole names (``a-b.png``,
-    ``a.png``, ``a/...``), so a folder with subfolders comes in several. ``rejected`` and ``notes`` are whole at the end.
+    ``a.png``, ``a/...``), so one with subfolders comes in several. ``rejected`` and ``notes`` are whole at the end.
 
     Args:
         root: The folder.
