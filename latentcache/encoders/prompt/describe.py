@@ -96,7 +96,7 @@ def _pipeline(
         fingerprint=json_hash([memos[part.name]["fingerprint"] for part in found.parts]).hex(),
         config=json_hash([{"class": part.cls, "config": _relevant(part.config)} for part in found.parts]).hex(),
         tokenizer=json_hash([_tokenizer(part.tokenizer) for part in found.parts]).hex(),
-        width=output.width({part.name: part.config for part in found.parts}),
+        width=output.width_of({part.name: part.config for part in found.parts}),
         length=output.length if name == "prompt_embeds" else 1,
         trimmed=output.trim,
         arguments=_arguments(found, before, context),

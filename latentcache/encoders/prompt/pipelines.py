@@ -16,6 +16,7 @@ from typing import Any
 
 from latentcache.value import Value
 
+Run = Callable[[Any, list[str], Any, int, Mapping[str, Any]], Any]
 Configs = Mapping[str, Mapping[str, Any]]
 """Part of a pipeline -> its configuration."""
 
@@ -25,11 +26,11 @@ class Output(Value):
 
     parts: tuple[str, ...]
     """Text encoders that are loaded; each has its tokenizer."""
-    run: Callable[[Any, list[str], Any, int, Mapping[str, Any]], Any]
+    run: Run
     """``(pipeline, texts, device, length, arguments)`` -> (B, ...) tensor, or a list of tensors without padding; with
     :attr:`pools` a pair of it and the pooled vectors (B, width)."""
-    width: Callable[[Configs], int]
-    """Values of one vector."""
+    width: tuple[tuple[str, str], ...]
+    """Values of one vector: (part, field of its configuration), added up."""
     length: int
     """Tokens by default; 1 for a vector."""
     fixed: bool = False
@@ -49,6 +50,11 @@ class Output(Value):
     clip: bool = False
     """True if all text encoders are CLIP's, whose values float16 holds."""
 
+    def width_of(self, configs: Configs) -> int:
+        """Values of one vector; a field may be in the configuration of a text model inside."""
+        own = ((configs[part], name) for part, name in self.width)
+        return sum(int(config[name] if name in config else config["text_config"][name]) for config, name in own)
+
 
 _ONE = ("text_encoder",)
 _TWO = ("text_encoder", "text_encoder_2")
@@ -63,7 +69,7 @@ def _encode(pipe: Any, texts: list[str], device: Any, length: int, arguments: Ma
     return pipe.encode_prompt(texts, device=device, max_sequence_length=length, **arguments)[0]
 
 
-def _fixed(*places: int) -> Callable[..., Any]:
+def _fixed(*places: int) -> Run:
     """One or two results of ``encode_prompt`` for a class with one length."""
 
     def run(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
@@ -104,70 +110,49 @@ def _with_mask(pipe: Any, texts: list[str], device: Any, length: int, arguments:
     return [one[own.bool()] for one, own in zip(embeds, mask, strict=True)]
 
 
-def _list(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> list[Any]:
-    return list(pipe.encode_prompt(list(texts), device=device, max_sequence_length=length, **arguments)[0])
-
-
-def _hidden(part: str, name: str = "hidden_size", times: int = 1) -> Callable[[Configs], int]:
-    """A size in the configuration of a part; of its text model if it has several."""
-
-    def width(configs: Configs) -> int:
-        config = configs[part]
-        return int(config[name] if name in config else config["text_config"][name]) * times
-
-    return width
-
-
-def _sum(*widths: Callable[[Configs], int]) -> Callable[[Configs], int]:
-    return lambda configs: sum(width(configs) for width in widths)
-
-
-def _sequence(
-    parts: tuple[str, ...], run: Callable[..., Any], width: Callable[[Configs], int], length: int, **more: Any
-) -> dict[str, Output]:
+def _sequence(parts: tuple[str, ...], run: Run, width: Any, length: int, **more: Any) -> dict[str, Output]:
     return {"prompt_embeds": Output(parts=parts, run=run, width=width, length=length, **more)}
 
 
-def _vector(
-    parts: tuple[str, ...], run: Callable[..., Any], width: Callable[[Configs], int], **more: Any
-) -> dict[str, Output]:
+def _vector(parts: tuple[str, ...], run: Run, width: Any, **more: Any) -> dict[str, Output]:
     return {"pooled_prompt_embeds": Output(parts=parts, run=run, width=width, length=1, **more)}
 
 
-def _trimmed(run: Callable[..., Any], length: int, size: str = "hidden_size", **more: Any) -> dict[str, Output]:
+def _trimmed(run: Run, length: int, size: str = "hidden_size", **more: Any) -> dict[str, Output]:
     """The sequence of one text encoder, without padding."""
-    return _sequence(_ONE, run, _hidden("text_encoder", size), length, trim=True, **more)
+    return _sequence(_ONE, run, (("text_encoder", size),), length, trim=True, **more)
 
 
-_BOTH_PROJECTED = _sum(_hidden("text_encoder", "projection_dim"), _hidden("text_encoder_2", "projection_dim"))
+_FIRST, _SECOND = ("text_encoder", "hidden_size"), ("text_encoder_2", "hidden_size")
+_PROJECTED = ("text_encoder_2", "projection_dim")
 _CLEANED = {"libraries": ("ftfy", "beautifulsoup4"), "arguments": _PLAIN | {"clean_caption": True}}
 
 PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "StableDiffusionPipeline": _sequence(
-        _ONE, _fixed(0), _hidden("text_encoder"), 77, fixed=True, arguments=_PLAIN, clip=True
+        _ONE, _fixed(0), (_FIRST,), 77, fixed=True, arguments=_PLAIN, clip=True
     ),
     # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives the pooled vector.
     "StableDiffusionXLPipeline": {
         **_sequence(
-            _TWO, _fixed(0, 2), _sum(_hidden("text_encoder"), _hidden("text_encoder_2")), 77,
+            _TWO, _fixed(0, 2), (_FIRST, _SECOND), 77,
             pools=True, fixed=True, arguments=_PLAIN, clip=True,
         ),
         **_vector(
-            ("text_encoder_2",), _fixed(2), _hidden("text_encoder_2", "projection_dim"), arguments=_PLAIN, clip=True
+            ("text_encoder_2",), _fixed(2), (_PROJECTED,), arguments=_PLAIN, clip=True
         ),
     },
     "StableDiffusion3Pipeline": {
         **_sequence(
-            _THREE, _stable_diffusion_3, _hidden("text_encoder_3", "d_model"), 77 + 256, pools=True, arguments=_PLAIN
+            _THREE, _stable_diffusion_3, (("text_encoder_3", "d_model"),), 77 + 256, pools=True, arguments=_PLAIN
         ),
-        **_vector(_TWO, _pooled_3, _BOTH_PROJECTED, clip=True),
+        **_vector(_TWO, _pooled_3, (("text_encoder", "projection_dim"), _PROJECTED), clip=True),
     },
     "FluxPipeline": {
-        **_sequence(("text_encoder_2",), _flux, _hidden("text_encoder_2", "d_model"), 512),
-        **_vector(_ONE, _flux_pooled, _hidden("text_encoder"), clip=True),
+        **_sequence(("text_encoder_2",), _flux, (("text_encoder_2", "d_model"),), 512),
+        **_vector(_ONE, _flux_pooled, (_FIRST,), clip=True),
     },
     # Three layers of the language model side by side: ``text_encoder_out_layers``.
-    "Flux2KleinPipeline": _sequence(_ONE, _encode, _hidden("text_encoder", times=3), 512),
+    "Flux2KleinPipeline": _sequence(_ONE, _encode, (_FIRST,) * 3, 512),
     "QwenImagePipeline": _trimmed(_with_mask, 512, masked=True, pads=False, drop=34),
     "SanaPipeline": _trimmed(
         _with_mask, 300, masked=True, arguments=_PLAIN | {"complex_human_instruction": FROM_CALL}
@@ -177,7 +162,7 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "WanPipeline": _trimmed(_encode, 512, "d_model", masked=True, arguments=_PLAIN, libraries=("ftfy",)),
     # T5 gets no mask, so its values depend on the full length; the transformer gets the mask.
     "LTXPipeline": _trimmed(_with_mask, 128, "d_model", arguments=_PLAIN),
-    "ZImagePipeline": _trimmed(_list, 512, masked=True, arguments=_PLAIN),
+    "ZImagePipeline": _trimmed(_encode, 512, masked=True, arguments=_PLAIN),
 }  # fmt: skip
 
 
