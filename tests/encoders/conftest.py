@@ -15,18 +15,15 @@ _KL = {
 }
 _WAN = {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 2], "num_res_blocks": 1}
 _WAN |= {"temperal_downsample": [False, True]}
+_FLAT = {"block_out_channels": (8,) * 4, "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
 _DC_SIDES = ("block_types", "block_out_channels", "layers_per_block", "qkv_multiscales")
 _DC_VALUES = (("ResBlock", "EfficientViTBlock"), (8, 8), (1, 1), ((), (5,)))
 
 #: Class name -> arguments of a tiny instance.
 TINY = {
     "AutoencoderKL": _KL | {"layers_per_block": 1, "scaling_factor": 0.3611, "shift_factor": 0.1159},
-    "AutoencoderTiny": {
-        "encoder_block_out_channels": (8, 8, 8),
-        "decoder_block_out_channels": (8, 8, 8),
-        "num_encoder_blocks": (1, 1, 1),
-        "num_decoder_blocks": (1, 1, 1),
-    },
+    "AutoencoderTiny": dict.fromkeys(("encoder_block_out_channels", "decoder_block_out_channels"), (8, 8, 8))
+    | dict.fromkeys(("num_encoder_blocks", "num_decoder_blocks"), (1, 1, 1)),
     "AutoencoderDC": {
         "latent_channels": 8,
         "attention_head_dim": 4,
@@ -37,12 +34,7 @@ TINY = {
     "AutoencoderKLQwenImage": _WAN,
     "AutoencoderKLWan": _WAN | {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 8},
     "AutoencoderKLFlux2": _KL | {"layers_per_block": 1, "latent_channels": 4},
-    "AutoencoderKLHunyuanVideo": {
-        "block_out_channels": (8, 8, 8, 8),
-        "norm_num_groups": 4,
-        "layers_per_block": 1,
-        "latent_channels": 4,
-    },
+    "AutoencoderKLHunyuanVideo": _FLAT,
     "AutoencoderKLLTXVideo": {
         "latent_channels": 8,
         "block_out_channels": (8, 8),
@@ -92,12 +84,7 @@ TINY = {
         "decoder_block_out_channels": (32,) * 4,
         "layers_per_block": (1,) * 5,
     },
-    "AutoencoderKLCogVideoX": {
-        "block_out_channels": (8, 8, 8, 8),
-        "norm_num_groups": 4,
-        "layers_per_block": 1,
-        "latent_channels": 4,
-    },
+    "AutoencoderKLCogVideoX": _FLAT,
 }
 
 

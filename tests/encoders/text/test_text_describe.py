@@ -149,11 +149,8 @@ def test_settings_that_were_not_given_follow_the_cache(folder, tmp_path):
     assert described({"loss": "assistant"}, again(first), chat=True).recipe.loss == "assistant"
     other = described({"tokenizer": "stub"}, Cached(recipe=first.recipe)).recipe
     assert (other.add_bos, other.template_options) == (False, ())
-
-
-def test_a_cache_of_texts_is_no_choice_of_loss_for_conversations():
-    first = described({"tokenizer": "stub"})
-    assert described(cached=again(first), chat=True).recipe.loss == "assistant"
+    texts = described({"tokenizer": "stub"})
+    assert described(cached=again(texts), chat=True).recipe.loss == "assistant", "texts are no choice of loss"
 
 
 def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
@@ -166,7 +163,7 @@ def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
         described(cached=again(first), check=True, check_encoder=True)
 
 
-def test_a_check_without_the_recorded_template_is_no_error(folder, tmp_path):
+def test_a_check_looks_neither_for_a_recorded_template_nor_for_a_hub_id(folder, tmp_path):
     template = tmp_path / "t"
     template.write_text(untagged(CHATML) + " ")
     first = described({"tokenizer": str(folder), "chat_template": template}, chat=True)
@@ -176,10 +173,6 @@ def test_a_check_without_the_recorded_template_is_no_error(folder, tmp_path):
     assert found.notes == (f"gone: {template}; name it with --chat-template FILE",)
     with pytest.raises(ModelNotFoundError, match="the chat template cannot be read"):
         described(cached=again(first), chat=True)
-
-
-def test_a_hub_id_is_not_looked_up_for_a_check(folder):
-    first = described({"tokenizer": str(folder)})
     cached = Cached(recipe=first.recipe, provenance={**first.provenance, "tokenizer": "some/tokenizer"})
     found = described(cached=cached, check=True, samples=None)
     assert found.notes == ("not looked up: some/tokenizer; name it with --tokenizer PATH",)

@@ -10,7 +10,7 @@ from made_tokenizers import LLAMA3_SPLIT, byte_level, save, unigram
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.fast import TiktokenEngine, fast_tokenizer
-from latentcache.encoders.text.tokenizer import ReferenceEngine, token_spans
+from latentcache.encoders.text.tokenizer import token_spans
 from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Message, chat_record, text_record
 
@@ -207,17 +207,3 @@ def test_runs_are_the_tokens_that_a_span_touches(lengths, borders):
     assert all(a + n < b for (a, n), (b, _) in zip(runs.tolist(), runs.tolist()[1:], strict=False))
     assert runs.dtype == np.uint32
     assert runs.shape[1] == 2
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_ids_are_those_of_the_library_in_the_dtype(dtype, monkeypatch):
-    tokenizer = byte_level()
-    engine = ReferenceEngine(tokenizer.to_str(), dtype)
-    texts = ["hello world", "", "été"]
-    wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    for spans in ([None] * 3, [[(0, 5)], [], None]):
-        for threads in ("false", "true"):  # off, as in workers
-            monkeypatch.setenv("TOKENIZERS_PARALLELISM", threads)
-            found = engine.encode(texts, spans)
-            assert [ids.tolist() for ids, _ in found] == wanted
-            assert {ids.dtype for ids, _ in found} == {np.dtype(dtype)}

@@ -251,17 +251,3 @@ def test_a_template_of_which_the_spans_are_not_exact_is_rejected_with_the_way_ou
     assert document.reason == "template-rewrites"
     assert "writes this answer otherwise where others follow it" in document.detail
     assert "get_training_chat_template" in document.hint
-
-
-@pytest.mark.parametrize("as_text", [False, True])
-def test_arguments_of_calls_are_text_where_the_template_wants_text(as_text):
-    """DeepSeek V3's original template fails with objects, in TRL too; text is what it takes there."""
-    template, conversation = template_of("deepseekv3"), json.loads(json.dumps(CONVERSATIONS["tools"]))
-    function = conversation[1]["tool_calls"][0]["function"]
-    text = json.dumps(function["arguments"])
-    written = json.loads(json.dumps(conversation))
-    written[1]["tool_calls"][0]["function"]["arguments"] = text
-    (document,) = opened(template).tokenize([record_of(written if as_text else conversation)])
-    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(template), **ROLES)
-    found = theirs.apply_chat_template(written, tools=TOOLS, chat_template=template, return_dict=True)
-    assert document.array.tolist() == found["input_ids"]

@@ -13,7 +13,6 @@ from latentcache.encoders.vae.families import (
     normalization_of,
     shape_of,
 )
-from latentcache.encoders.vae.modules import load_module
 from latentcache.errors import UnsupportedModelError
 from latentcache.fields.latents import Normalization
 
@@ -142,15 +141,3 @@ def test_tiles_are_those_of_the_class(name, tiny, images):
     (module,) = encoder._modules.values()
     assert module.use_tiling
     assert encoder.encode(images).finite.all()
-
-
-def test_a_class_without_tiles_is_rejected_when_it_is_loaded(tiny, monkeypatch):
-    def without_tiles(*given):
-        module = load_module(*given)
-        del module.use_tiling
-        return module
-
-    monkeypatch.setattr("latentcache.encoders.vae.encoder.load_module", without_tiles)
-    description = described_model(tiny("AutoencoderKLHunyuanImage"), tiling=True)
-    with pytest.raises(UnsupportedModelError, match="AutoencoderKLHunyuanImage cannot encode in tiles"):
-        VaeEncoder(description, choose_device("cpu"))

@@ -201,14 +201,6 @@ def alone(items):
     return [StubEncoder(builtin_spec()).encode(item.value[None]).latents[0].tobytes() for item in items]
 
 
-def test_every_item_is_of_its_own_pixels(four):
-    producer, items = four()
-    assert (producer.noise["largest"], producer.device) == (0.0, "cpu")
-    found = producer.encode(items).result()
-    assert [made.array.tobytes() for made in found] == alone(items)
-    assert all(made.array.shape == (4, 8, 8) and made.array.flags.c_contiguous for made in found)
-
-
 def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
     producer, items = four()
     producer._encoder = Faulty([items[2].value], mends=True)
