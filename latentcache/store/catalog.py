@@ -40,24 +40,19 @@ HeaderOf = tuple[NDArray[np.int64], NDArray[Any], EntryHeader]
 
 
 class CatalogRows(Value, eq=False):
-    """Where n items are. Offsets and lengths in bytes, except for start and length."""
+    """Where n items are: ``shard`` and ``entry`` are positions in the catalog and in the shard's index.
+
+    The others as in ``FieldRows``.
+    """
 
     shard: NDArray[np.int32]
-    """(n,) position in the catalog's shards."""
     entry: NDArray[np.uint32]
-    """(n,) position in the shard's index."""
     offset: NDArray[np.uint64]
-    """(n,) of the entry's payload in ``data.mdb``."""
     head: NDArray[np.uint32]
-    """(n,) bytes of the head before it."""
     bytes: NDArray[np.uint64]
-    """(n,) of the payload."""
     checksum: NDArray[np.uint64]
-    """(n,) xxh3-64 of the payload."""
     start: NDArray[np.uint32]
-    """(n,) first element in the entry along its first axis."""
     length: NDArray[np.uint32]
-    """(n,) elements; 0 if items are not ragged."""
 
 
 _ENTRY_TYPES = {"offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}

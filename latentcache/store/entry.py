@@ -59,37 +59,33 @@ _CONTENT = slice(CONTENT_AT, CONTENT_AT + HASH_BYTES)
 
 
 class EntryHeader(NamedTuple):
-    """The head of one entry. N items."""
+    """The head of one entry. N items; a block has them, or their elements, along the first axis of its payload.
+
+    ``content`` (N, 16) are the contents of their keys, ``same`` (N, 16) hashes of exactly what the encoder saw (zeros
+    if the kind has none), ``start`` and ``length`` (N,) where each begins along the first axis and its elements
+    (zeros if items are not ragged). ``columns`` are the kind's own (N, ...), in the type they are stored in, and
+    ``ragged_columns`` those with several values per item: where they end (N,), and the values.
+    """
 
     key: bytes
     """32 bytes: the item's key, or that of the block."""
     dtype: str
-    """Storage type of the payload."""
     shape: tuple[int, ...]
-    """Of the payload: the item's; of a block with the items, or with their elements, along the first axis."""
     packed: bool
     """True for a block."""
     ragged: bool
-    """True if items differ in their first axis."""
     items: int
     payload_bytes: int
     payload_checksum: int
-    """xxh3-64 of the payload."""
+    """xxh3-64."""
     recipe_id: bytes
-    """16 bytes."""
     head_bytes: int
     content: NDArray[np.uint8]
-    """(N, 16)"""
     same: NDArray[np.uint8]
-    """(N, 16) hash of exactly what the encoder saw; zeros if the kind has none."""
     start: NDArray[np.uint32]
-    """(N,) where each item begins along the first axis of the payload."""
     length: NDArray[np.uint32]
-    """(N,) elements along the first axis; zeros if items are not ragged."""
     columns: Mapping[str, NDArray[Any]]
-    """The kind's own columns, (N, ...), in the type they are stored in."""
     ragged_columns: Mapping[str, tuple[NDArray[np.int64], NDArray[Any]]]
-    """Those with several values per item: (N,) where they end, and the values."""
 
     def item_keys(self) -> NDArray[np.uint8]:
         """(N, 32) keys of the items."""
@@ -378,7 +374,7 @@ def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
     low, high = int(values.min()), int(values.max())
     if low < 0:
         return values.astype("<i4" if low >= -(1 << 31) and high < 1 << 31 else "<i8")
-    return values.astype("<u1" if high < 1 << 8 else "<u2" if high < 1 << 16 else "<u4" if high < 1 << 32 else "<u8")
+    return values.astype(np.min_scalar_type(high).newbyteorder("<"))
 
 
 def _read_table(data: memoryview) -> dict[str, NDArray[Any]]:

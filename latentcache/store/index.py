@@ -114,14 +114,11 @@ def _parse_meta(front: bytes, offset: int) -> Meta | None:
 
 
 class Values(NamedTuple):
-    """Keys of a database and the places of their values, in key order."""
+    """Keys (N, 32) of a database, and offset in the file and length (N,) of each value in bytes, in key order."""
 
     keys: NDArray[np.uint8]
-    """(N, 32)"""
     offsets: NDArray[np.int64]
-    """(N,) where each value begins, in bytes from the start of the file."""
     lengths: NDArray[np.int64]
-    """(N,) bytes of each value."""
 
     def part(self, start: int, stop: int) -> Values:
         """Some of them."""

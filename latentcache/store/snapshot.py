@@ -48,7 +48,12 @@ PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")
 class FieldRows(Value, eq=False):
     """One field of a snapshot: E entries, R rows in the order of sample, group, variant.
 
-    Columns on disk are read when they are asked for.
+    Columns on disk are read when they are asked for. Of entries: ``key`` (E, 32), ``shard``, a position in the
+    shards, ``offset`` and ``bytes`` of the payload in ``data.mdb``, bytes of the ``head`` before it, its xxh3-64
+    ``checksum``. Of rows: ``sample``, a row of the sample table, ``entry``, ``group``, ``variant``; ``start`` and
+    ``length`` of the item in its entry along the first axis, 0 if the field is not ragged; the kind's own ``columns``
+    (R, ...), and ``ragged_columns``: where the values of each row end, and the values. ``shards`` and ``samples`` are
+    those of the snapshot, and empty before it is published.
     """
 
     name: str
@@ -61,40 +66,24 @@ class FieldRows(Value, eq=False):
     """None if it is not installed."""
     recipe: FieldRecipe | None
     shards: tuple[str, ...] = ()
-    """Names that ``shard`` points into; empty before it is published."""
     samples: Any = field(default=None, repr=False)
-    """The ``SampleTable`` that ``sample`` points into; None before it is published."""
     groups: tuple[Group, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     key: Any
-    """(E, 32)"""
     shard: Any
-    """(E,) position in the shards of the snapshot."""
     offset: Any
-    """(E,) of the payload in ``data.mdb``, bytes."""
     head: Any
-    """(E,) bytes of the head before it."""
     bytes: Any
-    """(E,) of the payload."""
     checksum: Any
-    """(E,) xxh3-64 of the payload."""
     sample: Any
-    """(R,) row of the sample table."""
     entry: Any
-    """(R,) position in the entries."""
     group: Any
-    """(R,) position in the groups."""
     variant: Any
-    """(R,)"""
     start: Any
-    """(R,) first element of the item in the entry, along the first axis."""
     length: Any
-    """(R,) elements; 0 if the field is not ragged."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """(R, ...) the kind's own columns."""
     ragged_columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """(R,) where the values of each row end, and the values."""
 
     def __len__(self) -> int:
         return len(self.entry)

@@ -47,14 +47,6 @@ def test_same_size_and_put_back_times_are_not_enough(picture):
     assert trusts(memo, now) is (now.ctime_ns == memo.ctime_ns)
 
 
-def test_a_file_replaced_by_a_copy_is_not_trusted(picture):
-    memo = settled(picture)
-    other = picture.with_suffix(".new")
-    other.write_bytes(b"pixels")
-    other.rename(picture)
-    assert not trusts(memo, StatMemo.of(picture.stat()))
-
-
 def test_a_file_hashed_right_after_it_was_written_is_not_trusted(picture):
     result = picture.stat()
     latest = max(result.st_mtime_ns, result.st_ctime_ns)

@@ -83,10 +83,6 @@ def test_what_moves_ids_is_a_part_by_its_name(other, part):
     assert fingerprint(other) != fingerprint(TOKENIZER)
 
 
-def test_special_tokens_are_a_part():
-    assert fingerprint(TOKENIZER, {"bos_token": "<e>"}) != fingerprint(TOKENIZER)
-
-
 def test_scores_count_to_float32_and_so_does_their_order():
     pieces = [["<unk>", 0.0], ["a", -1.5], ["b", -2.25]]
     one = changed(model={"type": "Unigram", "unk_id": 0, "vocab": pieces})

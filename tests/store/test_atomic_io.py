@@ -4,8 +4,6 @@ import errno
 import os
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.store import atomic_io as atomic_io_module
@@ -17,18 +15,7 @@ from latentcache.store.atomic_io import (
     read_json,
     remove_durably,
     write_atomically,
-    write_json,
-    writing,
 )
-
-
-@given(st.binary(max_size=300), st.binary(max_size=300))
-def test_a_file_is_replaced_as_a_whole(tmp_path_factory, first, second):
-    path = tmp_path_factory.mktemp("atomic") / "file"
-    for data in (first, second):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-    assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -45,23 +32,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=40)
-@given(st.dictionaries(st.text() | st.just("\udcff"), json_values, max_size=5))
-def test_json_comes_back_and_is_ascii(tmp_path_factory, value):
-    path = tmp_path_factory.mktemp("json") / "file.json"
-    write_json(path, value)
-    assert read_json(path) == value
-    assert path.read_bytes().isascii()
-    assert path.read_bytes().endswith(b"}\n")
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{", b"[1]", b"\xff", b"null", b"[" * 100_000])
@@ -113,15 +83,6 @@ def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, ki
             raise_unreadable(error, tmp_path)
         assert type(caught.value) is kind
         assert fix in caught.value.fix
-
-
-def test_errors_of_ours_are_not_told_again(tmp_path):
-    full = DiskFullError("the disk is full")
-    with pytest.raises(DiskFullError) as caught, writing(tmp_path):
-        raise full
-    assert caught.value is full
-    with pytest.raises(CacheReadOnlyError), writing(tmp_path):
-        raise PermissionError(errno.EACCES, "no")
 
 
 def test_a_file_is_removed_durably(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_entries import KINDS, RECIPES, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard
 
-from latentcache.errors import CacheDamagedError, StoreError
+from latentcache.errors import StoreError
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import load_catalog, open_lookup
 from latentcache.store.entry import pack_items
@@ -102,15 +102,6 @@ def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
     catalog = load_catalog(paths)
     assert (catalog.damaged, catalog.shards) == (("shard-0",), ("shard-1",))
     assert (catalog.find(keys_of(items_of("words", range(12)))) >= 0).sum() == 6
-
-
-def test_a_shard_that_may_not_be_read_is_not_called_damaged(paths, monkeypatch):
-    def refuse(folder, **_):
-        raise CacheDamagedError("a shard cannot be read") from PermissionError(13, "no")
-
-    monkeypatch.setattr("latentcache.store.catalog.checked_index", refuse)
-    with pytest.raises(StoreError, match="cannot be read"):
-        load_catalog(paths)
 
 
 def test_a_shard_that_cannot_be_read_any_more_is_not_called_damaged(paths):

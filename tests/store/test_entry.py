@@ -63,15 +63,6 @@ def test_items_come_back_from_their_entries(name, numbers):
             np.testing.assert_array_equal(columns.get(column, np.zeros((0, 2))), item.columns[column])
 
 
-def test_overhead_stays_small():
-    (plane,) = pack_items([item_of("plane", 1)], PLANE_RECIPE, PLANE)
-    assert read_header(plane.value).head_bytes <= 176
-    for name, most in (("words", 32), ("vector", 20)):
-        for entry in pack_items(items_of(name, range(2000)), RECIPES[name], KINDS[name])[:-1]:
-            header = read_header(entry.value)
-            assert header.head_bytes / header.items <= most + 192 / header.items
-
-
 @pytest.mark.parametrize("size", [1024, 2048, 4096])
 def test_blocks_bring_small_items_under_15_percent(tmp_path, size):
     from made_entries import make_shard

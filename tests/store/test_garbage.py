@@ -21,7 +21,6 @@ from latentcache.store.garbage import (
     shard_use,
     stored_catalog,
     stored_entries,
-    to_scratch,
     tombstone,
 )
 from latentcache.store.index import INDEX, load_index
@@ -134,15 +133,6 @@ def test_what_is_salvaged_is_intact_whatever_the_damage(tmp_path_factory, data):
         assert item.array.tobytes() == items[item.key].array.tobytes()
 
 
-def test_what_is_known_elsewhere_is_not_copied(paths):
-    known = load_catalog(paths)
-    open_shard(paths.shards / "left.open", entries_of("plane", range(8, 20)))
-    flip(paths.shards / "left.open" / "data.mdb", 8192 + 10)
-    made = salvage(paths, paths.shards / "left.open", skip=known)
-    assert made.saved <= 8
-    assert (load_index(paths.shard(made.shard)).entries if made.shard else 0) == made.saved
-
-
 def test_a_dead_build_is_sealed_and_its_damaged_shards_are_set_aside(paths):
     open_shard(paths.shards / "good.open", entries_of("plane", range(20, 25)))
     data = open_shard(paths.shards / "bad.open", entries_of("words", range(20, 800)))
@@ -203,10 +193,3 @@ def test_every_item_is_listed_once(paths):
     for one in listed:
         array = items[one.key].array
         assert (one.shape, one.checksum, one.intact) == (array.shape, checksum(array.tobytes()), True)
-
-
-def test_what_is_to_be_removed_goes_to_scratch(paths):
-    place = to_scratch(paths, paths.shard("shard-0"))
-    assert place.parent == paths.scratch
-    assert (place / "data.mdb").exists()
-    assert not paths.shard("shard-0").exists()

@@ -19,7 +19,6 @@ from latentcache.store.index import (
     INDEX,
     collect_index,
     load_index,
-    open_shard_index,
     read_meta,
     walk,
 )
@@ -118,14 +117,6 @@ def test_an_index_says_where_every_item_is(tmp_path, names):
         assert array[begin : begin + item.array.size].tobytes() == item.array.tobytes()
         assert same[row].tobytes() == (item.same or bytes(16))
     assert [key.tobytes() for key in index.entry_keys()] == sorted(key.tobytes() for key in index.entry_keys())
-
-
-def test_an_open_shard_is_indexed_without_writing(tmp_path):
-    data = open_shard(tmp_path / "one.open", entries_of("words", range(50)))
-    before = sorted(path.name for path in data.parent.iterdir())
-    index = open_shard_index(data.parent)
-    assert {key.tobytes() for key in np.asarray(index.keys())} == {item.key for item in items_of("words", range(50))}
-    assert sorted(path.name for path in data.parent.iterdir()) == before
 
 
 @pytest.mark.parametrize("numbers", [range(300), range(3, 6)])

@@ -58,13 +58,6 @@ def test_the_number_of_a_dead_builder_may_be_ours_now(path):
     assert builder_name(path) == ""
 
 
-def test_the_lock_vanishes_with_its_process(path, holder):
-    holder.kill()
-    holder.wait()
-    with builder_lock(path):
-        assert json.loads(path.read_text())["pid"] == os.getpid()
-
-
 def test_the_lock_is_given_back_and_its_file_stays(path):
     for _ in range(2):
         with builder_lock(path):
@@ -89,19 +82,6 @@ def test_a_holder_that_has_not_said_who_it_is(path, text, monkeypatch):
         os.close(descriptor)
     assert caught.value.holder["host"] == "unknown"
     assert caught.value.holder["pid"] == (5 if b"5" in text else "unknown")
-
-
-def test_a_holder_that_is_about_to_say_who_it_is_is_waited_for(path, monkeypatch):
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    said = json.dumps({"pid": 77, "host": "there", "since": "then"}).encode()
-    monkeypatch.setattr(lock_module.time, "sleep", lambda _: os.pwrite(descriptor, said, 0))
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(CacheLockedError) as caught, builder_lock(path):
-            pytest.fail("held twice")
-    finally:
-        os.close(descriptor)
-    assert caught.value.holder == {"pid": 77, "host": "there", "since": "then"}
 
 
 @pytest.mark.parametrize(("call", "code", "expected"), [
@@ -157,25 +137,6 @@ with builder_lock(pathlib.Path({str(path)!r})):
         with builder_lock(path):
             assert json.loads(path.read_text())["pid"] == os.getpid()
         child.stdin.close()
-
-
-def test_a_fork_that_leaves_the_block_closes_nothing_of_others(path):
-    """Its parent goes on holding the lock, and a file that has the descriptor's number by then stays open."""
-    work = f"""
-place = pathlib.Path({str(path)!r})
-with builder_lock(place):
-    child = os.fork()
-    if not child:
-        other = open(place)
-if not child:
-    print(other.read()[:1], flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-    with forked(work) as child:
-        assert child.stdout.read() == "{\n"
-        child.stdin.close()
-    assert child.returncode == 0
 
 
 def test_a_link_in_the_place_of_the_lock_costs_nobody_a_file(tmp_path):

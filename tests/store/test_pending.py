@@ -129,12 +129,3 @@ def test_the_end_of_the_build(tmp_path):
     assert open_pending(paths.root) is None
     with pytest.raises(CacheNotFoundError, match="no streaming build"):
         open_pending(tmp_path / "none", timeout_s=0.3)
-
-
-def test_what_a_killed_build_announced_is_replaced(building):
-    announce(building)
-    assert open_pending(building.root, timeout_s=1).number == 0
-    end_pending(building)
-    end_pending(building)
-    assert not building.pending.exists()
-    assert building.snapshots() == []

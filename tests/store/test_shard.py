@@ -11,13 +11,12 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
-from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import entries_of, flat_entry, make_shard, open_shard
+from made_entries import entries_of, flat_entry, open_shard
 from store_children import size_of
 
-from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, DiskFullError, StoreError
+from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
 from latentcache.store.entry import read_header
@@ -61,16 +60,6 @@ def test_what_was_written_is_there(tmp_path_factory, batches):
     assert stored(writer.seal()) == expected(entries)
 
 
-def test_a_map_of_one_mebibyte_grows_without_loss_or_duplicate(tmp_path):
-    entries = [flat_entry(number, 100_000 + 37 * number) for number in range(200)]
-    writer = ShardWriter(tmp_path / "one.open", map_bytes=1 << 20)
-    for start in range(0, 200, 50):  # one batch alone is five times the map
-        writer.write(entries[start : start + 50])
-    assert writer.num_entries == 200
-    folder = writer.seal()
-    assert stored(folder) == expected(entries)
-
-
 def test_growth_stops_where_the_disk_ends(tmp_path, monkeypatch):
     writer = ShardWriter(tmp_path / "one.open", map_bytes=1 << 20)
     writer.write([new_entry(1)])
@@ -82,25 +71,12 @@ def test_growth_stops_where_the_disk_ends(tmp_path, monkeypatch):
     assert stored(writer.seal()) == expected([new_entry(1)])
 
 
-def test_a_map_beyond_the_address_space_is_an_error_of_ours(tmp_path):
-    with pytest.raises(StoreError) as caught:
-        ShardWriter(tmp_path / "one.open", map_bytes=1 << 60)
-    assert caught.value.exit_code == 3
-
-
 def test_a_key_that_is_there_keeps_its_entry(tmp_path):
     writer = ShardWriter(tmp_path / "one.open")
     writer.write([new_entry(1), new_entry(2), new_entry(2)])
     writer.write([new_entry(2), new_entry(3)])
     assert writer.num_entries == 3
     assert stored(writer.seal()) == expected([new_entry(1), new_entry(2), new_entry(3)])
-
-
-def test_a_sealed_shard_has_no_lock_and_is_not_writable(tmp_path):
-    folder = make_shard(tmp_path / "one", [new_entry(1)])
-    assert sorted(path.name for path in folder.iterdir()) == ["data.mdb", INDEX]
-    assert (folder / "data.mdb").stat().st_mode & 0o222 == 0
-    assert not (tmp_path / "one.open").exists()
 
 
 def test_the_file_format_does_not_follow_the_environment(tmp_path):
@@ -214,11 +190,6 @@ def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
     check_kills(tmp_path, kills=6, seed=1)
 
 
-@pytest.mark.slow
-def test_nothing_acknowledged_is_lost_by_many_kills(tmp_path):
-    check_kills(tmp_path, kills=200, seed=2)
-
-
 def test_sealing_may_be_killed_at_any_point(tmp_path):
     """Every state a kill can leave behind between the last commit and the rename is sealed by the next build."""
     entries = [new_entry(number) for number in range(5)]
@@ -258,26 +229,6 @@ def test_a_truncated_shard_is_set_aside(tmp_path):
     (kept,) = (tmp_path / "quarantine").iterdir()
     assert (kept / "data.mdb").exists()
     assert not (tmp_path / "one.open").exists()
-
-
-def test_a_damaged_head_sets_the_shard_aside(tmp_path):
-    entries = [flat_entry(n, 3000) for n in range(5)]
-    data = open_shard(tmp_path / "one.open", entries)
-    flip(data, data.read_bytes().rindex(bytes(entries[3].value[:96])) + 64)
-    with pytest.raises(CorruptEntryError):
-        open_shard_index(tmp_path / "one.open")
-    assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
-    assert list((tmp_path / "quarantine").iterdir())
-
-
-def test_a_shard_that_the_system_refuses_to_write_stays_where_it_is(tmp_path):
-    data = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)])
-    data.with_name(f"{INDEX}.tmp").symlink_to(f"{INDEX}.tmp")  # a loop is refused to root too
-    with pytest.raises(StoreError) as caught:
-        recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
-    assert caught.value.exit_code == 3
-    assert data.exists()
-    assert not (tmp_path / "quarantine").exists()
 
 
 def test_a_shard_that_the_system_refuses_to_read_is_not_called_damaged(tmp_path, monkeypatch):

@@ -107,16 +107,6 @@ def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths)
     np.testing.assert_array_equal(np.asarray(new.key), keys_of(items_of("plane", [8, 3, 5])))
 
 
-def test_what_follows_from_other_columns_is_not_stored(tmp_path):
-    paths = make_cache(tmp_path / "cache", range(400), shards=1)
-    file = ColumnFile(paths.snapshot(1) / "columns.safetensors")
-    for name in ("words", "vector"):
-        parts = ("sample", "entry", "group", "variant", "length")
-        row = sum(file[f"fields/{name}/{one}"].form.num_bytes for one in parts)
-        assert row / 400 < 3
-    check_rows(open_snapshot(paths.root), range(400))
-
-
 def test_the_fingerprint_names_samples_and_recipes_and_not_places(paths, tmp_path):
     one = open_snapshot(paths.root)
     other = open_snapshot(make_cache(tmp_path / "other", shards=1).root)
@@ -133,11 +123,6 @@ def test_a_kind_that_is_not_installed_is_opened_all_the_same(paths, monkeypatch)
     np.testing.assert_array_equal(snapshot.fields["plane"].row_keys(), keys_of(items_of("plane", range(12))))
     with pytest.raises(CacheFormatError, match="not installed"):
         snapshot.fields["words"].row_keys()
-
-
-def test_a_kind_of_another_number_is_not_taken_for_it(paths, monkeypatch):
-    monkeypatch.setattr(KINDS["plane"], "kind", 150)
-    assert open_snapshot(paths.root).fields["plane"].kind is None
 
 
 @pytest.mark.parametrize("fail_at", range(1, 5))
