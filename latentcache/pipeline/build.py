@@ -32,10 +32,9 @@ from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, Observer, Silent
 from latentcache.pipeline.settings import WHOLE, BuildSettings
 from latentcache.pipeline.stream import Streaming
-from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.process import WarmWorker
-from latentcache.pipeline.workers.results import RunResult
+from latentcache.pipeline.workers.results import EventLog, RunResult
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable

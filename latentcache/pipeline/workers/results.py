@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UsageError
 from latentcache.fields.protocol import Failure, Job, join_noise
 from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.transport import Message, failure_of, split_keys
+from latentcache.store.atomic_io import writing
 from latentcache.value import Value
+
+
+class EventLog:
+    """The file of ``--events``: one line per durable commit; without a path nothing happens.
+
+    A line is written with a single ``write``, after its commit. One that a full disk cuts short is taken back.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._descriptor = path, -1
+        if path is not None:
+            try:
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                words = f"--events={path}: cannot be written"
+                raise UsageError(words, where=str(path), why=str(error), fix="give another --events FILE") from error
+
+    def commit(self, keys: Sequence[bytes]) -> None:
+        """Append one line for keys that are durable."""
+        if self._path is None:
+            return
+        line = (json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n").encode("ascii")
+        with writing(self._path):
+            written = os.write(self._descriptor, line)
+            if written < len(line):
+                with suppress(OSError):  # a pipe
+                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes of an event were written")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._path is not None:
+            os.close(self._descriptor)
 
 
 @dataclass(slots=True)

@@ -30,7 +30,6 @@ from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.batching import cut, reason
-from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import (
     BASE_BYTES,
     default_budget,
@@ -39,7 +38,7 @@ from latentcache.pipeline.workers.memory import (
     host_memory,
 )
 from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
-from latentcache.pipeline.workers.results import Progress, RunResult
+from latentcache.pipeline.workers.results import EventLog, Progress, RunResult
 from latentcache.pipeline.workers.transport import Form, Message, as_error, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODING, Watchdog, deadline_s
 from latentcache.pipeline.workers.worker import Task

@@ -24,9 +24,18 @@ from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
-from latentcache.pipeline.workers.batching import Batches, PendingItem, Result, cut, num_bytes, prepare
+from latentcache.pipeline.workers.batching import (
+    Batches,
+    PendingItem,
+    Result,
+    TrackedJob,
+    Tracker,
+    Unit,
+    cut,
+    num_bytes,
+    prepare,
+)
 from latentcache.pipeline.workers.memory import ByteBudget
-from latentcache.pipeline.workers.tracking import TrackedJob, Tracker, Unit
 from latentcache.pipeline.workers.transport import Channel, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from latentcache.pipeline.workers.tracking import TrackedJob
+from latentcache.pipeline.workers.batching import TrackedJob
 from latentcache.store.entry import NewEntry
 from latentcache.store.paths import OPEN_SUFFIX
 from latentcache.store.shard import ShardWriter

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from latentcache.errors import DiskFullError
-from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.results import EventLog
 
 KEYS = [bytes([number]) * 32 for number in range(3)]
 

@@ -11,9 +11,9 @@ import pytest
 from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
 from latentcache.pipeline.workers.process import WorkerProcess
+from latentcache.pipeline.workers.results import EventLog
 from latentcache.pipeline.workers.scheduler import run_jobs, worker_count
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
