@@ -15,14 +15,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 def cuda_count() -> int:
     """Number of CUDA devices that this process may use, asked of the driver; 0 if there is no driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            return count.value
-    except (OSError, AttributeError):
-        pass
-    return 0
+    return _asked_of_driver("cuDeviceGetCount")
 
 
 def on_cuda(device: str) -> bool:
@@ -32,13 +25,19 @@ def on_cuda(device: str) -> bool:
 
 def cuda_version() -> str:
     """Newest version of CUDA that the driver supports, such as 12.8; empty if there is no driver."""
-    version = ctypes.c_int(0)
+    version = _asked_of_driver("cuDriverGetVersion")
+    return f"{version // 1000}.{version % 1000 // 10}" if version else ""
+
+
+def _asked_of_driver(function: str) -> int:
+    number = ctypes.c_int(0)
     try:
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
-            return f"{version.value // 1000}.{version.value % 1000 // 10}"
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        asked = getattr(driver, function)(ctypes.byref(number)) == 0
     except (OSError, AttributeError):
-        pass
-    return ""
+        asked = False
+    return number.value if asked else 0
 
 
 @cache

@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from latentcache.errors import EncoderError, UnsupportedModelError
-from latentcache.fields.dtypes import as_floats, finite
+from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.identity.content import canonical_json, json_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.value import Value
@@ -158,7 +158,7 @@ def not_finite(tensors: Tensors) -> str:
     for name, info in tensors.items():
         kind = _FLOATS.get(info.dtype)
         for chunk in _chunks(info) if kind else ():
-            if not finite(np.frombuffer(chunk, kind)).all():
+            if not is_finite(np.frombuffer(chunk, kind)):
                 return name
     return ""
 

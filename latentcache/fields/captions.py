@@ -110,12 +110,9 @@ def _shuffled(tags: list[str], number: int, seed: bytes) -> list[str]:
     found, attempt = [tags], 0
     while len(found) <= number:
         attempt += 1
-        order = sorted(range(len(tags)), key=lambda place: _draw(seed, attempt, place))
+        seeds = [b"tags" + attempt.to_bytes(4, "little") + place.to_bytes(4, "little") for place in range(len(tags))]
+        order = sorted(range(len(tags)), key=[checksum(one + seed) for one in seeds].__getitem__)
         made = [tags[place] for place in order]
         if made not in found or attempt > _ATTEMPTS * (number + 1):
             found.append(made)
     return found[number]
-
-
-def _draw(seed: bytes, attempt: int, place: int) -> int:
-    return checksum(b"tags" + attempt.to_bytes(4, "little") + place.to_bytes(4, "little") + seed)

@@ -46,12 +46,6 @@ def as_floats(values: NDArray[Any]) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def finite(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where stored values are finite: in infinity and NaN all bits of the exponent are set."""
-    found: NDArray[np.bool_] = (values & 0x7F80) != 0x7F80 if values.dtype == np.uint16 else np.isfinite(values)
-    return found
-
-
 class Limit(NamedTuple):
     """What the stored values of a field satisfy: ``value & mask < below``, as unsigned integers of their width."""
 

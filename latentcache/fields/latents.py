@@ -311,8 +311,8 @@ class Latents(FieldKind):
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
         frames, unfit = self.frames(samples, known, recipe)
         known, frames = known[frames > 0], frames[frames > 0]
-        images = np.ascontiguousarray(size[known].astype(np.int64))
-        distinct, which = _distinct(images[:, 0] << 32 | images[:, 1])
+        images = size[known]
+        distinct, which = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
         sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
         tables = geometry.tables()
         placed = [_buckets_of(one, tables, geometry) for one in sizes]

@@ -489,17 +489,8 @@ class FieldKind:
     ) -> NDArray[np.uint8]:
         """(n, 32) item keys of n contents (n, 16) in their groups; rows of zeros where the content is zeros."""
         variants = int(variant.max()) + 1 if len(variant) else 1
-        prefixes = [
-            entry_key(
-                kind=self.kind,
-                variant=number,
-                dims=one.dims,
-                content=bytes(HASH_BYTES),
-                recipe=recipe.recipe_id[:RECIPE_BYTES],
-            )
-            for one in groups
-            for number in range(variants)
-        ]
+        about: Any = {"kind": self.kind, "content": bytes(HASH_BYTES), "recipe": recipe.recipe_id[:RECIPE_BYTES]}
+        prefixes = [entry_key(variant=n, dims=one.dims, **about) for one in groups for n in range(variants)]
         table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
         if not len(content):
             table = np.zeros((1, KEY_BYTES), dtype=np.uint8)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from latentcache.fields.dtypes import as_floats, finite, finite_limit, stored
+from latentcache.fields.dtypes import as_floats, finite_limit, stored
 
 ANY_FLOATS = hnp.arrays(np.float32, st.integers(1, 20), elements=st.floats(width=32))
 
@@ -32,7 +32,6 @@ def test_bfloat16_comes_back(bits):
 )
 def test_overflow_is_not_finite(storage, limit):
     values = stored(np.float32([1, limit, np.nan, -limit]), storage)
-    assert finite(values).tolist() == [True, False, False, False]
     assert [finite_limit(storage).holds(values[n : n + 1]) for n in range(4)] == [True, False, False, False]
 
 

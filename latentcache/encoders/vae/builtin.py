@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.dtypes import finite, stored
+from latentcache.fields.dtypes import as_floats, stored
 from latentcache.fields.latents import EncoderSpec
 from latentcache.fields.protocol import Finished, Pending
 from latentcache.identity.content import json_hash
@@ -112,7 +112,8 @@ class StubEncoder(Encoder):
     def _stored(self, values: NDArray[np.floating]) -> EncodedBatch:
         """In the storage type: one rounding, to nearest even, from float32."""
         latents = stored(np.ascontiguousarray(values, dtype=np.float32), self.spec.storage_dtype)
-        return EncodedBatch(latents=latents, finite=np.all(finite(latents).reshape(len(values), -1), axis=1))
+        finite = np.isfinite(as_floats(latents)).reshape(len(values), -1)
+        return EncodedBatch(latents, np.logical_and.reduce(finite, axis=1))
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
