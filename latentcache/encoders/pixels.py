@@ -26,8 +26,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.images.clips import EncodedClip
 from latentcache.images.decode import EncodedImage, cut, encoded_file
 from latentcache.images.resize import pixel_hash, thread_setup
-from latentcache.sources.archives.members import open_image, read_image
-from latentcache.sources.archives.rows import close_tables
+from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
 
 Pixels = NDArray[np.uint8]

@@ -4,10 +4,10 @@ The policies: orientation, color profiles, transparency, 16-bit samples and dama
 same pixels on every machine; a damaged file gives ``UnusableSampleError``, never another exception.
 Costs about 6 ms for a 2 MP JPEG and 35 ms for one of 12 MP on one core; other formats take 2 to 10 times longer.
 
-Embedded profiles are converted to sRGB with LittleCMS, perceptual intent; a profile that is junk,
-above 4 MiB, made for another color space, or that moves no color by more than one level is ignored.
-Transparency is laid on the profile's color in 8 bits, after the conversion. CMYK without a profile is
-converted by the plain formula. Animations and multi-page files give their first frame.
+Embedded profiles are converted to sRGB with LittleCMS, perceptual intent; a profile that is junk, above 4 MiB, made
+for another color space, or that moves no color by more than one level is ignored. Transparency is laid on the color
+of the profile in 8 bits, after the conversion. CMYK without a profile is converted by the plain formula. Animations
+and multi-page files give their first frame.
 """
 
 from __future__ import annotations
@@ -253,17 +253,9 @@ def cut(
     recipe: LatentsRecipe,
     pixels: NDArray[np.uint8] | None = None,
 ) -> dict[Placement, NDArray[np.uint8]]:
-    """The pixels of some placements of an image, or of a clip of so many frames; the file is decoded once.
+    """The pixels (H, W, 3) of some placements, or (frames, H, W, 3) if the recipe has clips; one decoding for all.
 
-    Args:
-        source: To be used once.
-        places: Of the crops.
-        frames: Of the clip; 1 for an image.
-        recipe: Says how pixels are made, and which frames of a video are used.
-        pixels: (H, W, 3) of an image that is decoded already.
-
-    Returns:
-        (H, W, 3) for each placement; (frames, H, W, 3) if the recipe has clips.
+    ``source`` is to be used once; ``pixels`` are those of an image that is decoded already.
 
     Raises:
         UnusableSampleError: The file is damaged, or a video if the recipe has no clips.

@@ -34,8 +34,7 @@ from latentcache.fields.table import Rejected, SampleTable, stat_numbers
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
-from latentcache.sources.archives.members import Place, open_image, places, read_image
-from latentcache.sources.archives.rows import close_tables
+from latentcache.sources.archives.members import Place, close_tables, open_image, places, read_image
 from latentcache.sources.causes import as_rejected, cause_of, rejection, sniff_cause
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.

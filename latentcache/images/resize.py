@@ -69,9 +69,8 @@ def resample_self_test() -> bool:
 def thread_setup() -> None:
     """Keep torch from starting helper threads in the calling thread; to be called first in every decode thread.
 
-    ``torch.set_num_threads`` is half global: it sets the limit of the calling thread (OpenMP) and the value that
-    threads inherit at their first use of torch. Only the first half is wanted, so a short-lived thread restores the
-    second. Does nothing while torch is not imported.
+    ``torch.set_num_threads`` also sets the value that threads inherit at their first use of torch; a short-lived
+    thread restores that. Does nothing while torch is not imported.
     """
     if "torch" not in sys.modules:
         return

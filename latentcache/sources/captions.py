@@ -29,8 +29,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, unused_lines
 from latentcache.sources.known import Known, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
-from latentcache.sources.lines import UTF16_BOMS, parse_json, shown
-from latentcache.sources.reading import read_source, unusable
+from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown, unusable
 from latentcache.value import Value
 
 #: Names of the caption in a JSON file beside an image, in order.

@@ -52,25 +52,20 @@ class State(IntEnum):
     INPUT_CHANGED = 10
 
 
-#: State -> category and reason of contract.md; the reasons of UNREADABLE and INPUT_CHANGED are those of the file.
-CATEGORY: Mapping[State, tuple[str, str]] = {
-    State.OK: ("ok", ""),
-    State.TOUCHED: ("touched", "stat-changed"),
-    State.MOVED: ("touched", "line-changed"),
-    State.CAPTION_CHANGED: ("stale", "caption-changed"),
-    State.CHANGED: ("stale", "source-changed"),
-    State.REMOVED: ("stale", "source-removed"),
-    State.UNREADABLE: ("unverifiable", "io-error"),
-    State.NOT_CHECKED: ("", ""),
-    State.REPEATS_CHANGED: ("stale", "repeats-changed"),
-    State.FOCUS_CHANGED: ("stale", "focus-changed"),
-    State.INPUT_CHANGED: ("stale", "mask-changed"),
-}
-_HINTS = {
-    State.CAPTION_CHANGED: "no entry is affected: a build only records the new caption",
-    State.REPEATS_CHANGED: "no entry is affected: a build only records the new number",
-    State.FOCUS_CHANGED: "with --crop focus a build encodes the image again",
-    State.INPUT_CHANGED: "a build makes it again for this sample, and nothing else",
+#: State -> category and reason of contract.md, and hint; the reasons of UNREADABLE and INPUT_CHANGED are those of the
+#: file.
+_WORDS: Mapping[State, tuple[str, str, str]] = {
+    State.OK: ("ok", "", ""),
+    State.TOUCHED: ("touched", "stat-changed", ""),
+    State.MOVED: ("touched", "line-changed", ""),
+    State.CAPTION_CHANGED: ("stale", "caption-changed", "no entry is affected: a build only records the new caption"),
+    State.CHANGED: ("stale", "source-changed", ""),
+    State.REMOVED: ("stale", "source-removed", ""),
+    State.UNREADABLE: ("unverifiable", "io-error", ""),
+    State.NOT_CHECKED: ("", "", ""),
+    State.REPEATS_CHANGED: ("stale", "repeats-changed", "no entry is affected: a build only records the new number"),
+    State.FOCUS_CHANGED: ("stale", "focus-changed", "with --crop focus a build encodes the image again"),
+    State.INPUT_CHANGED: ("stale", "mask-changed", "a build makes it again for this sample, and nothing else"),
 }
 
 
@@ -136,11 +131,11 @@ class Compared:
     def found(self, row: int) -> Found:
         """What there is to say of one sample."""
         state, now = State(int(self.state[row])), int(self.place[row])
-        (category, reason), (path, line) = CATEGORY[state], self.samples.where(row)
+        (category, reason, hint), (path, line) = _WORDS[state], self.samples.where(row)
         cause, words = self._details.get(row, ("", ""))
         name = cause if state == State.INPUT_CHANGED else ""
         reason = f"{name}-changed" if name else cause if state == State.UNREADABLE else reason
-        hint = _HINTS.get(state, "") if name or not cause else hint_for(cause)
+        hint = hint if name or not cause else hint_for(cause)
         words = words or (_value(self.now.samples, now, state) if now >= 0 else _GONE_WORDS)
         said = {"expected": _value(self.samples, row, state), "found": words, "hint": hint}
         return Found(category=category, reason=reason, path=path, line=line, field=name, **said)
@@ -160,15 +155,15 @@ def compare(
     chosen: NDArray[np.bool_] | None = None,
     inputs: Collection[str] = (),
 ) -> Compared:
-    """Compare a snapshot's samples with DATA as it is now.
+    """Compare a snapshot's samples with DATA as it is now (records: scanned without ``known`` to read every file).
 
     Args:
         samples: Of the snapshot.
-        now: Of DATA. Records: scanned without ``known`` if every file is to be read.
+        now: Of DATA.
         rejected: What the snapshot rejected and has no sample for.
         full: Hash every image, whatever its stat says.
         chosen: (S,) samples to look at; all by default.
-        inputs: Those that fields are made of; further images of a sample are compared if they are among them.
+        inputs: Those that fields are made of; masks and control images are compared if they are among them.
     """
     own = "record" if now.data_kind == "records" else "image"
     if own == "record":
@@ -286,7 +281,7 @@ def _rejected(
             others.append(_recorded(item, ("stale", "source-changed"), _value(now.samples, row, State.CHANGED)))
         elif item.label not in labels:
             became, (cause, words) = _absent(item.name, said)
-            category, reason = CATEGORY[became]
+            category, reason, _ = _WORDS[became]
             others.append(_recorded(item, (category, cause if became == State.UNREADABLE else reason), words))
     found.others = tuple(others)
 

@@ -37,8 +37,7 @@ from latentcache.errors import (
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for, rejected
-from latentcache.sources.lines import decode, fault, listed, parse_json, shown
-from latentcache.sources.reading import read_source
+from latentcache.sources.reading import decode, fault, listed, parse_json, read_source, shown
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.walk import Walk, extension_of, pack_identity
 from latentcache.value import Value
@@ -355,23 +354,14 @@ def is_saved(folder: Path) -> bool:
 
 
 def saved_splits(folder: Path) -> list[str]:
-    """Splits of a data set that was saved; one without a name if it has none.
-
-    Raises:
-        SourceError: The list cannot be read.
-    """
+    """Splits of a data set that was saved; one without a name if it has none."""
     if (folder / STATE_NAME).is_file():
         return [""]
     return [str(name) for name in _object(folder / DICT_NAME).get("splits", [])]
 
 
 def saved_files(folder: Path, split: str = "") -> Iterator[str]:
-    """Names below the folder of the Arrow files that ``state.json`` lists, in its order.
-
-    Raises:
-        SourceError: The list cannot be read.
-        UsageError, SourceAmbiguousError: See :func:`which_split`.
-    """
+    """Names below the folder of the Arrow files that ``state.json`` lists, in its order."""
     splits = saved_splits(folder)
     split = which_split(folder, splits or [""], split)
     prefix = split and f"{split}/"

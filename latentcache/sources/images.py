@@ -299,8 +299,8 @@ class ImageScan(Scan):
         )
 
     def _inside(self, root: Path, samples: SampleTable, chosen: Chosen, held: Known) -> SampleTable:
-        """With what the snapshot knows of images in archives that are new or changed, if they are as they were."""
-        image, columns = samples.inputs["image"], dict(samples.columns)
+        """With the contents of images in archives that are new or changed, if they are asked for."""
+        image = samples.inputs["image"]
         assert chosen.known is not None
         content, inside = np.array(image.content), np.asarray(image.line) > 0
         before = np.full(len(samples), -1, dtype=np.int64)
@@ -314,13 +314,7 @@ class ImageScan(Scan):
             rows, memos = np.array(list(done)), np.array([stat_numbers(memo) for _, memo in done.values()], np.uint64)
             content[rows] = np.array([np.frombuffer(one, np.uint8) for one, _ in done.values()])
             fold_reads(held.stat, np.asarray(image.file)[rows], memos)
-        if held.table is not None:
-            same = (content == take_rows(held.table.inputs["image"].content, before)).all(axis=1)
-            rows = np.flatnonzero((before >= 0) & same & content.any(axis=1))
-            for name, values in held.columns(before[rows]).items():
-                if name not in _SET_COLUMNS:
-                    columns[name][rows] = values
-        return replace(samples, inputs={**samples.inputs, "image": replace(image, content=content)}, columns=columns)
+        return replace(samples, inputs={**samples.inputs, "image": replace(image, content=content)})
 
     def _with_partners(
         self, layout: Layout, files: _Files, names: Strings, memos: NDArray[np.uint64], chosen: Chosen

@@ -25,13 +25,23 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.rows import opened
+from latentcache.sources.archives.members import opened
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
 from latentcache.sources.known import Known, Scan, Scanned, match_names, strings_of
-from latentcache.sources.lines import BLANK, MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at
 from latentcache.sources.part import Part
-from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
+from latentcache.sources.reading import (
+    BLANK,
+    MAX_LINE_BYTES,
+    MAX_SOURCE_BYTES,
+    LineReader,
+    decode,
+    fault,
+    parse_json,
+    parse_json_at,
+    stat_source,
+    unusable,
+)
 from latentcache.sources.records import TEXT, Record, RecordFormat, Way, detect_format, map_record, record_size
 from latentcache.sources.walk import in_order
 
@@ -51,11 +61,7 @@ _BLOCK = 1 << 14
 def read_records(
     files: RecordFiles, samples: SampleTable, rows: NDArray[np.integer]
 ) -> Iterator[tuple[int, Record | None]]:
-    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
-
-    Raises:
-        ValueError: The rows do not ascend.
-    """
+    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read."""
     held = samples.inputs["record"]
     if len(rows) > 1 and not (np.diff(rows) > 0).all():
         raise ValueError("rows of records must ascend")
@@ -108,11 +114,7 @@ class RecordScan(Scan):
     _room: int = _KEPT
 
     def __call__(self, files: RecordFiles) -> Scanned:
-        """All records of these files.
-
-        Raises:
-            SourceError: A file cannot be read and is the only one, or failed after some of its records.
-        """
+        """All records of these files; raises SourceError for one alone, or one that fails after some records."""
         readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
         held = self.held(files.names, np.pad(files.stats, ((0, 0), (0, 1))), reading)
@@ -218,12 +220,7 @@ class RecordReader:
     _form: RecordFormat | None = None
 
     def __iter__(self) -> Iterator[Record]:
-        """Every usable record.
-
-        Raises:
-            UnusableSampleError: The file as a whole cannot be read.
-            SourceError: Too many of its records are rejected.
-        """
+        """Every usable record; raises UnusableSampleError if it cannot be read as a whole."""
         self._form = self.way.form
         with LineReader(self.path) as reader:
             if self.way.kind in ("parquet", "arrow"):

@@ -26,8 +26,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.lines import UTF16_BOMS, listed, parse_json, shown
-from latentcache.sources.reading import read_source
+from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
 from latentcache.sources.walk import is_inside
 
 #: Names of the column of file names, and of the column of captions; in any case.
@@ -69,16 +68,10 @@ class Listed:
 def listed_images(
     layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], said: Collection[str]
 ) -> Listed:
-    """Read the tables of a layout, the deepest one first.
+    """Read the tables of a layout, the deepest one first; raises TableError for one that cannot be read as a whole.
 
-    Args:
-        layout: Its sets.
-        root: Names are below it.
-        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
-        said: Names that are rejected or noted already.
-
-    Raises:
-        TableError: A table cannot be read as a whole.
+    ``images``: set -> names of the images in its folder -> the caption file beside each one, if any. ``said``: names
+    that are rejected or noted already.
     """
     found, unlisted = Listed(), dict[str, str]()
     tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
@@ -146,14 +139,10 @@ def match_rows(
 def read_table(
     root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
 ) -> tuple[list[Row], bytes, StatMemo]:
-    """Rows of the table ``name``, in their order; content hash and memo of the file.
+    """Rows of the table ``name`` below ``root``, in their order; content hash and memo of the file.
 
-    Args:
-        root: The data folder.
-        name: Of the table, below it: CSV, JSON lines, parquet, or JSON as kohya has it.
-        images: Names of the images in its folder: a CSV without a header is recognized by its first cell.
-        prefix: Of that folder; names in the table are relative to it.
-        rule: What is known of its columns.
+    ``images`` are those in its folder: a CSV without a header is recognized by its first cell. Names in it are
+    relative to ``prefix``, that folder. ``rule`` says what is known of its columns.
 
     Raises:
         TableError: It cannot be read as a whole; ``where`` is file and line.
@@ -317,11 +306,7 @@ def _parquet_records(path: Path, data: bytes) -> _Records:
 
 
 def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[str] = ()) -> list[int]:
-    """Positions of the file column and the caption column; ``named`` are their names if they are known.
-
-    Raises:
-        TableError: One of them is missing, or there are two.
-    """
+    """Positions of the file column and the caption column; ``named`` are their names if they are known."""
     chosen = []
     files, captions = (named[:1], named[1:2]) if named else (FILE_COLUMNS, CAPTION_COLUMNS)
     for names, holds in ((files, "file names"), (captions, "captions")):

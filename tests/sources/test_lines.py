@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources import lines as lines_module
-from latentcache.sources.lines import LineReader, parse_json
+from latentcache.sources import reading as lines_module
+from latentcache.sources.reading import LineReader, parse_json
 
 
 @settings(max_examples=40, deadline=None)

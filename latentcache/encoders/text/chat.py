@@ -21,7 +21,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from latentcache.encoders.text.dropped import not_rendered
 from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
-from latentcache.sources.lines import fault
+from latentcache.sources.reading import fault
 from latentcache.sources.records import Message, Record
 from latentcache.value import Value
 

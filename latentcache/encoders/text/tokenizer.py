@@ -23,7 +23,7 @@ from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.causes import hint_for
-from latentcache.sources.lines import fault
+from latentcache.sources.reading import fault
 from latentcache.sources.records import Record
 
 if TYPE_CHECKING:

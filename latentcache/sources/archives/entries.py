@@ -22,15 +22,13 @@ from numpy.typing import NDArray
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.archives.members import SPAN
-from latentcache.sources.archives.rows import Columns, opened
+from latentcache.sources.archives.members import SPAN, Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, Chosen, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, rejected, unused_lines
 from latentcache.sources.known import Known, Scan, memo_row
 from latentcache.sources.layouts.sets import Layout
-from latentcache.sources.lines import listed, refuse_packed
-from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, stat_source, unusable
+from latentcache.sources.reading import MAX_SOURCE_BYTES, listed, open_source, refuse_packed, stat_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Notes
 

@@ -1,14 +1,27 @@
-"""One image of DATA as bytes: a whole file, a member of a tar, or a row of a parquet or Arrow file.
+"""One image of DATA as bytes: a whole file, a member of a tar, or a row of a parquet or Arrow file (extra ``hf``).
 
 A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"}``, a range of the file;
 ``{"path", "row", "column"}``, a row (from 1) of a parquet file and the position of its column.
+A column holds images if it is a binary one, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
+``features/image.py``), and ``datasets`` says so in the schema, or its first value begins like an image. In an Arrow
+file an image is a range of the file, which needs no pyarrow to be read. Rows of a parquet file are decompressed in
+blocks that are kept, so that rows which are read in their order are decompressed once.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,8 +32,10 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.rows import close_tables, read_row
-from latentcache.sources.reading import open_source, read_source
+from latentcache.sources.archives.tars import PARQUET
+from latentcache.sources.causes import sniff_cause
+from latentcache.sources.reading import open_source, read_source, stat_source, unusable
+from latentcache.value import Value
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"
@@ -116,3 +131,226 @@ def hashed_images(
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
         close_tables()
+
+
+#: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
+_BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
+_ROWS = 1 << 14
+_HEAD_BYTES = 4096
+#: What ``sniff_cause`` says of bytes that begin like an image.
+_IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
+
+
+class Columns(Value):
+    """The columns of a file of rows."""
+
+    names: tuple[str, ...]
+    """All of them; below, those that hold bytes, of these those that hold images, and those that hold text."""
+    binary: tuple[str, ...]
+    images: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+class Rows:
+    """An open file of rows that is read from front to back, as often as it is asked for."""
+
+    def __init__(self, path: Path, file: Any, schema: Any) -> None:
+        self._path, self._file, self.schema = path, file, schema
+        self._is_parquet = hasattr(file, "iter_batches")
+
+    def __len__(self) -> int:
+        return int(self._file.metadata.num_rows) if self._is_parquet else sum(map(len, self.batches()))
+
+    def batches(self, columns: Sequence[str] | None = None, rows: int = _ROWS) -> Iterator[Any]:
+        """Record batches of some columns or of all, of at most so many rows."""
+        if self._is_parquet:
+            yield from self._file.iter_batches(batch_size=rows, columns=columns)
+            return
+        from pyarrow import ipc
+
+        self._file.seek(0)
+        for batch in ipc.open_stream(self._file):
+            for start in range(0, batch.num_rows, rows):
+                yield (batch if columns is None else batch.select(columns)).slice(start, rows)
+
+    def columns(self) -> Columns:
+        """What the schema says; of a binary column that it does not explain, the first value does."""
+        told = _told(self.schema.metadata or {})
+        binary = [field.name for field in self.schema if _bytes_of(field) is not None]
+        return Columns(
+            names=tuple(self.schema.names),
+            binary=tuple(binary),
+            images=tuple(name for name in binary if self._holds_images(self.schema.field(name), told.get(name))),
+            texts=tuple(field.name for field in self.schema if _is_text(field.type)),
+        )
+
+    def spans(self, column: str) -> NDArray[np.uint64]:
+        """(n, 2) see ``members.SPAN``, of images; 0 bytes: the row of an Arrow file has none.
+
+        Raises:
+            UnusableSampleError: The columns of an Arrow file are compressed.
+        """
+        if self._is_parquet:
+            return np.tile(np.array([self.schema.names.index(column), 0], dtype=np.uint64), (len(self), 1))
+        import pyarrow
+        import pyarrow.compute
+
+        self._file.seek(0)
+        begin, found = self._file.read_buffer(1).address, [np.zeros((0, 2), dtype=np.uint64)]
+        for batch in self.batches([column]):
+            values, there = batch.column(0), batch.column(0).is_valid()
+            child = _bytes_of(batch.schema.field(0))
+            values = values.field(child) if child else values
+            _, bounds, data = values.buffers()
+            if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
+                raise unusable("arrow-compressed", self._path, "its columns are compressed")
+            wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
+            ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
+            start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
+            has_bytes = pyarrow.compute.and_(there, values.is_valid()).to_numpy(zero_copy_only=False)
+            found.append(np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1))
+        return np.concatenate(found)
+
+    def _holds_images(self, field: Any, told: str | None) -> bool:
+        """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
+        if told and told != "Value":
+            return told == "Image"
+        child = _bytes_of(field)
+        column = f"{field.name}.{child}" if child and self._is_parquet else field.name
+        for batch in self.batches([column], 1):
+            values = batch.column(0).field(child) if child else batch.column(0)
+            if values[0].is_valid:
+                return sniff_cause(values[0].as_py()[:_HEAD_BYTES]) in _IMAGES
+        return False
+
+
+@contextmanager
+def opened(path: Path, kind: str) -> Iterator[Rows]:
+    """A file of rows, ``parquet`` or ``arrow``.
+
+    Raises:
+        UnusableSampleError: It cannot be read, or is damaged: also of the rows that are read in the block.
+    """
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    stat_source(path)  # a pipe would block
+    try:
+        if kind == PARQUET:
+            with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+                yield Rows(path, file, file.schema_arrow)
+        else:
+            with pyarrow.memory_map(str(path)) as file:
+                yield Rows(path, file, pyarrow.ipc.open_stream(file).schema)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
+    """The image in one row (from 1) of a parquet file, by the position of its column, and the memo of the file.
+
+    Raises:
+        UnusableSampleError: ``no-image`` if the row has none; else as ``reading.read_source``.
+    """
+    import pyarrow
+
+    now = stat_source(path)
+    try:
+        data, seen_ns = _opened(path, column, now.identity).row(row - 1)
+    except (pyarrow.ArrowException, OSError, IndexError) as error:
+        raise _damaged(path, error) from error
+    if not data:
+        raise unusable("no-image", path, f"row {row} holds no bytes of an image")
+    return data, replace(now, seen_ns=seen_ns)
+
+
+def close_tables() -> None:
+    """Close the parquet files that this process keeps open."""
+    _opened.cache_clear()
+
+
+@lru_cache(maxsize=_OPEN)
+def _opened(path: Path, column: int, _: tuple[int, ...]) -> _Parquet:
+    return _Parquet(path, column)
+
+
+class _Parquet:
+    """One column of a parquet file. Rows near the last ones come from memory; threads may share it."""
+
+    def __init__(self, path: Path, column: int) -> None:
+        import pyarrow.parquet
+
+        self._path = path
+        self._lock = threading.Lock()
+        self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        field, data = self._file.schema_arrow.field(column), self._file.metadata
+        child = _bytes_of(field)
+        self._name, self._child = f"{field.name}.{child}" if child else field.name, child
+        counts = [data.row_group(number).num_rows for number in range(data.num_row_groups)]
+        self._ends = list(accumulate(counts))
+        each = sum(data.row_group(number).total_byte_size for number in range(data.num_row_groups))
+        self._rows = max(min(_BLOCK_BYTES * data.num_rows // max(each, 1), _ROWS), 1)
+        self._blocks: deque[tuple[int, Any, int]] = deque(maxlen=_BLOCKS)
+        self._ahead: Iterator[Any] = iter(())
+        self._next = -1
+
+    def row(self, number: int) -> tuple[bytes, int]:
+        """The bytes in a row, from 0, and when its block was read in nanoseconds; empty if there are none."""
+        if not 0 <= number < (self._ends or [0])[-1]:
+            raise unusable("changing", self._path, f"it has no row {number + 1} any more")
+        with self._lock:
+            start, values, seen_ns = self._block(number)
+            return values[number - start].as_py() or b"", seen_ns
+
+    def _block(self, number: int) -> tuple[int, Any, int]:
+        """First row, values and moment of the block that holds a row."""
+        held = next((one for one in self._blocks if one[0] <= number < one[0] + len(one[1])), None)
+        if held is not None:
+            return held
+        group = bisect_right(self._ends, number)
+        first = self._ends[group - 1] if group else 0
+        if not max(first, 0) <= self._next <= number:
+            groups = range(group, len(self._ends))
+            self._ahead = self._file.iter_batches(batch_size=self._rows, row_groups=groups, columns=[self._name])
+            self._next = first
+        while True:
+            seen_ns, first, self._next = time.time_ns(), self._next, -1
+            values = next(self._ahead).column(0)
+            values = values.field(self._child) if self._child else values
+            block = first, values, seen_ns
+            self._blocks.append(block)
+            self._next = first + len(values)
+            if number < self._next:
+                return block
+
+
+def _damaged(path: Path, error: Exception) -> UnusableSampleError:
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return unusable("rows-damaged", path, f"pyarrow cannot read it: {words}")
+
+
+def _told(metadata: dict[bytes, bytes]) -> dict[str, str]:
+    """Column -> kind of feature, as ``datasets`` writes it into a schema."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {str(name): str(one.get("_type", "")) for name, one in features.items() if isinstance(one, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _bytes_of(field: Any) -> str | None:
+    """Child of a struct that holds bytes, empty for a binary column; None for a column of another type."""
+    from pyarrow import types
+
+    kind, child = field.type, ""
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind, child = kind.field("bytes").type, "bytes"
+    return child if types.is_binary(kind) or types.is_large_binary(kind) else None
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))

@@ -19,8 +19,7 @@ from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.layouts.partners import ALPHA, INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.lines import decode, parse_json
-from latentcache.sources.reading import read_source
+from latentcache.sources.reading import decode, parse_json, read_source
 
 Pair = tuple[str, str]
 #: Larger files are no configuration.

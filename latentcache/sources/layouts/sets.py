@@ -40,7 +40,7 @@ class CaptionRule(Value):
     table_columns: tuple[str, ...] = ()
     """Of a table: the column of file names, then those of captions; all that have a text are captions."""
     table_fallback: str = ""
-    """Of a table: the column of captions of rows that have no other one."""
+    """Of a table: the column for rows without another caption."""
     table_stems: bool = False
     """True: file names in the table may lack their extension."""
     from_name: Callable[[str], str] | None = None

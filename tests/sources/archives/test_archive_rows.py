@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.archives import rows
-from latentcache.sources.archives.rows import Columns, close_tables, opened, read_row
+from latentcache.sources.archives import members as rows
+from latentcache.sources.archives.members import Columns, close_tables, opened, read_row
 from latentcache.sources.archives.tars import ARROW, PARQUET
 
 PNG = b"\x89PNG\r\n\x1a\n"
