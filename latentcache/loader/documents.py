@@ -138,10 +138,6 @@ class Documents:
             length: (P,) elements in the piece; pieces are inside their documents.
             out: (n,) of :attr:`dtype`, C-contiguous; what is between the pieces is left as it is.
             at: (P,) where each piece begins in ``out``.
-
-        Raises:
-            CorruptEntryError: An entry fails its check.
-            MissingEntryError: A shard is gone.
         """
         located = self.located(document, start, length, at, len(out))
         Gathering(located, 0, len(document), out.view(np.uint8)).finish()

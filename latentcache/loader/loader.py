@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -34,48 +34,19 @@ from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
 from latentcache.plan.numbers import real, whole
 from latentcache.plan.resume import Position
-from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
+from latentcache.plan.samples import EpochPlan, Ints, plan_report
 from latentcache.store.reader import Place
+
+if TYPE_CHECKING:
+    from latentcache.loader.row_reader import RowReader
+    from latentcache.loader.sample_reader import SampleReader
+
+    Reader = SampleReader | RowReader
 
 #: Batches that are planned together at most, and their rows.
 _PLANNED, _PLANNED_ROWS = 12, 512
 #: Buckets that a warning names.
 _TOLD = 3
-
-
-class Reader(Protocol):
-    """What a loader serves: samples, or rows of tokens. Picklable."""
-
-    index: SampleIndex
-    excluded: int
-    """Samples that lack a field that was asked for."""
-    has_labels: bool
-    """True if batches have labels, which say what is padding."""
-
-    @property
-    def plans(self) -> bool:
-        """True if batches can be planned before they are wanted."""
-
-    def works(self, batches: Sequence[BatchIndex]) -> Sequence[Work[Batch]]:
-        """Batches of one epoch, to be read to the CPU; for another device with values as they are stored."""
-
-    def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
-        """The batch, with its padding rows marked so that nothing is learned of them."""
-
-    def meta(self, batch: Batch, is_pad: NDArray[np.bool_] | None) -> dict[str, Any]:
-        """Numbers of this batch for a log."""
-
-    def check_format(self, name: str | None) -> str | None:
-        """The format, if it fits what is served."""
-
-    def formatted(self, batch: Batch, name: str | None) -> Batch:
-        """The batch with a trainer's names."""
-
-    def finish(self, batch: Batch) -> Batch:
-        """Scale, shift and cast on a device; and arguments of the model's ``forward``."""
-
-    def fresh(self, *, slots: int, device: str) -> Self:
-        """The same with files and memory of its own, for a kind of device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

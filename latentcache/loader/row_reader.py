@@ -108,9 +108,6 @@ class RowPart:
             at: (n,) their numbers among all rows that are read, rising.
             fronts: (n,) where the tokens of each begin in the memory of its batch.
             room: (n,) tokens in that memory.
-
-        Raises:
-            MissingEntryError: A shard is gone.
         """
         plan, first = self.plan, self._begins[rows]
         counts = plan.ends[rows] - first
@@ -138,7 +135,7 @@ class Pieces:
 
 
 class RowReader:
-    """Rows of several parts: see ``loader.Reader``. Picklable; opens files on first use in each process.
+    """Rows of several parts, as a loader reads them. Picklable; opens files on first use in each process.
 
     Args:
         parts: Rows of caches.
@@ -156,6 +153,7 @@ class RowReader:
         self._starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
         self.lengths: NDArray[np.int64] = np.concatenate([part.lengths for part in self.parts])
         self.plans = not any(part.documents.pending for part in self.parts)
+        """True if batches can be planned before they are wanted."""
         several = len(settings.lengths) > 1
         self.index = SampleIndex(
             bucket=fitting(self.lengths, settings.lengths) if several else np.zeros(len(self.lengths), np.int32),
@@ -197,15 +195,11 @@ class RowReader:
         return [f"row {row} ({self.where(row)})" for row in rows.tolist()]
 
     def works(self, batches: Sequence[BatchIndex]) -> list[RowBatch]:
-        """See ``loader.Reader``."""
+        """Batches of one epoch; rows of tokens are the same in every epoch."""
         return self.planned([one.rows for one in batches], [self.settings.lengths[one.bucket] for one in batches])
 
     def planned(self, rows: Sequence[Ints], widths: Sequence[int]) -> list[RowBatch]:
-        """Batches of these rows and widths, which are planned together.
-
-        Raises:
-            MissingEntryError: A shard is gone.
-        """
+        """Batches of these rows and widths, which are planned together."""
         sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
         ends, wide = np.cumsum([0, *sizes]), np.repeat(widths, sizes)
         ready = [(at, *self.parts[number].ready(local)) for number, at, local in split(self._starts, every)]
@@ -280,12 +274,7 @@ class RowBatch:
         """Nothing: what is made of ids is ten times their size, and memory that is held early leaves the cache."""
 
     def finish(self) -> Batch:
-        """The batch, (B, L) tensors.
-
-        Raises:
-            CorruptEntryError: A document fails its check.
-            MissingEntryError: A shard is gone.
-        """
+        """The batch, (B, L) tensors."""
         reader, settings, (count, width) = self._reader, self._reader.settings, self._shape
         places, isolated = count * width, settings.isolated
         memory = reader.pool.take(places * (36 if isolated else 24))

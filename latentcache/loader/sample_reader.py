@@ -167,11 +167,7 @@ class SampleReader:
         return sample_format(batch, name)
 
     def works(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
-        """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast.
-
-        Raises:
-            MissingEntryError: A shard is gone.
-        """
+        """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
         turn = batches[0].seed, batches[0].epoch
         counts = [len(batch.rows) for batch in batches]
         ends = [0, *accumulate(counts)]
@@ -480,12 +476,7 @@ class SampleBatch:
         self._begun = [self._field(*field) for field in self._fields]
 
     def finish(self) -> Batch:
-        """The batch.
-
-        Raises:
-            CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
-            MissingEntryError: A shard is gone.
-        """
+        """The batch."""
         if self._begun is None:
             self.begin()
         begun, self._begun, facts, batch = self._begun or [], None, self._facts, Batch()

@@ -38,24 +38,16 @@ _SAID: set[tuple[Path, int]] = set()
 
 
 class ReadSettings(Value):
-    """What a caller chooses about values: ``cache.read(...)``."""
+    """What a caller chooses about values: the arguments of ``cache.read(...)``, which says what they mean."""
 
     scaled: bool = True
-    """True: scaled and shifted as the model trains on them; False: as they are stored."""
     latents: Draw | None = None
-    """Of a stored posterior: ``sample`` draws again in every epoch (default), ``mode`` gives the mean."""
     flip: bool | None = None
-    """Serve stored horizontal flips in turn; None: if they are stored."""
     crops: bool = True
-    """Serve stored crops in turn; False: the first."""
     captions: bool = True
-    """Serve stored variants of captions in turn; False: the first."""
     caption_dropout: float = 0.0
-    """Probability of the empty prompt in place of a caption."""
     dtype: torch.dtype | None = None
-    """Floating type of the values; None: as stored."""
     repeats: bool = True
-    """Serve a sample as often in an epoch as its data set says; False: once."""
 
     def __post_init__(self) -> None:
         if self.latents is not None:

@@ -7,8 +7,8 @@ counted under the reason that left it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import field
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,11 @@ class Dropped(Value, eq=False):
     tokens: int = 0
 
 
+#: Why tokens are in no row: the document is longer than a row; its beginning or end was cut off; nothing is learned
+#: of it, of a piece or of a row; an incomplete last chunk.
+REASONS = ("too_long", "truncated", "no_loss", "last_chunk")
+
+
 class RowPlan(Value, eq=False):
     """R rows of P pieces, in the order of their numbers (an epoch shuffles the numbers, not the plan)."""
 
@@ -72,14 +77,8 @@ class RowPlan(Value, eq=False):
     cross_document: bool = False
     """True if tokens attend to the documents before theirs in a row; the first token of a piece is then learned too.
     """
-    too_long: Dropped = field(default_factory=Dropped)
-    """Documents longer than a row, with ``overflow="drop"``."""
-    truncated: Dropped = field(default_factory=Dropped)
-    """Documents whose beginning or end was cut off, and the tokens of that."""
-    no_loss: Dropped = field(default_factory=Dropped)
-    """Documents, pieces or rows without a learned token."""
-    last_chunk: Dropped = field(default_factory=Dropped)
-    """The incomplete last chunk, with ``last_chunk="drop"``."""
+    dropped: Mapping[str, Dropped] = field(default_factory=lambda: dict.fromkeys(REASONS, Dropped()))
+    """What is in no row, by reason."""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -88,10 +87,11 @@ class RowPlan(Value, eq=False):
         """The numbers of the pieces of one row."""
         return range(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
 
-    @property
-    def dropped(self) -> dict[str, Dropped]:
-        """What is in no row, by reason."""
-        return {name: getattr(self, name) for name in ("too_long", "truncated", "no_loss", "last_chunk")}
+    def without(self, reason: str, documents: Ints, tokens: int) -> RowPlan:
+        """The plan, with tokens of documents that are left out for a reason."""
+        before = self.dropped[reason]
+        found = Dropped(documents=np.union1d(before.documents, documents), tokens=before.tokens + tokens)
+        return replace(self, dropped={**self.dropped, reason: found})
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import PlanError
-from latentcache.plan.documents import Corpus, Dropped, RowPlan, begins, rows_of_pieces, spread
+from latentcache.plan.documents import Corpus, RowPlan, begins, rows_of_pieces, spread
 from latentcache.plan.loss_spans import loss_spans
 from latentcache.plan.numbers import choice
 from latentcache.plan.packing import best_fit
@@ -71,8 +71,8 @@ def concat_and_chunk(
     )
     if not keep_last and total % length:
         last = plan.pieces(len(plan) - 1)
-        dropped = Dropped(documents=np.unique(plan.document[last]), tokens=int(plan.length[last].sum()))
-        plan = replace(_some_rows(plan, np.arange(len(plan) - 1)), last_chunk=dropped)
+        left, tokens = plan.document[last], int(plan.length[last].sum())
+        plan = _some_rows(plan, np.arange(len(plan) - 1)).without("last_chunk", left, tokens)
     return _finished(plan, corpus, no_loss)
 
 
@@ -97,19 +97,21 @@ def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
         return plan
     over = plan.document[long]
     if overflow == "error":
-        raise _too_long(over, corpus, limit)
+        longest = int(corpus.length[over].max())
+        raise PlanError(
+            f"overflow='error': {_counted(over)} longer than {limit} tokens",
+            where=_named(over, corpus),
+            why="documents are not cut unless you ask for it",
+            fix=f"rows of {longest} tokens, or overflow='drop', 'truncate_right', 'truncate_left' or 'split'",
+            slug="too-long",
+        )
     if overflow == "drop":
-        tokens = int(plan.length[long].sum())
-        return replace(_some_rows(plan, ~long), too_long=Dropped(documents=over, tokens=tokens))
+        return _some_rows(plan, ~long).without("too_long", over, int(plan.length[long].sum()))
     if overflow == "split":
         return _split(plan)
     beyond = np.where(long, plan.length - limit, 0).astype(np.uint32)
-    cut = replace(
-        plan,
-        start=beyond if overflow == "truncate_left" else plan.start,
-        length=plan.length - beyond,
-        truncated=Dropped(documents=over, tokens=int(beyond.sum())),
-    )
+    start = beyond if overflow == "truncate_left" else plan.start
+    cut = replace(plan, start=start, length=plan.length - beyond).without("truncated", over, int(beyond.sum()))
     return _without_loss(cut, long & (loss_spans(corpus, cut).learned() == 0))
 
 
@@ -134,8 +136,14 @@ def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
     """
     choice("no_loss", no_loss, get_args(NoLoss))
     plan = _without_loss(plan, loss_spans(corpus, plan).learned() == 0)
-    if no_loss == "error" and len(plan.no_loss.documents):
-        raise _no_loss_error(plan.no_loss, corpus)
+    silent = plan.dropped["no_loss"].documents
+    if no_loss == "error" and len(silent):
+        raise PlanError(
+            f"no_loss='error': {_counted(silent)} without a token to learn",
+            where=_named(silent, corpus),
+            why="none of their tokens has loss and a token before it, and a batch of such rows has a loss of nan",
+            fix="remove them from the data, or no_loss='drop'",
+        )
     placed, left = plan.tokens, plan.tokens_dropped
     assert placed + left == corpus.tokens, f"{placed} tokens placed and {left} left out of {corpus.tokens}"
     longest = int(plan.row_lengths().max(initial=0))
@@ -148,9 +156,7 @@ def _without_loss(plan: RowPlan, silent: NDArray[np.bool_]) -> RowPlan:
     if not silent.any():
         return plan
     lost = silent[rows_of_pieces(plan)]
-    documents = np.unique(np.concatenate([plan.no_loss.documents, plan.document[lost]]))
-    dropped = Dropped(documents=documents, tokens=plan.no_loss.tokens + int(plan.length[lost].sum()))
-    return replace(_some_rows(plan, ~silent), no_loss=dropped)
+    return _some_rows(plan, ~silent).without("no_loss", plan.document[lost], int(plan.length[lost].sum()))
 
 
 def _some_rows(plan: RowPlan, which: NDArray[np.integer] | NDArray[np.bool_]) -> RowPlan:
@@ -174,22 +180,5 @@ def _named(documents: NDArray[np.integer], corpus: Corpus) -> str:
     return ", ".join(some) + (f" and {more} more" if more > 0 else "")
 
 
-def _no_loss_error(dropped: Dropped, corpus: Corpus) -> PlanError:
-    count = len(dropped.documents)
-    return PlanError(
-        f"no_loss='error': {count} document{'s' * (count > 1)} without a token to learn",
-        where=_named(dropped.documents, corpus),
-        why="none of their tokens has loss and a token before it, and a batch of such rows has a loss of nan",
-        fix="remove them from the data, or no_loss='drop'",
-    )
-
-
-def _too_long(documents: NDArray[np.int32], corpus: Corpus, length: int) -> PlanError:
-    longest = int(corpus.length[documents].max())
-    return PlanError(
-        f"overflow='error': {len(documents)} document{'s' * (len(documents) > 1)} longer than {length} tokens",
-        where=_named(documents, corpus),
-        why="documents are not cut unless you ask for it",
-        fix=f"rows of {longest} tokens, or overflow='drop', 'truncate_right', 'truncate_left' or 'split'",
-        slug="too-long",
-    )
+def _counted(documents: NDArray[np.integer]) -> str:
+    return f"{len(documents)} document{'s' * (len(documents) > 1)}"

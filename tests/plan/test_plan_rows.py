@@ -50,7 +50,7 @@ def test_documents_without_loss_are_left_out_or_refused():
         (packed_rows, {"overflow": "truncate_right"}),
     ):
         plan = make(corpus, 8, **options)
-        assert (plan.no_loss.documents.tolist(), plan.no_loss.tokens) == ([0, 1, 3], 12)
+        assert (plan.dropped["no_loss"].documents.tolist(), plan.dropped["no_loss"].tokens) == ([0, 1, 3], 12)
         with pytest.raises(PlanError, match="without a token to learn") as caught:
             make(corpus, 8, no_loss="error", **options)
         assert "made.jsonl:1" in caught.value.where
@@ -94,7 +94,7 @@ def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(
 @given(documents(), st.integers(2, 9))
 def test_splitting_keeps_every_token_of_documents_with_loss(made, length):
     plan = packed_rows(corpus_of(made), length, overflow="split")
-    left = set(plan.no_loss.documents.tolist())
+    left = set(plan.dropped["no_loss"].documents.tolist())
     for number, (size, _) in enumerate(made):
         held = {
             token
@@ -111,7 +111,11 @@ def test_chunks_cut_one_string():
     corpus = corpus_of([(5, [(0, 5)]), (4, [(0, 4)]), (3, [(0, 3)])])
     assert rows_of(concat_and_chunk(corpus, 8)) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 1), (2, 0, 3)]]
     dropped = concat_and_chunk(corpus, 8, keep_last=False)
-    assert (len(dropped), dropped.last_chunk.tokens, dropped.last_chunk.documents.tolist()) == (1, 4, [1, 2])
+    assert (len(dropped), dropped.dropped["last_chunk"].tokens, dropped.dropped["last_chunk"].documents.tolist()) == (
+        1,
+        4,
+        [1, 2],
+    )
 
 
 @given(tokens_made, st.integers(1, 12))
