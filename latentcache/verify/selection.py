@@ -19,22 +19,18 @@ from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
 
 _CERTAINTY = 0.95
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = {"%": 1, "": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_GRAMMAR = re.compile(r"([0-9]{1,9})/([0-9]{1,9})|([0-9]{1,12}(?:\.[0-9]{1,9})?)([%KMGT]?)")
 _FORMS = "expected n/t (slice n of t), x%, a size such as 2G, or a number of samples"
 
 
 class Selection(Value):
-    """A part of a cache. Exactly one of slices, fraction, number and num_bytes is set."""
+    """A part of a cache: slice ``amount`` (from 1) of ``slices``, or random samples up to ``amount`` of ``unit``."""
 
-    slice_number: int = 0
-    """From 1."""
+    amount: float
+    unit: str = "samples"
+    """``slice``, ``samples``, ``percent`` of the samples, or ``bytes`` of their payloads, at least."""
     slices: int = 0
-    fraction: float = 0.0
-    """0 to 1, of the samples."""
-    number: int = 0
-    """Samples."""
-    num_bytes: int = 0
-    """Payload bytes of the samples that are drawn, at least."""
     seed: int = 0
 
 
@@ -77,18 +73,13 @@ class Chosen(Value):
 
 def parse_selection(text: str, seed: int = 0) -> Selection:
     """Read ``3/10``, ``2%``, ``2G`` or ``500``."""
-    if match := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text):
-        number, slices = int(match[1]), int(match[2])
-        if 1 <= number <= slices:
-            return Selection(slice_number=number, slices=slices, seed=seed)
-    elif match := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text):
-        if 0 < float(match[1]) <= 100:
-            return Selection(fraction=float(match[1]) / 100, seed=seed)
-    elif match := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT])", text):
-        if float(match[1]) > 0:
-            return Selection(num_bytes=math.ceil(float(match[1]) * _UNITS[match[2]]), seed=seed)
-    elif re.fullmatch(r"[0-9]{1,12}", text) and int(text):
-        return Selection(number=int(text), seed=seed)
+    found = _GRAMMAR.fullmatch(text)
+    if found and found[1] and 1 <= int(found[1]) <= int(found[2]):
+        return Selection(amount=int(found[1]), unit="slice", slices=int(found[2]), seed=seed)
+    if found and found[3]:
+        amount, unit = float(found[3]) * _UNITS[found[4]], {"%": "percent", "": "samples"}.get(found[4], "bytes")
+        if amount > 0 and not (unit == "percent" and amount > 100) and not (unit == "samples" and amount % 1):
+            return Selection(amount=amount, unit=unit, seed=seed)
     raise UsageError(f"--sample={text}: names no part of the samples", why=_FORMS, fix="--sample 1/7, 2%, 2G or 300")
 
 
@@ -98,7 +89,7 @@ def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
     if selection is None:
         every = {name: np.ones(len(rows.key), dtype=np.bool_) for name, rows in fields.items()}
         return Chosen(samples=np.ones(total, dtype=np.bool_), entries=every, everything=True)
-    if selection.slices:
+    if selection.unit == "slice":
         entries = {name: _slice(np.asarray(rows.key), selection) for name, rows in fields.items()}
         samples = np.zeros(total, dtype=np.bool_)
         for name, rows in fields.items():
@@ -111,7 +102,7 @@ def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
 def _slice(keys: NDArray[np.uint8], selection: Selection) -> NDArray[np.bool_]:
     """(E,) entries in the slice: by the first half of the content hash, so variants of one input stay together."""
     numbers = np.ascontiguousarray(keys[:, CONTENT_AT : CONTENT_AT + 8]).view("<u8").ravel()
-    chosen: NDArray[np.bool_] = numbers % np.uint64(selection.slices) == np.uint64(selection.slice_number - 1)
+    chosen: NDArray[np.bool_] = numbers % np.uint64(selection.slices) == np.uint64(selection.amount - 1)
     return chosen
 
 
@@ -119,14 +110,14 @@ def _drawn(snapshot: Snapshot, selection: Selection) -> NDArray[np.bool_]:
     """(S,) samples in random order, until there are enough of them, or of their bytes."""
     total = len(snapshot.samples)
     order = np.random.default_rng(selection.seed).permutation(total)
-    count = selection.number or math.ceil(selection.fraction * total)
-    if selection.num_bytes:
+    count = math.ceil(selection.amount * total / 100 if selection.unit == "percent" else selection.amount)
+    if selection.unit == "bytes":
         size = np.zeros(total, dtype=np.int64)
         for rows in snapshot.fields.values():
             entry = np.asarray(rows.entry)
             part = np.asarray(rows.bytes)[entry].astype(np.int64) // np.bincount(entry, minlength=1)[entry]
             np.add.at(size, np.asarray(rows.sample), part)
-        count = int(np.searchsorted(np.cumsum(size[order]), selection.num_bytes)) + 1
+        count = int(np.searchsorted(np.cumsum(size[order]), selection.amount)) + 1
     chosen = np.zeros(total, dtype=np.bool_)
     chosen[order[:count]] = True
     return chosen

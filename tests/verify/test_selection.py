@@ -9,13 +9,12 @@ from latentcache.verify.selection import Selection, choose, confidence, parse_se
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1/7", {"slice_number": 1, "slices": 7}),
-        ("5%", {"fraction": 0.05}),
-        ("0.5%", {"fraction": 0.005}),
-        ("100%", {"fraction": 1.0}),
-        ("2G", {"num_bytes": 2 << 30}),
-        ("1.5K", {"num_bytes": 1536}),
-        ("300", {"number": 300}),
+        ("1/7", {"amount": 1, "unit": "slice", "slices": 7}),
+        ("0.5%", {"amount": 0.5, "unit": "percent"}),
+        ("100%", {"amount": 100, "unit": "percent"}),
+        ("2G", {"amount": 2 << 30, "unit": "bytes"}),
+        ("1.5K", {"amount": 1536, "unit": "bytes"}),
+        ("300", {"amount": 300}),
     ],
 )
 def test_the_grammar_of_restic_and_numbers(text, expected):
