@@ -45,6 +45,8 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending
 from latentcache.store.publish import NewSnapshot
 
+#: Settings that each worker is told.
+_OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every", "stream")
 #: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
 HEADERS = {"original_size": "latentcache.images.headers:fill_sizes"}
 
@@ -195,13 +197,13 @@ class _Build:
                 self.samples = with_equal_files(
                     self.samples, name, self.listing.root, stopping=lambda: self.stop.requested
                 )
-        return [self.work(kind, catalog, known[kind.name]) for kind in kinds]
-
-    def work(self, kind: FieldKind, catalog: Catalog, rejected: Mapping[int, Rejected]) -> FieldWork:
-        """Compare a field with what is committed."""
-        before, unfinished = self.existing.rows(kind.name), self.existing.unfinished
-        described = self.described[kind.name]
-        return field_work(kind, described, before, self.samples, catalog, rejected, unfinished=unfinished)
+        unfinished, works = self.existing.unfinished, []
+        for name, described in self.described.items():
+            before, kind = self.existing.rows(name), kind_of(name)
+            works.append(
+                field_work(kind, described, before, self.samples, catalog, known[name], unfinished=unfinished)
+            )
+        return works
 
     def fill(self, column: str, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> None:
         """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind.
@@ -243,7 +245,7 @@ class _Build:
             data_kind=listing.data_kind,
             samples=len(self.samples) + len(listing.rejected),
             fields={work.name: work for work in works},
-            rejected=self.rejected(works),
+            rejected=(*listing.rejected, *(one for work in works for one in work.rejected.values())),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
             part=self.existing.part(self.settings),
@@ -253,10 +255,6 @@ class _Build:
             samples_table=self.samples,
             tasks={work.name: self.task(work) for work in works},
         )
-
-    def rejected(self, works: list[FieldWork]) -> tuple[Rejected, ...]:
-        """Every rejection so far."""
-        return (*self.listing.rejected, *(one for work in works for one in work.rejected.values()))
 
     def recover(self, catalog: Catalog) -> bool:
         """Seal what a killed build left open and save intact entries of damaged shards. True if there was any."""
@@ -279,8 +277,7 @@ class _Build:
                 failpoint("plan-written")
             if self.settings.stream:
                 seed, batch = self.settings.stream_seed, self.settings.stream_batch
-                base = self.base(plan, self.rejected(works))
-                self.streaming = Streaming(base, self.paths, works, seed=seed, batch=batch)
+                self.streaming = Streaming(self.base(plan, plan.rejected), self.paths, works, seed=seed, batch=batch)
             works = self.encode(works, catalog)
             # What the run made is in new shards; only if that is not all, older ones are looked through too.
             for old in dict.fromkeys((catalog.shards, ())):
@@ -350,14 +347,8 @@ class _Build:
             root=str(self.listing.root),
             cache=str(self.paths.root.resolve()),
             needs_torch=described.needs_torch,
-            device=settings.device,
-            workers=settings.workers,
-            batch_size=settings.batch_size,
-            decode_threads=settings.decode_threads,
-            host_memory=settings.host_memory,
-            commit_every=settings.commit_every,
-            stream=settings.stream,
             options={"max_pixels": settings.max_pixels},
+            **{name: getattr(settings, name) for name in _OF_RUNS},
         )
 
     def base(self, plan: BuildPlan, rejected: Iterable[Rejected]) -> NewSnapshot:

@@ -145,6 +145,7 @@ def test_the_waits_of_each_stage_are_in_the_report(kind, tmp_path, monkeypatch):
     words = kind.build_words(data, cache, "--json", delay_ms=5)
     field = look(*words).json["fields"][kind.field]
     assert {"prepare", "encode", "write"} <= set(field["waits"])
+    assert 0 < field["encode_s"] < 30
 
 
 def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):

@@ -369,7 +369,7 @@ class _Run:
         known = self._recovered(worker)
         self._results.progress.restarts += 1
         device_lost = isinstance(error, DeviceError) and not isinstance(error, DeviceMemoryError)
-        if device_lost and worker.opened:
+        if device_lost and any(one.opened for one in (worker, *self._workers.values())):
             cause, begun = f"lost its device ({_short(error)})", {}
         elif isinstance(error, MemoryError) and not isinstance(error, DeviceError):
             cause = "ran out of memory (MemoryError)"
