@@ -32,7 +32,7 @@ from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, 
 _TOKENS, _CPU_TOKENS = 8192, 2048
 #: Padded lengths are multiples of this number of tokens.
 _STEP = 8
-#: Pooled vectors that a run of the sequence gave as well, for the field that this process makes next; see ``_memo``.
+#: Pooled vectors that a run of the sequence gave as well, for the field that this process makes next.
 _POOLED: dict[tuple[str, ...], Any] = {}
 #: Number of them at most: 170 MB of Stable Diffusion XL's in half precision.
 _MOST_POOLED = 1 << 16
@@ -49,18 +49,14 @@ class PromptProducer(Producer):
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        if self._encoder is not None:
-            return
-        if "stub" in self._about:
-            self._encoder = _Stub(self._about["stub"], self._recipe)
-            self.noise = EXACT
-            return
-        pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
-        self._encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)
-        self.device = self._encoder.device
-        alone = self._encoder.encode(_PROBES[:1])[0][0]
-        beside = self._encoder.encode(_PROBES)[0][0]
-        self.noise = {"devices": [self.device], **measured(as_floats(alone), as_floats(beside))}
+        if self._encoder is None and "stub" in self._about:
+            self._encoder, self.noise = _Stub(self._about["stub"], self._recipe), EXACT
+        elif self._encoder is None:
+            pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
+            self._encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)
+            self.device = self._encoder.device
+            alone, beside = (as_floats(self._encoder.encode(texts)[0][0]) for texts in (_PROBES[:1], _PROBES))
+            self.noise = {"devices": [self.device], **measured(alone, beside)}
 
     def prepare(self, job: Job) -> Read | Failure:
         """See :class:`Producer`. The text is at hand."""
@@ -166,7 +162,10 @@ class _PipelineEncoder:
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many of its tokens are beyond the length."""
         output, longest = self._output, self._recipe.length
-        found = self._remembered(texts)
+        # What decides the pooled vector of a text in this process.
+        memos = [(self._folder, self._recipe.compute_dtype, text) for text in texts]
+        known = {} if self._recipe.is_sequence else {n: _POOLED.pop(m) for n, m in enumerate(memos) if m in _POOLED}
+        found = {place: (self._stored(value), {"cut": cut}) for place, (value, cut) in known.items()}
         order = [place for place in range(len(texts)) if place not in found]
         lengths = [_Length(longest, longest, 0)] * len(texts)
         if output.masked:
@@ -184,7 +183,7 @@ class _PipelineEncoder:
                 values, pooled = values[0], values[1].cpu()
             for place, value, vector, own in zip(places, values, pooled, seen, strict=True):
                 if vector is not None and len(_POOLED) < _MOST_POOLED:
-                    _POOLED[self._memo(texts[place])] = vector, own.cut
+                    _POOLED[memos[place]] = vector, own.cut
                 if output.trim and not isinstance(values, list):
                     value = value[: own.tokens]
                 dropped = 0 if output.pads else max(own.tokens - output.drop - longest, 0)
@@ -197,16 +196,6 @@ class _PipelineEncoder:
         gc.collect()
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
-
-    def _memo(self, text: str) -> tuple[str, ...]:
-        """What decides the pooled vector of a text in this process."""
-        return self._folder, self._recipe.compute_dtype, text
-
-    def _remembered(self, texts: Sequence[str]) -> dict[int, Any]:
-        """Results of vectors that a run of the sequence gave as well."""
-        memos = enumerate(map(self._memo, texts)) if not self._recipe.is_sequence else ()
-        known = {place: _POOLED.pop(memo) for place, memo in memos if memo in _POOLED}
-        return {place: (self._stored(value), {"cut": cut}) for place, (value, cut) in known.items()}
 
     def _run(self, texts: list[str], length: int) -> Any:
         """What the pipeline makes of texts that are padded to a length: a tensor, or sequences without padding."""

@@ -39,22 +39,21 @@ class VaeProducer(PixelProducer):
                 why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
                 fix="install torch 2.13 or newer, or use --resample lanczos-pil (encodes everything again)",
             )
-        self._encoder: Encoder
-        self._is_open = False
+        self._encoder: Encoder | None = None
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        if self._is_open:
-            return
-        images_only = self._recipe.geometry.clips is None
-        self._encoder = open_encoder(self._description, device=self._context.device, fold=images_only)
-        self._is_open, self.device, self.noise = True, self._encoder.device, EXACT
-        if self._description.needs_torch:
-            self.noise = checked_noise(self._encoder)
+        if self._encoder is None:
+            images_only = self._recipe.geometry.clips is None
+            self._encoder = open_encoder(self._description, device=self._context.device, fold=images_only)
+            self.device, self.noise = self._encoder.device, EXACT
+            if self._description.needs_torch:
+                self.noise = checked_noise(self._encoder)
 
     def encode(self, batch: Sequence[Prepared]) -> Pending:
         """See :class:`Producer`. Items of one group."""
         self.open()
+        assert self._encoder is not None
         values = [item.value for item in batch]
         pending = self._encoder.submit(values)
         return Pending(lambda: self._made(values, pending.result()), pending.done)
@@ -62,7 +61,7 @@ class VaeProducer(PixelProducer):
     def close(self) -> None:
         """Free the memory of the device, and close files."""
         super().close()
-        if self._is_open:
+        if self._encoder is not None:
             self._encoder.close()
 
     def _made(self, values: Sequence[Pixels], encoded: EncodedBatch) -> list[Made | Failure]:
@@ -74,20 +73,19 @@ class VaeProducer(PixelProducer):
 
     def _precisely(self, value: Pixels) -> Made | Failure:
         """One item from float32 throughout, or why there is none."""
+        assert self._encoder is not None
+        reason, detail = "non-finite", "the encoder gives NaN or infinity for it, also in float32"
         try:
-            encoded = self._encoder.encode([value], precise=True)
+            latents, finite = self._encoder.encode([value], precise=True)
         except DeviceMemoryError as error:
-            return _failure("out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}")
-        if encoded.finite[0]:
-            return Made(array=np.ascontiguousarray(encoded.latents[0]))
-        if encoded.latents.dtype == np.float16 and not np.isnan(encoded.latents).any():  # too large to be stored
-            storage = self._recipe.encoder.storage_dtype
-            return _failure("storage-overflow", f"values beyond the range of {storage}")
-        return _failure("non-finite", "the encoder gives NaN or infinity for it, also in float32")
-
-
-def _failure(reason: str, detail: str) -> Failure:
-    return Failure(reason=reason, detail=detail, hint=hint_for(reason))
+            reason, detail = "out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}"
+        else:
+            if finite[0]:
+                return Made(array=np.ascontiguousarray(latents[0]))
+            if latents.dtype == np.float16 and not np.isnan(latents).any():  # too large to be stored
+                storage = self._recipe.encoder.storage_dtype
+                reason, detail = "storage-overflow", f"values beyond the range of {storage}"
+        return Failure(reason=reason, detail=detail, hint=hint_for(reason))
 
 
 def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:
