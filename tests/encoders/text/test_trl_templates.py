@@ -1,6 +1,7 @@
 # ruff: noqa: RUF001 - the marks of DeepSeek are fullwidth
 """Ids and loss of the training templates that TRL ships, against what TRL computes: transformers' assistant masks."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -141,38 +142,9 @@ def test_a_turn_without_loss_between_marks_of_several_pieces():
     assert learned == "It is 6.<turn|>\nBye<turn|>\n"
 
 
-#: What LLaMA-Factory ff6d4d12e makes of the record below: its template ``qwen`` and its ``tool_utils``, run with the
-#: tokenizer replaced by the text itself.
-LLAMA_FACTORY = """<|im_start|>system
-You are Qwen, created by Alibaba Cloud. You are a helpful assistant.
-
-# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": \
-{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call><|im_end|>
-<|im_start|>user
-Weather in Oslo?<|im_end|>
-<|im_start|>assistant
-<tool_call>
-{"name": "get_weather", "arguments": {"city": "Oslo"}}
-</tool_call><|im_end|>
-<|im_start|>user
-<tool_response>
-{"temp": 3}
-</tool_response><|im_end|>
-<|im_start|>assistant
-3 degrees.<|im_end|>
-"""
+#: SHA-256 of the 936 characters that LLaMA-Factory ff6d4d12e makes of the record below: its template ``qwen`` and
+#: its ``tool_utils``, run with the tokenizer replaced by the text itself.
+LLAMA_FACTORY = "6f713e999d51552bb82cb6b48430d52133a0d4c4d3bf661514c6c14a96899d25"
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen2_5_training"])
@@ -189,7 +161,7 @@ def test_a_bare_list_of_tools_is_rendered_as_llama_factory_renders_it(name):
     turns = [{"from": role, "value": text} for role, text in said]
     record = {"conversations": turns, "tools": json.dumps(bare)}
     mapped = map_record(record, RecordFormat(form="sharegpt", tools="tools"), source="a", line=1)
-    assert renderer(name).render(mapped).text == LLAMA_FACTORY
+    assert hashlib.sha256(renderer(name).render(mapped).text.encode()).hexdigest() == LLAMA_FACTORY
 
 
 def renderer(name):

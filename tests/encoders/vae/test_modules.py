@@ -48,13 +48,6 @@ def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, prefix,
     assert_equal(load_module(described, torch.float32), loaded(folder))
 
 
-def test_diffusers_reads_the_original_layout_as_we_do(tiny, tmp_path):
-    folder, path = tiny("AutoencoderKL"), tmp_path / "original.safetensors"
-    save_file({ldm_name(name): ldm_tensor(name, t) for name, t in load_file(folder / WEIGHTS_NAME).items()}, path)
-    theirs = AutoencoderKL.from_single_file(str(path), config=str(folder), local_files_only=True)
-    assert_equal(loaded(path, model_config=str(folder)), theirs)
-
-
 def test_attention_layers_that_are_convolutions_in_diffusers_too(copied, tiny):
     """AutoencoderKLHunyuanImage calls its 1x1 convolutions as AutoencoderKL calls its linear layers."""
     model, folder = copied("AutoencoderKLHunyuanImage"), tiny("AutoencoderKLHunyuanImage")
