@@ -62,11 +62,11 @@ def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
     if path.exists():
         return path, ""
     if not is_hub_id(word):
-        raise ModelNotFoundError(
+        what, fix = (
             f"{wanted.flag} {word}: no such file or folder",
-            where=str(path.absolute()),
-            fix=f"check the path; {wanted.flag} takes {wanted.takes}",
+            f"check the path; {wanted.flag} takes {wanted.takes}",
         )
+        raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     folder = hub_folder(word, wanted, revision=revision)
     return folder, folder.name if folder.parent.name == "snapshots" else ""
 
@@ -117,7 +117,6 @@ def stub_delay(word: str, flag: str) -> int:
     """The N of ``stub:delay_ms=N``."""
     match = _STUB.fullmatch(word)
     if match is None:
-        raise UsageError(
-            f"{flag} {word}: unknown option of the stub", fix=f"use {flag} stub or {flag} stub:delay_ms=20"
-        )
+        fix = f"use {flag} stub or {flag} stub:delay_ms=20"
+        raise UsageError(f"{flag} {word}: unknown option of the stub", fix=fix)
     return int(match[1] or 0)

@@ -175,9 +175,8 @@ def _read(path: Path, size: int = -1) -> bytes:
         with path.open("rb") as file:
             return file.read(size)
     except OSError as error:
-        raise EncoderError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
-        ) from error
+        what = f"{path.name} cannot be read"
+        raise EncoderError(what, where=str(path), why=str(error), fix=f"ls -l {path}") from error
 
 
 def _check_magic(path: Path, head: bytes) -> None:

@@ -34,9 +34,8 @@ def load(target: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"--field {target}: cannot be imported", why=str(error), fix="--field MODULE:CLASS, importable from here"
-        ) from error
+        what, fix = f"--field {target}: cannot be imported", "--field MODULE:CLASS, importable from here"
+        raise UsageError(what, why=str(error), fix=fix) from error
 
 
 def register(targets: Iterable[str]) -> None:

@@ -69,7 +69,15 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     if context.check and not context.check_encoder and before is not None:
         lost = _lost(given, settings, made)
         if lost:
-            return Described(recipe=_changed(before, settings), label=word, provenance=made, notes=(lost,))
+            recipe = replace(
+                before,
+                loss=settings.loss or before.loss,
+                add_bos=bool(settings.add_bos),
+                add_eos=settings.add_eos is not False,
+                template_options=settings.template_options or before.template_options,
+                split_control=not settings.control_tokens,
+            )
+            return Described(recipe=recipe, label=word, provenance=made, notes=(lost,))
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
     chat = bool(before is not None and before.chat_template) if form is None else bool((form == CHAT).any())
     if not chat:
@@ -145,13 +153,11 @@ def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, s
 
 def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
     """Check that the tokenizer has the tokens that texts begin and end with; conversations need none."""
-    for name, wanted, found in (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id)):
-        if wanted and found is None:
-            raise UsageError(
-                f"the tokenizer {word} has no {name}_token, and texts need one",
-                where=word,
-                fix=f"use --no-add-{name}, or name the token in its tokenizer_config.json",
-            )
+    ends = (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id))
+    for name in (name for name, wanted, found in ends if wanted and found is None):
+        what = f"the tokenizer {word} has no {name}_token, and texts need one"
+        fix = f"use --no-add-{name}, or name the token in its tokenizer_config.json"
+        raise UsageError(what, where=word, fix=fix)
 
 
 def _completed(
@@ -181,18 +187,6 @@ def _completed(
         add_eos=before.add_eos,
         template_options=before.template_options if same else None,
         control_tokens=not before.split_control,
-    )
-
-
-def _changed(recipe: InputIdsRecipe, settings: InputIdsSettings) -> InputIdsRecipe:
-    """The recipe of a cache with complete settings, without its tokenizer."""
-    return replace(
-        recipe,
-        loss=settings.loss or recipe.loss,
-        add_bos=bool(settings.add_bos),
-        add_eos=settings.add_eos is not False,
-        template_options=settings.template_options or recipe.template_options,
-        split_control=not settings.control_tokens,
     )
 
 

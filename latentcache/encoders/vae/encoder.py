@@ -39,11 +39,8 @@ def choose_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise DeviceError(
-            f"--device {device}: torch cannot use it",
-            why=first_line(error),
-            fix="use --device cpu, or install a torch build for this device",
-        ) from error
+        fix = "use --device cpu, or install a torch build for this device"
+        raise DeviceError(f"--device {device}: torch cannot use it", why=first_line(error), fix=fix) from error
     return chosen
 
 

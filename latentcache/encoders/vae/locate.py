@@ -131,11 +131,11 @@ def _given_config(config: str) -> Path:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise ModelNotFoundError(
+        what, fix = (
             f"--model-config {config}: no such file",
-            where=str(path.absolute()),
-            fix="give --model-config a config.json, or a folder that has one",
+            "give --model-config a config.json, or a folder that has one",
         )
+        raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     return path
 
 

@@ -35,12 +35,9 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
             module = _skeleton(description, "cpu")
         _fill(module, tensors)
     except RuntimeError as error:
-        raise EncoderError(
-            f"the weights do not fit {description.spec.family}",
-            where=str(description.weights[0]),
-            why=" ".join(str(error).split())[:500],
-            fix="download the weights again, or use the config.json that belongs to them",
-        ) from error
+        what, why = f"the weights do not fit {description.spec.family}", " ".join(str(error).split())[:500]
+        fix = "download the weights again, or use the config.json that belongs to them"
+        raise EncoderError(what, where=str(description.weights[0]), why=why, fix=fix) from error
     finally:
         log.set_verbosity(verbosity)
     return module.to(dtype).eval().requires_grad_(False)
@@ -59,21 +56,14 @@ def _skeleton(description: ModelDescription, device: str) -> nn.Module:
     family, path = description.spec.family, description.config_path
     found: Any = getattr(diffusers, family, None)
     if found is None or path is None:
-        raise EncoderError(
-            f"diffusers {diffusers.__version__} has no class {family}",
-            where=str(path),
-            fix="pip install --upgrade diffusers",
-        )
+        what, fix = f"diffusers {diffusers.__version__} has no class {family}", "pip install --upgrade diffusers"
+        raise EncoderError(what, where=str(path), fix=fix)
     try:
         with torch.device(device):
             module: nn.Module = found.from_config(read_json(path))
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
-        raise EncoderError(
-            f"{family} cannot be made from its configuration",
-            where=str(path),
-            why=str(error),
-            fix="use the config.json that was published with the model",
-        ) from error
+        what, fix = f"{family} cannot be made from its configuration", "use the config.json published with the model"
+        raise EncoderError(what, where=str(path), why=str(error), fix=fix) from error
     return drop_decoder(module)
 
 
