@@ -106,7 +106,11 @@ class EncodedClip:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        av, stream = _av(), self._stream
+        try:
+            import av
+        except ImportError as error:
+            raise rejection("needs-pyav", "it is a video, and PyAV is not installed") from error
+        stream = self._stream
         stream.seek(0)
         is_matroska = stream.read(len(_MATROSKA)) == _MATROSKA
         stream.seek(0)
@@ -141,12 +145,3 @@ def _counted(video: Any) -> tuple[int, Fraction | None]:
     if hours * 3600 + minutes * 60 + seconds - last > _LATE + length / max(len(times), 1):
         raise rejection("truncated", f"its frames end after {float(last):.1f} seconds, before its announced end")
     return len(times), (len(times) - 1) / length if length else None
-
-
-def _av() -> Any:
-    """PyAV; imported here, because only data sets with videos need it."""
-    try:
-        import av
-    except ImportError as error:
-        raise rejection("needs-pyav", "it is a video, and PyAV is not installed") from error
-    return av

@@ -179,8 +179,10 @@ def sniff_cause(data: bytes) -> str:
     for magic, cause in _MAGIC.items():
         if data.startswith(magic):
             return cause
-    if data[4:8] == b"ftyp":
-        return _sniff_iso(data)
+    if data[4:8] == b"ftyp":  # ISO/IEC 14496-12: brands of four bytes after major and version
+        brands = {data[8:12], *(data[i : i + 4] for i in range(16, min(int.from_bytes(data[:4], "big"), 256), 4))}
+        other = "heic-needs-plugin" if brands & _HEIF_BRANDS else "unknown"
+        return "truncated" if brands & _AVIF_BRANDS else other
     if data.startswith(_READ_MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
         return "truncated"
     return "pdf" if b"%PDF-" in data[:1024] else _sniff_text(data)
@@ -214,15 +216,6 @@ def as_rejected(name: str, error: UnusableSampleError) -> Rejected:
     """The same, from the exception that a read or a decode raised."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
     return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix)
-
-
-def _sniff_iso(data: bytes) -> str:
-    """ISO media files (ISO/IEC 14496-12): the ``ftyp`` box lists brands of four bytes after major and version."""
-    end = min(int.from_bytes(data[:4], "big"), 256)
-    brands = {data[8:12], *(data[i : i + 4] for i in range(16, end, 4))}
-    if brands & _AVIF_BRANDS:
-        return "truncated"
-    return "heic-needs-plugin" if brands & _HEIF_BRANDS else "unknown"
 
 
 def _sniff_text(data: bytes) -> str:

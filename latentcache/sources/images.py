@@ -159,7 +159,8 @@ class _Files:
         owners, is_sample = self._layout.owners(prefix), is_image
         role = self._layout.role(prefix)
         if not role and not owners:
-            role = "split" if self._layout.is_unread(prefix) else "outside"
+            unread = any(not folder or prefix.startswith(folder + "/") for folder in self._layout.unread)
+            role = "split" if unread else "outside"
         if role or _ASIDE in "/".join(names):
             is_sample = is_image & ~self._set_aside(level, is_image, role)
         caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
@@ -270,7 +271,10 @@ class ImageScan(Scan):
         if archives.names:
             inside = archives.samples(self, held, bad, walk.notes)
             chosen = Chosen.joined([chosen, inside])
-            order = _by_name(names, chosen)
+            own, at = np.unique(chosen.image, return_inverse=True)  # by the names of files, then by members
+            rank = np.argsort(sorted(range(len(own)), key=list(map(os.fsencode, names.take(own))).__getitem__))
+            assert chosen.member is not None
+            order = np.lexsort((chosen.member, rank[at]))
             chosen, none = chosen.take(order), np.full(len(inside.image), -1, dtype=np.int64)
             further = {name: np.concatenate([file, none])[order] for name, file in further.items()}
         captions = CaptionFiles(walk.root, names, held, rules)
@@ -281,10 +285,7 @@ class ImageScan(Scan):
         found, called = Found(), _names(names, chosen, held)
         assert caption.text is not None
         found.count(layout.sets, chosen, caption.text, called)
-        for item in (
-            *found.notes(),
-            *captions.unused_lines(chosen, caption.text),
-        ):
+        for item in (*found.notes(), *captions.unused_lines(chosen, caption.text)):
             walk.notes.add(item)
         images = chosen.image if chosen.member is None else chosen.image[chosen.member == 0]
         if further:
@@ -353,8 +354,10 @@ class ImageScan(Scan):
         for file, found in read:
             if isinstance(found, tuple):  # else whoever encodes it says why
                 held.remember(file, *found)
-        if len(touched):
-            held.believe_equal(touched)
+        if held.table is not None and len(touched):  # those of the same content are what the snapshot says
+            before = held.touched[touched]
+            same = (take_rows(held.table.files.content, before) == held.content[touched]).all(axis=1)
+            held.place[touched[same]] = before[same]
 
 
 def _beside(
@@ -413,16 +416,6 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
         files.walk.notes.add(counted(first, "reg-unused", int(out.sum()), words))
     kept = (owner >= 0) & (repeats > 0)
     return chosen if kept.all() else chosen.take(kept)
-
-
-def _by_name(names: Strings, chosen: Chosen) -> NDArray[np.intp]:
-    assert chosen.member is not None
-    files = np.unique(chosen.image)
-    ordered = sorted(range(len(files)), key=list(map(os.fsencode, names.take(files))).__getitem__)
-    rank = np.empty(len(files), dtype=np.int64)
-    rank[ordered] = np.arange(len(files))
-    found: NDArray[np.intp] = np.lexsort((chosen.member, rank[np.searchsorted(files, chosen.image)]))
-    return found
 
 
 def _names(names: Strings, chosen: Chosen, held: Known) -> Strings:

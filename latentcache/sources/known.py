@@ -178,13 +178,6 @@ class Known:
         self.content[file] = np.frombuffer(content, dtype=np.uint8)
         self.stat[file] = memo_row((*memo.identity, memo.seen_ns))
 
-    def believe_equal(self, files: NDArray[np.integer]) -> None:
-        """Take touched files (n,) that were hashed for what the snapshot says, if their content is the same."""
-        assert self.table is not None
-        before = self.touched[files]
-        same = (take_rows(self.table.files.content, before) == self.content[files]).all(axis=1)
-        self.place[files[same]] = before[same]
-
     def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int32]:
         """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown."""
         table = self.table

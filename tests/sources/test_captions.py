@@ -4,12 +4,11 @@ import codecs
 import json
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.content import content_hash
-from latentcache.sources.captions import caption_fault, caption_of, read_caption
+from latentcache.sources.captions import read_caption
 from latentcache.sources.scan import SourceOptions, scan
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0\ufeff"))
@@ -56,15 +55,6 @@ def test_decoding(tmp_path, data, text):
 def test_what_cannot_be_decoded_is_rejected_with_its_place(tmp_path, data, cause, what):
     (tmp_path / "a.txt").write_bytes(data)
     assert rejection_of(tmp_path) == (cause, f"caption file a.txt: {what}")
-
-
-@given(st.binary(max_size=40))
-def test_any_bytes_are_a_caption_or_rejected(data):
-    try:
-        outcome = caption_fault(caption_of(data, "a.txt"))
-    except UnusableSampleError as error:
-        outcome = error.slug
-    assert outcome in {"", "caption-encoding", "caption-unicode"}
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,6 @@ def test_a_rejected_image_stays_quarantined_until_its_bytes_change(data, full):
     ]
 
 
-def test_a_row_of_a_table_whose_file_comes_later(data):
-    (data / "metadata.csv").write_text("file_name,text\na.jpg,x\nlater.jpg,y\n")
-    before = scan(data, IMAGES, hash_all=True)
-    assert others(images(data, before)) == [("quarantined", "not-found", "later.jpg", 0)]
-    (data / "later.jpg").write_text("l")
-    found = images(data, before)
-    assert (others(found), new(found)) == ([("missing", "not-built", "later.jpg", 0)], [])
-
-
 # records
 
 

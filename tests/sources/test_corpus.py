@@ -111,15 +111,6 @@ def test_dataset_info(tmp_path):
         records_of(tmp_path, datasets=("far",))
 
 
-def test_a_dataset_info_of_texts(tmp_path):
-    (tmp_path / "c4_demo.jsonl").write_text(ONE)
-    (tmp_path / "wiki_demo.txt").write_text("two\n\nthree\n")
-    info = {name: {"file_name": name, "columns": {"prompt": "text"}} for name in ("c4_demo.jsonl", "wiki_demo.txt")}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
-    found, listing = texts(tmp_path)
-    assert (found, listing.rejected, listing.notes) == (["one", "two", "three"], (), ())
-
-
 @pytest.mark.parametrize(
     ("file", "cause", "words"),
     [

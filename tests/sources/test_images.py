@@ -61,15 +61,6 @@ def test_sidecars(tmp_path):
     }
 
 
-def test_the_first_of_two_caption_files_counts(tmp_path):
-    put(tmp_path, a_jpg="x", a_txt="one", a_caption="two", b_jpg="x", b_caption="two")
-    found = scan(tmp_path)
-    assert captions(found) == [("a.jpg", "one"), ("b.jpg", "two")]
-    assert [(note.name, note.reason, note.detail) for note in found.notes] == [
-        ("a.caption", "caption-conflict", "a.txt is used")
-    ]
-
-
 def test_a_caption_that_cannot_be_used(tmp_path):
     root = tmp_path / "data"
     put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", shared="text")

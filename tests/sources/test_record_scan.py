@@ -14,7 +14,6 @@ from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.sources import record_scan
-from latentcache.sources.part import Part
 from latentcache.sources.record_scan import RecordReader, Way
 from latentcache.sources.scan import SourceOptions, listing_of, scan
 
@@ -162,12 +161,6 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     assert rows_of(again) == rows_of(first)
     assert [(item.name, item.line) for item in again.rejected] == [("a.jsonl", 2)]
     assert opened == ["a.jsonl", "b.jsonl", "c.json"]
-
-
-def test_options_travel_as_json():
-    options = SourceOptions(kind="records", datasets=("a",), text_lines=True, part=Part.parse("1/3"))
-    assert SourceOptions.from_json(json.loads(json.dumps(options.as_json()))) == options
-    assert (SourceOptions().as_json(), SourceOptions.from_json({})) == ({}, SourceOptions())
 
 
 # one file

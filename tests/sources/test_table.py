@@ -218,10 +218,6 @@ def test_harmless_spellings_are_the_same_file(raw):
     assert matched(["a.jpg", "sub/b.jpg"], (raw, "x"))[0] == {"a.jpg" if "a" in raw else "sub/b.jpg": "x"}
 
 
-def test_a_backslash_belongs_to_a_name_that_has_it():
-    assert matched(["sub\\a.jpg", "sub/a.jpg"], ("sub\\a.jpg", "x"))[0] == {"sub\\a.jpg": "x"}
-
-
 OUT, GONE = (
     "metadata.csv:2 names a file outside the data folder",
     "metadata.csv:2 names it, and there is no such file",

@@ -199,10 +199,6 @@ class Layout(Value):
         there = [number for number, one in enumerate(self.sets) if its[number] and not one.archives]
         return tuple(sorted(there, key=lambda number: -len(self.sets[number].prefix)))
 
-    def is_unread(self, prefix: str) -> bool:
-        """True if a folder is of a split that is not read."""
-        return any(not folder or prefix.startswith(folder + "/") for folder in self.unread)
-
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
         for folder in (*(prefix[:end] for end, letter in enumerate(prefix) if letter == "/"), ""):

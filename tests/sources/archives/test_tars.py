@@ -38,12 +38,6 @@ def until_fault(path: Path) -> tuple[list[str], UnusableSampleError]:
     return found, error.value
 
 
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_long_names_and_names_in_folders(tmp_path: Path, form: int) -> None:
-    path = made(tmp_path / "some.tar", [(LONG, b"one"), ("./b.txt", b"two"), ("ä/ö.png", b"")], form)
-    assert [one.name for one in read(path)] == [LONG, "b.txt", "ä/ö.png"]
-
-
 def test_what_is_no_plain_file_is_passed_over_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "some.tar"
     with tarfile.open(path, "w") as tar:
