@@ -13,7 +13,6 @@ from latentcache.store.atomic_io import (
     raise_unreadable,
     read_file,
     read_json,
-    remove_durably,
     write_atomically,
 )
 
@@ -83,16 +82,6 @@ def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, ki
             raise_unreadable(error, tmp_path)
         assert type(caught.value) is kind
         assert fix in caught.value.fix
-
-
-def test_a_file_is_removed_durably(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(atomic_io_module, "sync_folder", synced.append)
-    (tmp_path / "BUILDING").touch()
-    remove_durably(tmp_path / "BUILDING")
-    remove_durably(tmp_path / "BUILDING")
-    assert not (tmp_path / "BUILDING").exists()
-    assert synced == [tmp_path]
 
 
 def test_only_regular_files_are_opened(tmp_path):

@@ -63,16 +63,6 @@ def test_items_come_back_from_their_entries(name, numbers):
             np.testing.assert_array_equal(columns.get(column, np.zeros((0, 2))), item.columns[column])
 
 
-@pytest.mark.parametrize("size", [1024, 2048, 4096])
-def test_blocks_bring_small_items_under_15_percent(tmp_path, size):
-    from made_entries import make_shard
-
-    items = [Item(key=item_of("vector", n).key, array=np.full(size // 4, n, dtype="<f4")) for n in range(2000)]
-    folder = make_shard(tmp_path / "one", pack_items(items, VECTOR_RECIPE, VECTOR))
-    total = sum(path.stat().st_size for path in folder.iterdir())
-    assert total / (2000 * size) < 1.15
-
-
 def test_keys_of_blocks_depend_on_every_item():
     items = items_of("vector", range(5))
     keys = [pack_items(some, VECTOR_RECIPE, VECTOR)[0].key for some in (items, items[:4], items[::-1], items[:1])]

@@ -60,17 +60,6 @@ def test_what_was_written_is_there(tmp_path_factory, batches):
     assert stored(writer.seal()) == expected(entries)
 
 
-def test_growth_stops_where_the_disk_ends(tmp_path, monkeypatch):
-    writer = ShardWriter(tmp_path / "one.open", map_bytes=1 << 20)
-    writer.write([new_entry(1)])
-    usage = shard_module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shard_module.shutil, "disk_usage", lambda path: usage._replace(free=70 << 20))
-    with pytest.raises(DiskFullError, match="disk is full") as caught:
-        writer.write([flat_entry(number, 1 << 20) for number in range(8)])
-    assert "committed work is kept" in caught.value.fix
-    assert stored(writer.seal()) == expected([new_entry(1)])
-
-
 def test_a_key_that_is_there_keeps_its_entry(tmp_path):
     writer = ShardWriter(tmp_path / "one.open")
     writer.write([new_entry(1), new_entry(2), new_entry(2)])
@@ -101,6 +90,14 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path, place):
 
 
 # A full disk.
+
+
+def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(b"")
+    for code, expected in ((errno.EIO, StoreError), (errno.ENOSPC, DiskFullError)):
+        error = lmdb.Error("mdb_txn_commit", code)
+        error.code = code
+        assert type(shard_module.store_error(error, tmp_path)) is expected
 
 
 def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path):
@@ -141,17 +138,6 @@ def test_no_place_for_the_lock_file_is_a_full_disk(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert not (tmp_path / "one.open" / "lock.mdb").exists()
     ShardWriter(tmp_path / "one.open").close()
-
-
-def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"")
-    error = lmdb.Error("mdb_txn_commit", errno.EIO)
-    error.code = errno.EIO
-    found = shard_module.store_error(error, tmp_path)
-    assert type(found) is StoreError
-    assert found.slug == "store"
-    error.code = errno.ENOSPC
-    assert isinstance(shard_module.store_error(error, tmp_path), DiskFullError)
 
 
 # Death of the builder.

@@ -107,14 +107,6 @@ def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths)
     np.testing.assert_array_equal(np.asarray(new.key), keys_of(items_of("plane", [8, 3, 5])))
 
 
-def test_the_fingerprint_names_samples_and_recipes_and_not_places(paths, tmp_path):
-    one = open_snapshot(paths.root)
-    other = open_snapshot(make_cache(tmp_path / "other", shards=1).root)
-    assert one.fingerprint == other.fingerprint
-    publish(paths, range(11))
-    assert open_snapshot(paths.root).fingerprint != one.fingerprint
-
-
 def test_a_kind_that_is_not_installed_is_opened_all_the_same(paths, monkeypatch):
     monkeypatch.setattr(snapshot_module, "field_kind", lambda name: None)
     snapshot = open_snapshot(paths.root)
