@@ -79,8 +79,9 @@ def read_tokenizer(path: Path) -> LoadedTokenizer | None:
             why="it has no model",
             fix="give the tokenizer's folder",
         )
-    config = _optional_json(folder / "tokenizer_config.json")
-    roles = {**_optional_json(folder / "special_tokens_map.json"), **config}
+    files = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    added, config = (_read_json(path) if path.is_file() else {} for path in files)
+    roles = {**added, **config}
     named = {role: text for role in _ROLES if (text := _content(roles.get(role)))}
     template = _chosen(config.get("chat_template"))
     if (folder / "chat_template.jinja").is_file():
@@ -117,9 +118,8 @@ def _added(tokenizer: Mapping[str, Any], config: Mapping[str, Any], roles: set[s
     for entry in added.values():
         if entry["content"] in roles:
             entry["special"] = True
-    off = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    fields = ("id", "content", *off)
-    return [{name: {**off, **added[n]}[name] for name in fields} for n in sorted(added)]
+    order = [added[number] for number in sorted(added)]
+    return [{name: one.get(name, False) for name in ("id", *_ADDED_FIELDS)} for one in order]
 
 
 def _chosen(template: Any) -> str:
@@ -180,23 +180,17 @@ def _content(token: Any) -> str:
     return token if isinstance(token, str) else ""
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
     except OSError as error:
-        raise EncoderError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
-        ) from error
+        what = f"{path.name} cannot be read"
+        raise EncoderError(what, where=str(path), why=str(error), fix=f"ls -l {path}") from error
     except (ValueError, RecursionError) as error:
-        raise UnsupportedModelError(
-            f"{path.name} is no JSON", where=str(path), why=str(error), fix="download it again"
-        ) from error
-    if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path.name} is no JSON object", where=str(path), fix="download it again")
+        what = f"{path.name} is no JSON object"
+        raise UnsupportedModelError(what, where=str(path), why=str(error), fix="download it again") from error
     return value
 
 

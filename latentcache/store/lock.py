@@ -36,6 +36,7 @@ ORPHANS_S = 10.0
 #: Error numbers of a file system without flock.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 _PROCESSES = Path("/proc")
+_UNKNOWN: dict[str, Any] = dict.fromkeys(("pid", "host", "since"), "unknown")
 #: Descriptors of the builder's locks that this process holds.
 _held: set[int] = set()
 
@@ -98,15 +99,14 @@ def _take(path: Path, descriptor: int, folder: int = -1) -> None:
     if not free:
         left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
         raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
-    unknown = dict.fromkeys(("pid", "host", "since"), "unknown")
     if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
-        raise _held_by(unknown, path, "it has just given this cache up")
+        raise _held_by(_UNKNOWN, path, "it has just given this cache up")
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         others = (one for one in map(asdict, holders(path.parent)) if one["pid"] != os.getpid())
         why = f"its {path.name} was deleted: never delete it"
-        raise _held_by(unknown | next(others, {}), path.parent, why) from None
+        raise _held_by(_UNKNOWN | next(others, {}), path.parent, why) from None
     except (OSError, ValueError):  # folders cannot be locked here, as on NFS, or it could not be opened
         pass
     since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -159,15 +159,11 @@ def _is_still_there(descriptor: int, path: Path) -> bool:
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
     """What the holder wrote; one that has only just taken the lock is given a moment to write it."""
-    found: Any = None
     for _ in range(_TRIES):
-        try:
-            found = json.loads(os.pread(descriptor, 4096, 0))
-            break
-        except (OSError, ValueError):
-            time.sleep(_WAIT_S)
-    found = found if isinstance(found, dict) else {}
-    return {name: found.get(name, "unknown") for name in ("pid", "host", "since")}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return _UNKNOWN | dict(json.loads(os.pread(descriptor, 4096, 0)))
+        time.sleep(_WAIT_S)
+    return _UNKNOWN
 
 
 class Lease:

@@ -132,15 +132,11 @@ class CachePaths:
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
     def _shard_folders(self) -> list[Path]:
-        return [path for path in _listed(self.shards) if _is_folder(path)]
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError as error:
-        raise_unreadable(error, path)
-        return False
+        try:
+            return [path for path in _listed(self.shards) if path.is_dir()]
+        except OSError as error:
+            raise_unreadable(error, self.shards)
+            raise
 
 
 def _listed(folder: Path) -> list[Path]:

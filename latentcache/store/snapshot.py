@@ -187,6 +187,18 @@ class Snapshot(Value):
     manifest: Mapping[str, Any] = field(repr=False)
     samples: SampleTable = field(repr=False)
     fields: Mapping[str, FieldRows] = field(repr=False)
+    shards: tuple[str, ...] = field(repr=False)
+    """Names of the shards that its entries are in."""
+    complete: bool
+    """False if a repair removed entries that no build has made again."""
+    source: Mapping[str, Any] = field(repr=False)
+    """Where the samples came from: ``root`` (absolute), ``data_kind``, options."""
+    demo: bool
+    """True if the entries are for trying the tool, not for training."""
+    allow_failed: str
+    """How many inputs may be rejected, as the last build was told: a number, or a percentage such as ``2%``."""
+    fingerprint: str
+    """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
     lease: object | None = field(default=None, compare=False, repr=False)
     """What keeps its files from being collected while this object is in use."""
     pending: Any = field(default=None, compare=False, repr=False)
@@ -197,36 +209,9 @@ class Snapshot(Value):
     def __reduce__(self) -> Any:
         """A finished build is opened again; the files of one that runs may be gone by then, so it has its columns."""
         if not self.number:
-            names = ("number", "paths", "manifest", "samples", "fields", "lease", "pending")
-            return _with_columns, ({name: getattr(self, name) for name in names},)
+            return _with_columns, (vars(replace(self, columns=None)),)
         kinds = {name: rows.kind for name, rows in self.fields.items()}
         return _reopened, (self.paths, self.number, kinds, self.lease)
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """Names of the shards that its entries are in."""
-        return tuple(self.manifest["shards"])
-
-    @property
-    def complete(self) -> bool:
-        """False if a repair removed entries that no build has made again."""
-        return bool(self.manifest["complete"])
-
-    @property
-    def source(self) -> Mapping[str, Any]:
-        """Where the samples came from: ``root`` (absolute), ``data_kind``, options."""
-        source: Mapping[str, Any] = self.manifest["source"]
-        return source
-
-    @property
-    def demo(self) -> bool:
-        """True if the entries are for trying the tool, not for training."""
-        return bool(self.manifest["demo"])
-
-    @property
-    def allow_failed(self) -> str:
-        """How many inputs may be rejected, as the last build was told: a number, or a percentage such as ``2%``."""
-        return str(self.manifest["allow_failed"])
 
     @property
     def part(self) -> str:
@@ -237,11 +222,6 @@ class Snapshot(Value):
     def empty_by_choice(self) -> bool:
         """True if samples without a text were given one on purpose, which may be the empty one."""
         return self.source.get("options", {}).get("default_caption") is not None
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
-        return str(self.manifest["fingerprint"])
 
     @property
     def rejected(self) -> tuple[Rejected, ...]:
@@ -321,6 +301,7 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
     manifest = load_manifest(folder)
     try:
         shards = manifest["shards"]
+        facts = {name: manifest[name] for name in ("complete", "source", "demo", "allow_failed", "fingerprint")}
         if manifest["snapshot"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
             raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
         file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16), lasts=number > 0)
@@ -329,7 +310,16 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CacheDamagedError("a snapshot contradicts itself", where=str(folder), why=why) from error
-    return Snapshot(number=number, paths=paths, manifest=manifest, samples=samples, fields=opened, columns=file)
+    return Snapshot(
+        number=number,
+        paths=paths,
+        manifest=manifest,
+        samples=samples,
+        fields=opened,
+        shards=tuple(shards),
+        columns=file,
+        **facts,
+    )
 
 
 def _reopened(paths: CachePaths, number: int, kinds: Mapping[str, FieldKind | None], lease: object) -> Snapshot:

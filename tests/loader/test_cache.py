@@ -169,7 +169,7 @@ def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
         open_cache(four, checksum="never")
     from latentcache.store.snapshot import Snapshot
 
-    monkeypatch.setattr(Snapshot, "complete", property(lambda self: False))
+    monkeypatch.setattr(Snapshot, "complete", property(lambda self: False), raising=False)
     with pytest.raises(CacheIncompleteError, match="entries are missing") as caught:
         open_cache(four)
     assert "latentcache build" in caught.value.fix
@@ -179,7 +179,7 @@ def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
 def test_demo_caches_and_parts_are_said(four, tmp_path, monkeypatch):
     from latentcache.store.snapshot import Snapshot
 
-    monkeypatch.setattr(Snapshot, "demo", property(lambda self: True))
+    monkeypatch.setattr(Snapshot, "demo", property(lambda self: True), raising=False)
     monkeypatch.setattr(Snapshot, "part", property(lambda self: "1/4"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
