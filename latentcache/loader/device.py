@@ -79,7 +79,12 @@ class Transfer:
         """
         if self.on_cpu:
             return Sent(finish(batch))
-        _refuse_workers(self.device)
+        if get_worker_info() is not None:
+            raise UsageError(
+                f"device='{self.device}': not possible in a worker of a DataLoader",
+                why="device memory does not travel between processes, and a forked one cannot use CUDA",
+                fix="iterate over the loader itself (it reads ahead), or use a loader with device='cpu' in workers",
+            )
         if self._stream is None and self.device.type != "cuda":
             return Sent(finish(moved(batch, self.device)))
         stream = self._stream = self._stream or CudaStream(self.device)
@@ -126,7 +131,6 @@ class CudaStream:
         self._device = device
 
     def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
-        """See :class:`CopyStream`."""
         with torch.cuda.stream(self._stream):
             made = finish(moved(batch, self._device, non_blocking=True))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -134,7 +138,6 @@ class CudaStream:
         return made, event
 
     def join(self, tensors: list[torch.Tensor], event: Any) -> None:
-        """See :class:`CopyStream`."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
         for tensor in tensors:
@@ -146,28 +149,17 @@ def _checked(device: str | torch.device) -> torch.device:
     """The device, with its number, if torch can use it here."""
     try:
         chosen = torch.device(device)
+        if chosen.type == "meta":
+            raise ValueError("it holds no data")
     except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
             f"device={device!r}: unknown", why=str(error).splitlines()[0], fix="'cpu' or 'cuda'"
         ) from error
-    if chosen.type == "cpu":
-        return chosen
-    if chosen.type == "meta":
-        raise UsageError("device='meta': holds no data", fix="'cpu' or 'cuda'")
     try:
-        return torch.empty(0, device=chosen).device
+        return chosen if chosen.type == "cpu" else torch.empty(0, device=chosen).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise DeviceError(
             f"device='{device}': torch cannot use it",
             why=str(error).splitlines()[0],
             fix="device='cpu', or install a torch build for this device",
         ) from error
-
-
-def _refuse_workers(device: torch.device) -> None:
-    if get_worker_info() is not None:
-        raise UsageError(
-            f"device='{device}': not possible in a worker of a DataLoader",
-            why="device memory does not travel between processes, and a forked one cannot use CUDA",
-            fix="iterate over the loader itself (it reads ahead), or use a loader with device='cpu' in workers",
-        )

@@ -245,7 +245,7 @@ class SampleReader:
         """Rows of each field that n samples of one part are served with, and what describes them."""
         joined = source.joined
         sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
-        variants = self._variants(source, local, turn)
+        variants = self._variants(source, local, sample, again, turn)
         rows = {name: self._items(source, name, local, variants) for name in self.fields}
         found: Facts = {}
         for name in self.fields:
@@ -274,12 +274,9 @@ class SampleReader:
             found[drawn == DROPPED] = source.empty[name]
         return found
 
-    def _variants(self, source: _Source, local: Ints, turn: Turn) -> Variants:
+    def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, turn: Turn) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
         dropout, drawn, joined = self._settings.caption_dropout, dict[str, Ints](), source.joined
-        if not self._choices and not dropout:
-            return drawn
-        sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
         for lead, (name, stored, crops, flips) in self._choices.items():
             if lead == self._own:
                 keys = source.keys(name, joined.rows[name][:, 0][local])

@@ -35,8 +35,7 @@ def drawn_variants(
         keys: (B, 32) item keys; their content decides.
         turn: Seed and epoch.
         stored: Crops that are stored of each; their flips follow them.
-        crops: Serve all of them; False: the first.
-        flips: Serve horizontal flips too.
+        crops, flips: Serve all crops, not the first; serve horizontal flips too.
         occurrence: (B,) number of each occurrence of a sample that the epoch serves several times.
     """
     draws = _draws("flip", (key[CONTENT_AT:_END].tobytes() for key in keys), turn, occurrence)
@@ -53,14 +52,7 @@ def drawn_of_samples(
     *,
     occurrence: NDArray[np.integer] | None = None,
 ) -> NDArray[np.uint64]:
-    """(B,) 64 bits for each sample in this epoch.
-
-    Args:
-        name: Of the draw: draws of other names are independent.
-        samples: (B,) numbers of samples in their snapshot.
-        turn: Seed and epoch.
-        occurrence: As above.
-    """
+    """(B,) 64 bits for each sample, by its number in the snapshot; draws of other names are independent."""
     return _draws(name, (number.to_bytes(8, "little") for number in samples.tolist()), turn, occurrence)
 
 
