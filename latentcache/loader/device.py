@@ -131,6 +131,7 @@ class CudaStream:
         self._device = device
 
     def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
+        """See :class:`CopyStream`."""
         with torch.cuda.stream(self._stream):
             made = finish(moved(batch, self._device, non_blocking=True))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -138,6 +139,7 @@ class CudaStream:
         return made, event
 
     def join(self, tensors: list[torch.Tensor], event: Any) -> None:
+        """See :class:`CopyStream`."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
         for tensor in tensors:

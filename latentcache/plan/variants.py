@@ -35,7 +35,8 @@ def drawn_variants(
         keys: (B, 32) item keys; their content decides.
         turn: Seed and epoch.
         stored: Crops that are stored of each; their flips follow them.
-        crops, flips: Serve all crops, not the first; serve horizontal flips too.
+        crops: Serve all of them; False: the first.
+        flips: Serve horizontal flips too.
         occurrence: (B,) number of each occurrence of a sample that the epoch serves several times.
     """
     draws = _draws("flip", (key[CONTENT_AT:_END].tobytes() for key in keys), turn, occurrence)
