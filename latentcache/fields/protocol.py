@@ -393,6 +393,12 @@ class Settings(Value):
                 flag = one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
                 raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
 
+    def __repr__(self) -> str:
+        """Those that were given."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"{type(self).__name__}({said})"
+
 
 def followed(settings: S, **cached: Any) -> S:
     """Settings with values of the cache in place of those that were not given."""

@@ -6,7 +6,7 @@ Every value is checked when it is made, so a contradiction is an error before a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +76,10 @@ class BuildSettings:
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
-        given = {name: str(one) if isinstance(one, Path) else one for name, one in given.items() if one != {}}
-        if self.fields:
-            given["fields"] = {name: _given(one) for name, one in self.fields.items()}
-        return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        said = {one.name: given[one.name] for one in fields(self) if given[one.name] not in (one.default, {})}
+        said |= {name: str(value) for name, value in said.items() if isinstance(value, Path)}
+        return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in said.items())})"
 
     @python_words()
     def __post_init__(self) -> None:
@@ -100,13 +99,6 @@ class BuildSettings:
     def cache(self) -> Path:
         """The cache folder."""
         return self.out or beside(self.data)
-
-
-def _given(settings: Any) -> Any:
-    """Settings of a field, without those that were not given."""
-    if not is_dataclass(settings):
-        return settings
-    return {one.name: said for one in fields(settings) if (said := getattr(settings, one.name)) is not None}
 
 
 def _settings_of(name: str, values: Any) -> Any:

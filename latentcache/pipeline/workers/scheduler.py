@@ -393,7 +393,7 @@ class _Run:
             rest = {number: job for number, job in unit.jobs.items() if number not in begun}
             if rest:
                 (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest, known=known))
-            for number in unit.jobs.keys() - rest.keys():
+            for number in [one for one in unit.jobs if one in begun]:
                 one = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
                 if not unit.alone:
                     self._trials.append(one)
