@@ -135,31 +135,22 @@ def as_known(error: BaseException) -> LatentcacheError:
         return InterruptedBuildError(
             f"interrupted by {number.name}", signal_number=number, fix="run the command again"
         )
-    if isinstance(error, OSError):
-        return _system_error(error)
-    if isinstance(error, MemoryError):
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    place = str(getattr(error, "filename", "") or _place(error))
+    if full:
+        found = LatentcacheError("the disk is full", slug="disk-full", fix="free some space, then run again")
+    elif isinstance(error, OSError):
+        what, fix = f"the operating system reports: {error.strerror or error}", "check the path and its permissions"
+        found = LatentcacheError(what, slug="system", fix=f"{fix}, then run again")
+    elif isinstance(error, MemoryError):
         fix = "use a smaller --batch-size, --decode-threads or --host-memory, or a machine with more memory"
-        return _with_status(3, "this machine is out of memory", slug="memory", why=str(error), fix=fix)
-    fix = "report it with the output of the same command under LATENTCACHE_DEBUG=1"
-    what = f"unexpected {type(error).__name__}: {error}"
-    return _with_status(EXIT_BUG, what, slug="bug", where=_place(error), fix=fix)
-
-
-def _system_error(error: OSError) -> LatentcacheError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return _with_status(
-        3,
-        "the disk is full" if full else f"the operating system reports: {error.strerror or error}",
-        slug="disk-full" if full else "system",
-        where=str(error.filename or _place(error)),
-        why=str(error),
-        fix=f"{'free some space' if full else 'check the path, its permissions and the disk'}, then run again",
-    )
-
-
-def _with_status(exit_code: int, what: str, **parts: str) -> LatentcacheError:
-    found = LatentcacheError(what, **parts)
-    found.exit_code = exit_code
+        found = LatentcacheError("this machine is out of memory", slug="memory", fix=fix)
+    else:
+        fix = "report it with the output of the same command under LATENTCACHE_DEBUG=1"
+        found = LatentcacheError(f"unexpected {type(error).__name__}: {error}", slug="bug", fix=fix)
+    is_of_system = isinstance(error, OSError | MemoryError)
+    found.where, found.why = place, str(error) if is_of_system else ""
+    found.exit_code = 3 if is_of_system else EXIT_BUG
     return found
 
 

@@ -5,7 +5,6 @@ python torture.py kills FOLDER COUNT SEED         SIGKILL to the whole group at 
 python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM at every failpoint, then likewise
 python torture.py cuts FOLDER COUNT SEED          power cuts: what a disk could hold then
 python torture.py careless FOLDER COUNT SEED      the same of a store that does not sync, which has to fail
-python torture.py forks FOLDER                    processes that a build's process forks outlive it
 python torture.py faults FOLDER COUNT SEED        the n-th call of the system fails; COUNT 0: every n
 """
 
