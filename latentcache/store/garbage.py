@@ -30,9 +30,11 @@ from latentcache.store.index import ShardIndex, checked_index, load_index, open_
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import OFFSET_BITS, NewSnapshot, kept_rows, place_number, publish_snapshot
 from latentcache.store.shard import ShardWriter, recover_shard
-from latentcache.store.snapshot import PLACE_DTYPE, FieldRows, Snapshot
+from latentcache.store.snapshot import PLACE_DTYPE, Snapshot
 
 _COMMIT_BYTES = 16 << 20
+#: Parts of a snapshot that stay when its entries move.
+_KEPT = ("samples", "source", "rejected", "notes", "allow_failed", "demo")
 
 
 class Salvaged(NamedTuple):
@@ -230,25 +232,25 @@ def relocate(
         complete: False if rows that are needed are lost.
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
-    indexes = {old: load_index(paths.shard(new)) for old, new in moved.items()}
-    new_fields: dict[str, FieldRows] = {}
-    for name, rows in snapshot.fields.items():
-        gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(name, False)
-        columns = _moved(rows, snapshot, moved, indexes, names, gone)
-        new_fields[name] = kept_rows(columns, ~gone[np.asarray(rows.entry)]) if gone.any() else columns
-    new = NewSnapshot(
-        samples=snapshot.samples,
-        fields=tuple(new_fields.values()),
-        shards=names,
-        source=snapshot.source,
-        rejected=snapshot.rejected,
-        notes=snapshot.notes,
-        complete=complete,
-        allow_failed=snapshot.allow_failed,
-        demo=snapshot.demo,
-        replaces=snapshot.number,
+    fields = []
+    for rows in snapshot.fields.values():
+        gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(rows.name, False)
+        shard, offset = np.array(rows.shard), np.array(rows.offset)
+        for old, new in moved.items():
+            held = np.flatnonzero(shard == names.index(old)) if old in snapshot.shards else ()
+            if len(held):
+                index = load_index(paths.shard(new))
+                keys, wanted = (one.view("S32")[:, 0] for one in (index.entry_keys(), rows.key[held]))
+                at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)  # an index is in the order of keys
+                gone[held[keys[at] != wanted]] = True
+                shard[held], offset[held] = names.index(new), np.asarray(index.offset)[at]
+        columns = replace(rows, shard=shard, offset=offset)
+        fields.append(kept_rows(columns, ~gone[np.asarray(rows.entry)]) if gone.any() else columns)
+    kept = {name: getattr(snapshot, name) for name in _KEPT}
+    new_snapshot = NewSnapshot(
+        fields=tuple(fields), shards=names, complete=complete, replaces=snapshot.number, **kept
     )
-    return publish_snapshot(paths, new)
+    return publish_snapshot(paths, new_snapshot)
 
 
 def stored_catalog(cache: Path) -> Catalog:
@@ -301,29 +303,6 @@ def to_scratch(paths: CachePaths, path: Path) -> Path:
     path.rename(place)
     sync_folder(path.parent)
     return place
-
-
-def _moved(
-    rows: FieldRows,
-    snapshot: Snapshot,
-    moved: Mapping[str, str],
-    indexes: Mapping[str, ShardIndex],
-    names: Sequence[str],
-    gone: NDArray[np.bool_],
-) -> FieldRows:
-    """A field with its entries in their new places; marks those that the new shards lack in ``gone``."""
-    shard, offset = np.array(rows.shard), np.array(rows.offset)
-    for old, new in moved.items():
-        held = np.flatnonzero(shard == snapshot.shards.index(old)) if old in snapshot.shards else np.zeros(0, np.intp)
-        if not len(held):
-            continue
-        both = indexes[old].entry_keys(), rows.key[held]
-        keys, wanted = (np.ascontiguousarray(one).view("S32")[:, 0] for one in both)
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)  # an index is in the order of keys
-        there = keys[at] == wanted
-        gone[held[~there]] = True
-        shard[held], offset[held] = names.index(new), np.asarray(indexes[old].offset)[at]
-    return replace(rows, shard=shard, offset=offset)
 
 
 def _entries(folder: Path) -> int:

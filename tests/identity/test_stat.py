@@ -56,12 +56,6 @@ def test_a_file_hashed_right_after_it_was_written_is_not_trusted(picture):
     assert trusts(StatMemo.of(result, seen_ns=latest + RACY_NS), now)
 
 
-@given(memos)
-def test_a_memo_that_was_never_hashed_trusts_nothing(memo):
-    unseen = replace(memo, seen_ns=0)
-    assert not trusts(unseen, unseen)
-
-
 @given(memos, st.sampled_from(["size", "mtime_ns", "ctime_ns", "inode", "device"]), st.sampled_from([-1, 1, HOUR]))
 def test_any_single_difference_ends_the_trust(memo, name, difference):
     memo = replace(memo, seen_ns=max(memo.mtime_ns, memo.ctime_ns) + RACY_NS)

@@ -78,16 +78,6 @@ def test_a_damaged_entry_is_left_behind_and_the_others_move(paths):
     assert EntryReader(paths, before).read("words", 4).tobytes() == item_of("words", 4).array.tobytes()
 
 
-def test_entries_can_be_dropped_on_the_way(paths):
-    snapshot = open_snapshot(paths.root)
-    drop = {"plane": np.arange(12) == 3}
-    relocate(paths, snapshot, {}, drop, complete=False)
-    after = open_snapshot(paths.root)
-    assert 3 not in np.asarray(after.fields["plane"].sample)
-    assert len(after.fields["plane"]) == 11
-    read_everything(paths, range(12))
-
-
 @pytest.mark.parametrize("spoil", ["index", "metas"])
 def test_a_shard_is_mended_whatever_is_left_of_it(tmp_path, spoil):
     paths = make_cache(tmp_path / "cache", range(100), shards=2)

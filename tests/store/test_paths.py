@@ -31,12 +31,6 @@ def test_a_torn_current_is_damage_and_says_what_to_do(paths, text):
     assert paths.current_snapshot() == 7
 
 
-def test_a_current_that_cannot_be_read_is_damage(paths):
-    paths.current.mkdir()
-    with pytest.raises(CacheDamagedError, match="cannot be read"):
-        paths.current_snapshot()
-
-
 def test_only_whole_snapshots_count(paths):
     for number in (3, 12):
         make_folder(paths.snapshot(number))
