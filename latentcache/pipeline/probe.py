@@ -18,8 +18,8 @@ from latentcache.pipeline.workers.results import Progress
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.value import Value
 
-#: Items of a probe at most, and seconds of encoding after which it ends.
-ITEMS, SECONDS = 64, 3.0
+#: Inputs that a probe reads at most, and seconds of encoding after which no further batch begins.
+_INPUTS, _SECONDS = 64, 3.0
 
 
 class Probe(Value):
@@ -40,25 +40,18 @@ class Probe(Value):
     """Estimate of the bytes on disk."""
 
 
-def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = SECONDS) -> Probe | None:
-    """Encode a few items of a field; None if there is nothing to make.
-
-    Args:
-        plan: Of a dry run.
-        field: Its name.
-        items: Inputs that are read, at most.
-        seconds: Seconds of encoding after which no further batch begins.
-    """
+def probe(plan: BuildPlan, field: str) -> Probe | None:
+    """Encode a few items of a field, after a dry run; None if there is nothing to make."""
     listing, samples = plan.listing, plan.samples_table
     assert listing is not None  # of every build
     assert samples is not None
     work, stop, warnings = plan.fields[field], StopSignal(), list[str]()
     if not len(work.todo):
         return None
-    jobs: list[Job] = list(islice(work.jobs(listing, samples), items))
+    jobs: list[Job] = list(islice(work.jobs(listing, samples), _INPUTS))
 
     def look(progress: Progress) -> None:
-        if progress.began and progress.done and time.monotonic() - progress.began > seconds:
+        if progress.began and progress.done and time.monotonic() - progress.began > _SECONDS:
             stop.request()
 
     started = time.monotonic()
@@ -77,7 +70,6 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
     done = result.progress
     open_s = max(done.began - started, 0.0) if done.began else time.monotonic() - started
     times = work.cost / done.cost_done if done.cost_done else 0.0
-    ragged = work.described.recipe.spec.ragged
     return Probe(
         group=next((work.plan.groups[output.group].label for job in jobs for output in job.outputs), ""),
         items=result.encoded,
@@ -86,5 +78,5 @@ def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = S
         failed=len(result.failed),
         warnings=tuple(warnings),
         seconds=open_s + result.encode_s * times,
-        num_bytes=int(done.written_bytes * times) if ragged else work.bytes_to_write,
+        num_bytes=int(done.written_bytes * times) if work.recipe.spec.ragged else work.bytes_to_write,
     )

@@ -1,6 +1,5 @@
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -58,19 +57,3 @@ def test_a_deferred_block_ends_before_the_error():
     with StopSignal() as stop, pytest.raises(InterruptedBuildError):
         work(stop)
     assert done == [1]
-
-
-def test_outside_the_main_thread_only_a_request_sets_the_flag():
-    found = []
-
-    def work():
-        before = [signal.getsignal(number) for number in WATCHED]
-        with StopSignal() as stop:
-            found.append([signal.getsignal(number) for number in WATCHED] == before)
-            stop.request()
-            found.append(stop.requested)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [True, True]

@@ -4,11 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-from small_builds import CASES, Recorder, built, settings
+from small_builds import CASES, built
 
 from latentcache.errors import UsageError
 from latentcache.fields.registry import field_kind, field_kinds
-from latentcache.pipeline.build import plan_build
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
@@ -39,14 +38,6 @@ def test_a_field_without_its_kind_or_input_is_refused(data, tmp_path, monkeypatc
     monkeypatch.setattr("latentcache.pipeline.existing.field_kind", kinds.get)
     with pytest.raises(UsageError, match="edge_map"):
         built(LATENTS, data, fields={})
-
-
-def test_the_first_field_that_the_data_allow_is_the_default(tmp_path):
-    records, observer = CASES["input_ids"], Recorder()
-    built(records, records.data(tmp_path / "docs", 2), observer=observer, fields=records.said())
-    assert set(observer.plans[0].fields) == {"input_ids"}
-    plan = plan_build(settings(LATENTS, LATENTS.data(tmp_path / "images", 2), out=tmp_path / "new", fields={}))
-    assert list(plan.fields) == ["latents"]
 
 
 def test_contents_that_one_field_read_spare_the_next_one(data):

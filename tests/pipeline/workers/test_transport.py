@@ -63,17 +63,6 @@ def test_the_build_never_waits_for_a_worker_that_does_not_read():
     build_end.close()
 
 
-def test_the_last_message_of_a_worker_arrives():
-    build_end, theirs = channel_pair()
-    channel = Channel(theirs)
-    channel.send("last", word="goodbye")
-    channel.close()
-    assert received(build_end, 2) == [Message("last", {"word": "goodbye"})]
-    assert build_end.ended
-    build_end.send("too late")
-    build_end.close()
-
-
 def sent(**head):
     """A head as it arrives."""
     build_end, theirs = channel_pair()

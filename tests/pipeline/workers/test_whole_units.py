@@ -43,12 +43,6 @@ def test_jobs_of_a_call_that_fails_are_made_one_by_one(lines, order, workers):
     assert result.encoded == 2
 
 
-def test_a_job_that_ends_its_worker_is_found(lines):
-    result = lines.run([*TEXTS[:2], "poison crash-make crash-prepare", *TEXTS[2:4]])
-    assert [(sample, why.reason) for sample, why in result.failed] == [(2, "words-crash")]
-    assert result.encoded == 4
-
-
 def test_committed_jobs_of_a_unit_are_left_out(lines, tmp_path):
     lines.run(TEXTS[:4], workers=0)
     load_catalog(lines.paths).save_lookup(tmp_path / "lookup")
