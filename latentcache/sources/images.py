@@ -42,10 +42,11 @@ from latentcache.sources.known import (
 )
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.partners import ENDINGS, Partners
-from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS, CaptionRule, ImageSet, Layout
+from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.table import Listed, listed_images
 from latentcache.sources.walk import (
+    CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,
     IMAGE_EXTENSIONS,
     Level,

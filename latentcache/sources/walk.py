@@ -45,6 +45,9 @@ READ_EXTENSIONS = frozenset(
 CLIP_EXTENSIONS = frozenset((".mp4", ".mkv", ".webm", ".mov"))
 #: Extensions that make a file an image; unsupported ones are rejected later, by content.
 IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"} | CLIP_EXTENSIONS
+#: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
+CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
+_PLAIN = frozenset((*IMAGE_EXTENSIONS, *map(str.upper, IMAGE_EXTENSIONS)))
 _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
@@ -343,3 +346,76 @@ def common_endings(names: Sequence[str], allowed: AbstractSet[str]) -> set[str]:
     found, text = {name[name.rfind(".") :] for name in names[:8]}, "/".join(("", *names, ""))
     plain = found <= allowed and "/." not in text and sum(text.count(ending + "/") for ending in found) == len(names)
     return found if plain else set()
+
+
+# the first levels, as far as layouts need them: names only, no file is opened and no state is read
+
+#: Levels below DATA that are looked at, and folders in all.
+MAX_DEPTH, MAX_FOLDERS = 3, 4096
+
+
+class Folder(NamedTuple):
+    """One folder, links followed."""
+
+    path: str = ""
+    """Below the root, without ``/`` at the end; empty: the root."""
+    folders: tuple[str, ...] = ()
+    """Names of the folders in it, in order."""
+    images: int = 0
+    """Files in it with the name of an image."""
+    others: frozenset[str] = frozenset()
+    """Names of its other files."""
+
+
+class Tree:
+    """The first levels of a folder, listed when they are asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._known = root, dict[str, Folder]()
+        self.listed = dict[str, str]()
+        """Path of each folder -> the names in it, joined by ``/``; the walk need not list it again."""
+
+    @property
+    def top(self) -> Folder:
+        """The root."""
+        return self.folder("")
+
+    def folder(self, path: str) -> Folder:
+        """One folder; empty if it cannot be listed."""
+        if path not in self._known:
+            self._known[path] = self._list(path)
+        return self._known[path]
+
+    def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
+        """A folder and those below it, level by level, down to ``depth`` levels."""
+        level = [path]
+        for _ in range(depth + 1):
+            found = []
+            for one in level:
+                if len(self._known) > MAX_FOLDERS:
+                    return
+                folder = self.folder(one)
+                yield folder
+                found += [f"{one}/{name}" if one else name for name in folder.folders]
+            level = found
+
+    def _list(self, below: str) -> Folder:
+        path = f"{self.root}/{below}" if below else str(self.root)
+        try:
+            names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
+        except OSError:
+            return Folder(below)  # the walk says why
+        self.listed[path] = "/".join(names)
+        plain = common_endings(names, _PLAIN)
+        rest = [] if plain else [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
+        images, folders, others = len(names) - len(rest), list[str](), list[str]()
+        for name in rest:
+            if name[0] == ".":
+                continue
+            if not name.endswith(CAPTION_EXTENSIONS) and os.path.isdir(f"{path}/{name}"):  # noqa: PTH112
+                folders += [] if name.endswith(CACHE_SUFFIX) else [name]
+            elif extension_of(name) in IMAGE_EXTENSIONS:
+                images += 1
+            else:
+                others.append(name)
+        return Folder(below, tuple(sorted(folders)), images, frozenset(others))

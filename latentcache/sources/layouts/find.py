@@ -15,9 +15,8 @@ from latentcache.sources.layouts import hub, kohya
 from latentcache.sources.layouts.config import MAX_BYTES, Trainer, read_config
 from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, choose_split, unfit
 from latentcache.sources.layouts.trainers import ONETRAINER, OWN, SIMPLETUNER
-from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
-from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Walk
+from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Tree, Walk
 
 
 def _plain(tree: Tree) -> Layout:

@@ -29,8 +29,7 @@ from latentcache.sources.corpus import (
     splits_of,
 )
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout, unfit
-from latentcache.sources.layouts.tree import Tree
-from latentcache.sources.walk import TABLE_NAMES
+from latentcache.sources.walk import TABLE_NAMES, Tree
 
 TABLES_WORD, TARS_WORD, ROWS_WORD, SAVED_WORD = "imagefolder", "webdataset", "parquet", "saved"
 #: Archives of one kind whose heads are read before they are taken for something else.

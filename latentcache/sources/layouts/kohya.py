@@ -28,7 +28,7 @@ from latentcache.errors import count_of
 from latentcache.sources.layouts.config import Config, Trainer, joined, of_set, partners
 from latentcache.sources.layouts.partners import ALPHA
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.layouts.tree import Folder, Tree
+from latentcache.sources.walk import Folder, Tree
 
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.

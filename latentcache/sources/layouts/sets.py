@@ -15,10 +15,9 @@ from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.causes import rejected
 from latentcache.sources.corpus import TRAIN, which_split
+from latentcache.sources.walk import CAPTION_EXTENSIONS
 from latentcache.value import Value
 
-#: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
-CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
 #: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
 MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
 FOLDER = "folder"
