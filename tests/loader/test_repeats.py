@@ -39,20 +39,6 @@ def test_an_epoch_serves_each_sample_as_often_as_its_repeats(cache):
     assert served(loader) == NAMED
 
 
-@pytest.mark.parametrize("remainder", ["repeat", "drop", "partial"])
-@pytest.mark.parametrize(("batch_size", "world_size"), [(2, 2), (4, 1), (3, 3)])
-def test_all_ranks_together_serve_what_the_plan_counts(cache, remainder, batch_size, world_size):
-    report = cache.plan(batch_size=batch_size, world_size=world_size, remainder=remainder)
-    more = {"batch_size": batch_size, "world_size": world_size, "remainder": remainder}
-    loaders = [cache.loader(rank=rank, **more) for rank in range(world_size)]
-    assert {len(loader) for loader in loaders} == {report.steps}
-    found = served(*loaders)
-    assert found.total() == report.samples_used + report.samples_repeated
-    assert report.samples_used + report.samples_dropped == sum(TIMES)
-    assert sum((Counter(NAMED) - found).values()) == report.samples_dropped
-    assert sum((found - Counter(NAMED)).values()) == report.samples_repeated
-
-
 def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cache):
     loader = cache.loader(batch_size=2, seed=3, remainder="partial")
     iterator = iter(loader)

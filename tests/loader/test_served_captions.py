@@ -158,13 +158,7 @@ def test_what_is_not_stored_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="does not hold the empty prompt") as caught:
         open_cache(tmp_path / "cache").read(caption_dropout=0.1)
     assert "--empty-prompt" in caught.value.fix
-    before = open_cache(tmp_path / "cache").recipe("prompt_embeds").recipe_id
-    report = build(data, tmp_path / "cache", empty_prompt=True)
-    assert {name: field.encoded for name, field in report.fields.items()} == {
-        "latents": 0, "prompt_embeds": 1, "pooled_prompt_embeds": 1,
-    }  # fmt: skip
-    after = open_cache(tmp_path / "cache").recipe("prompt_embeds")
-    assert after.recipe_id == before
+    build(data, tmp_path / "cache", empty_prompt=True)
     with pytest.raises(UsageError, match="it holds ''"):
         open_cache(tmp_path / "cache").prompt("bad")
     assert len(open_cache(tmp_path / "cache").read(caption_dropout=0.5)) == COUNT
