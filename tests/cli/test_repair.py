@@ -63,10 +63,3 @@ def test_the_answer_counts(run, cache, monkeypatch, answer, number):
     assert "to be removed: 1 entry" in done.err
     assert name in done.err
     assert open_snapshot(cache).number == number
-
-
-@pytest.mark.parametrize("more", [["--sample", "1"], ["--untrusted"]])
-def test_a_repair_looks_at_everything(run, cache, more):
-    done = run("verify", cache, "--repair", "--yes", *more)
-    assert done.status == 2
-    assert "--repair: not available with --sample or --untrusted" in done.err

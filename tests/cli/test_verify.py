@@ -79,15 +79,6 @@ def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, with_bad, 
     assert done.json["counts"]["quarantined"] == 1
 
 
-def test_no_finished_build_is_status_3(run, tmp_path):
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "BUILDING").write_text("{}")
-    done = run("verify", tmp_path / "c", "--json")
-    assert (done.status, done.error["slug"]) == (3, "cache-unfinished")
-    done = run("verify", tmp_path / "d", "--json")
-    assert (done.status, done.error["slug"]) == (3, "cache-not-found")
-
-
 def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
     """As it is shown: take it out, build again."""
     damage_payload(cache)

@@ -75,13 +75,6 @@ def test_what_it_says_is_what_it_does(case, rebuilt):
     assert not case.paths.scratch.exists()
 
 
-def test_two_snapshots_are_kept(case, rebuilt):
-    age(case)
-    collect(case.cache, apply=True)
-    assert case.paths.snapshots() == [2, 3]
-    assert {path.name for path in case.paths.all_sealed()} == {*rebuilt[1], *rebuilt[2]}
-
-
 def test_the_grace_period_holds_and_says_until_when(case, rebuilt):
     report = collect(case.cache, keep=1, apply=True)
     assert states(report)["snapshots/000001"] == ("held", "grace")
