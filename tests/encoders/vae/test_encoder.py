@@ -1,4 +1,4 @@
-"""Every class against its own encode, precision and storage, and what happens when something breaks."""
+"""Every class against its own encode: precision, storage, moments, masks, and what happens when something breaks."""
 
 from dataclasses import replace
 
@@ -8,10 +8,12 @@ import torch
 from described_models import described_model
 
 from latentcache.encoders.faults import Guard
+from latentcache.encoders.masks import cell_means
+from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, copying
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.producer import checked_noise, open_encoder
-from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, UnsupportedModelError
 from latentcache.fields.dtypes import as_floats
 
 GENERIC = ["AutoencoderKLCogVideoX", "AutoencoderKLCosmos", "AutoencoderKLHunyuanImage", "AutoencoderKLLTX2Video"]
@@ -107,3 +109,54 @@ def test_a_device_that_fails_later_raises_in_result():
     with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:
         pending.result()
     assert caught.value.__context__ is None
+
+
+WITHOUT = ["AutoencoderTiny", "AutoencoderDC"]
+WITH = sorted(set(FAMILIES) - set(WITHOUT))
+
+
+@pytest.mark.parametrize("name", [*WITH, "AutoencoderKLMochi"])
+def test_moments_are_mean_and_logvar_of_the_class_itself(name, tiny, images):
+    plain = opened(tiny(name)).encode(images).latents
+    encoder = opened(tiny(name), latents="moments")
+    moments = encoder.encode(images)
+    checked_noise(encoder)
+    channels = encoder.spec.channels
+    assert moments.latents.shape == (3, 2 * channels, *plain.shape[2:])
+    assert moments.finite.all()
+    np.testing.assert_array_equal(moments.latents[:, :channels], plain)
+    logvar = moments.latents[:, channels:]
+    assert logvar.min() >= -30
+    assert logvar.max() <= 20
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_class_without_a_posterior_is_rejected_before_its_weights_are_read(name, tiny):
+    with pytest.raises(UnsupportedModelError) as caught:
+        described_model(tiny(name), latents="moments")
+    assert caught.value.slug == "no-posterior"
+    assert caught.value.what == f"--latents moments: {name} has no posterior"
+    assert caught.value.fix.startswith("--latents mode")
+
+
+def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):
+    encoder = opened(tiny("AutoencoderKLCosmos"), latents="moments")
+    with pytest.raises(UnsupportedModelError, match="AutoencoderKLCosmos has no posterior") as caught:
+        checked_noise(encoder)
+    assert "gives IdentityDistribution, without mean and logvar" in caught.value.why
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "float32"])
+def test_any_batch_gives_the_same_bytes(images, storage):
+    encoder = StubEncoder(builtin_spec("demo", storage))
+    checked_noise(encoder)
+    whole = encoder.encode(images).latents
+    for order in ([0], [1, 0], [2, 1, 0]):
+        np.testing.assert_array_equal(encoder.encode(images[order]).latents, whole[order])
+
+
+def test_cells_are_rounded_means():
+    pixels = np.zeros((8, 16, 3), dtype=np.uint8)
+    pixels[:4, :8] = 255
+    pixels[0, 8] = 64
+    assert cell_means(pixels, 8).tolist() == [[[128, 1]]]
