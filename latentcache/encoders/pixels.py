@@ -14,11 +14,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
-from latentcache.fields.protocol import Failure, Group, Job, Output, Prepared, Producer, ProducerContext, Read
+from latentcache.fields.protocol import (
+    Failure,
+    Finished,
+    Group,
+    Job,
+    Made,
+    Output,
+    Prepared,
+    Producer,
+    ProducerContext,
+    Read,
+)
 from latentcache.fields.table import STAT_WIDTH, stat_numbers
 from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Size
@@ -166,3 +178,27 @@ def _placement(output: Output, group: Group, size: Size, content: bytes, geometr
     (top, left), resize = (int(value) for value in output.columns["crop"]), output.columns["resize"]
     stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), top=top, left=left)
     return flipped(stored) if geometry.flips(output.variant) else stored
+
+
+class MaskProducer(PixelProducer):
+    """Masks of a bucket."""
+
+    def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
+        """(H, W, 3) of the mask: its colors, or the transparency of an image that is its own mask."""
+        image_itself = len({place["path"] for place in job.inputs.values()}) == 1
+        return image.opacity() if image_itself else super().own_pixels(job, image)
+
+    def encode(self, batch: Sequence[Prepared]) -> Finished:
+        """See :class:`Producer`. Items of one group."""
+        group = self._groups[batch[0].output.group]
+        images = (item.value.reshape(*group.dims[1:], 3) for item in batch)  # a clip of one frame as well
+        made = (cell_means(image, self._recipe.encoder.factor) for image in images)
+        return Finished([Made(array=array.reshape(group.shape)) for array in made])
+
+
+def cell_means(pixels: Pixels, factor: int) -> NDArray[np.uint8]:
+    """Mean gray (Pillow's ``L``) of each latent cell of (H, W, 3), rounded: (1, H / factor, W / factor)."""
+    gray = np.asarray(Image.fromarray(pixels).convert("L"))
+    height, width = gray.shape
+    cells = gray.reshape(1, height // factor, factor, width // factor, factor).mean(axis=(2, 4))
+    return np.asarray(np.rint(cells), dtype=np.uint8)

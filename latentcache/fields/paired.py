@@ -60,7 +60,7 @@ class Mask(Paired):
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"scaled": ("|u1", ())}
     work = WorkSize(unit_cost=1 << 25, worker_cost=1 << 27, cost_bytes=25, batch_cost=8 << 20)
     describer = "latentcache.encoders.vae.describe:describe_mask"
-    producer = "latentcache.encoders.masks:MaskProducer"
+    producer = "latentcache.encoders.pixels:MaskProducer"
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
         """As of the image, with a note on samples without a mask."""

@@ -5,22 +5,23 @@ the loss spans are these marks, as ``return_assistant_tokens_mask`` and TRL's ``
 Otherwise a turn begins behind the prompt for an answer and ends with the special token that ends it; blanks after
 that carry no loss. Where a template writes a turn otherwise once others follow (it removes the reasoning, or ends the
 last turn with another token), the turn is found by rendering the whole conversation with another text in its place.
-A record whose spans are not exact is rejected.
+A record whose spans are not exact is rejected. Content that the template leaves out is told by its kind.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.text.dropped import not_rendered
 from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
+from latentcache.fields.input_ids import NOT_RENDERED
 from latentcache.sources.reading import fault
 from latentcache.sources.records import Message, Record
 from latentcache.value import Value
@@ -33,6 +34,9 @@ _CALL = [{"type": "function", "function": {"name": "a", "arguments": {"a": 1}}}]
 _CALLING = Message(role="assistant", content="", fields=(("tool_calls", json.dumps(_CALL)),))
 _REWRITES = "template-rewrites"
 _OTHERWISE = "this answer otherwise where others follow it, and where it begins or ends there is unknown"
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_BITS = {kind: 1 << number for number, kind in enumerate(NOT_RENDERED)}
 #: Errors of templates beside Jinja's own: a template is a program over the record's values.
 _FAILURES = (
     jinja2.TemplateError,
@@ -255,3 +259,34 @@ def _common(one: str, other: str) -> int:
     """Length of the text that both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def not_rendered(record: Record, text: str, mark: Callable[[str], str]) -> int:
+    """Bits of the kinds in ``NOT_RENDERED`` of which a piece is missing; ``mark`` is done to content first."""
+    bits = 0
+    for (kind, piece), times in Counter(_pieces(record)).items():
+        if text.count(mark(piece)) < times:
+            bits |= _BITS[kind]
+    return bits
+
+
+def _pieces(record: Record) -> Iterator[tuple[str, str]]:
+    """(kind, text) of every piece of content; of tools and calls the name."""
+    yield from (("tools", name) for name in _names(json.loads(record.tools) if record.tools else ()))
+    for message in record.messages or ():
+        fields = {name: json.loads(value) for name, value in message.fields}
+        thought, _, content = message.content.rpartition(_THOUGHT_END)
+        thoughts = [thought.strip().removeprefix(_THOUGHT), *(fields.get(name) for name in _THOUGHTS)]
+        calls = fields.get("tool_calls") or ()
+        kind = "text beside tool calls" if calls else f"{message.role} turn"
+        pieces = [(kind, content), *(("reasoning", one) for one in thoughts)]
+        yield from ((kind, piece.strip()) for kind, piece in pieces if isinstance(piece, str) and piece.strip())
+        yield from (("tool calls", name) for name in _names(calls))
+
+
+def _names(tools: Any) -> Iterator[str]:
+    for tool in tools:
+        function = tool.get("function")
+        name = (function if isinstance(function, dict) else tool).get("name")
+        if isinstance(name, str):
+            yield name

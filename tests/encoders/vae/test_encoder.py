@@ -8,7 +8,7 @@ import torch
 from described_models import described_model
 
 from latentcache.encoders.faults import Guard
-from latentcache.encoders.masks import cell_means
+from latentcache.encoders.pixels import cell_means
 from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, copying
 from latentcache.encoders.vae.families import FAMILIES
