@@ -238,13 +238,7 @@ class ImageScan(Scan):
         files = _Files(walk, layout, None if tables else self.part)
         for note in layout.notes:
             walk.notes.add(note)
-        listing = self._listing(layout, files, tables)
-        if not len(listing.samples) and not listing.rejected and self.part is None:
-            raise _nothing(walk, layout, listing.notes)
-        return listing
-
-    def _listing(self, layout: Layout, files: _Files, tables: Sequence[str]) -> Scanned:
-        walk, bad = files.walk, list[Rejected]()
+        bad = list[Rejected]()
         names, memos, chosen = files.names, files.memos, _of_folders(layout, files)
         read = list[tuple[bytes, StatMemo]]()
         if tables:
@@ -293,12 +287,11 @@ class ImageScan(Scan):
             images = np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())]))
         self._hash(walk.root, names, images, held)
         samples = _samples(names, called, held, chosen, caption, layout.sets, reading, further)
-        return Scanned(
-            samples=samples if chosen.member is None else self._inside(walk.root, samples, chosen, held),
-            rejected=in_order([*walk.rejected, *bad]),
-            notes=walk.notes.all(),
-            images=found,
-        )
+        samples = samples if chosen.member is None else self._inside(walk.root, samples, chosen, held)
+        if not len(samples) and not walk.rejected and not bad and self.part is None:
+            raise _nothing(walk, layout, walk.notes.all())
+        rejections = in_order([*walk.rejected, *bad])
+        return Scanned(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
 
     def _inside(self, root: Path, samples: SampleTable, chosen: Chosen, held: Known) -> SampleTable:
         """With the contents of images in archives that are new or changed, if they are asked for."""

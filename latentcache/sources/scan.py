@@ -90,7 +90,7 @@ class SourceOptions(Value):
     def applied(self, layout: Layout) -> Layout:
         """A layout with what is said of captions, masks and control images here; after :meth:`below`."""
         said = {name: getattr(self, name) for name in CAPTION_OPTIONS}
-        sets = tuple(replace(one, captions=one.captions.with_options(**said)) for one in layout.sets)
+        sets = tuple(replace(one, captions=one.captions.with_options(said)) for one in layout.sets)
         if self.repeats is False:
             sets = tuple(replace(one, repeats=1, balance="") for one in sets)
         return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})

@@ -59,12 +59,6 @@ def test_wanted_files_in_any_case_in_byte_order(tmp_path):
     assert walk.stats["a.jpg"] == list(StatMemo.of((tmp_path / "a.jpg").stat()).identity)
 
 
-def test_a_time_before_1970_wraps(tmp_path):
-    put(tmp_path, "a.jpg", "b.jpg")
-    os.utime(tmp_path / "a.jpg", ns=(-5_000_000_000, -5_000_000_000))
-    assert Walked(tmp_path).stats["a.jpg"][1] == 2**64 - 5_000_000_000
-
-
 def test_what_is_not_regular_is_rejected_but_a_folder_is_Walked(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     put(tmp_path, "folder.jpg/a.jpg")

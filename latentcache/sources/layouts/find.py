@@ -5,15 +5,16 @@ The plain folder is the last resort: images with caption files beside them, nest
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from latentcache.errors import SourceError, UsageError
+from latentcache.errors import SourceAmbiguousError, SourceError, UsageError
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.layouts import hub, kohya
 from latentcache.sources.layouts.config import MAX_BYTES, Trainer, read_config
-from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, choose_split, unfit
+from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, choose_split, unfit
 from latentcache.sources.layouts.trainers import ONETRAINER, OWN, SIMPLETUNER
 from latentcache.sources.reading import open_source
 from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Tree, Walk
@@ -105,7 +106,13 @@ def _of_folder(tree: Tree, word: str) -> Layout:
     if len(fitting) == 1 and fitting[0].doubt:
         readings.append((FOLDER, fitting[0].doubt))
     if len(readings) > 1:
-        raise ambiguous(tree.root, readings)
+        words, path = [name for name, _ in readings], shlex.quote(str(tree.root))
+        raise SourceAmbiguousError(
+            f"DATA can be read as {' or '.join(words)}: {tree.root}",
+            where=str(tree.root),
+            why="; ".join(f"{name}: {why}" for name, why in readings),
+            fix=" or ".join(f"`latentcache build {path} --layout {name}`" for name in words),
+        )
     return fitting[0]
 
 

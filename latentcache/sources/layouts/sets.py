@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import SourceAmbiguousError, UsageError, count_of
+from latentcache.errors import UsageError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -63,16 +62,10 @@ class CaptionRule(Value):
         said = [self.lines, self.prefix, self.suffix, self.text]
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
-    def with_options(
-        self,
-        *,
-        caption_ext: str = "",
-        default_caption: str | None = None,
-        caption_prefix: str = "",
-        caption_suffix: str = "",
-        caption_lines: str = "",
-    ) -> CaptionRule:
-        """With what a user says of captions, whatever the layout is."""
+    def with_options(self, said: Mapping[str, Any]) -> CaptionRule:
+        """With what a user says of captions by ``CAPTION_OPTIONS``, whatever the layout is."""
+        caption_ext, default_caption = said.get("caption_ext"), said.get("default_caption")
+        lines = said.get("caption_lines", "")
         extensions, text, source = self.extensions, self.text, self.text_source
         if caption_ext and extensions:
             extensions = ("." + caption_ext.lower().removeprefix("."),)
@@ -83,10 +76,10 @@ class CaptionRule(Value):
             extensions=extensions,
             text=text,
             text_source=source,
-            prefix=caption_prefix + self.prefix,
-            suffix=self.suffix + caption_suffix,
-            lines=caption_lines or self.lines,
-            lines_by_choice=self.lines_by_choice or bool(caption_lines),
+            prefix=said.get("caption_prefix", "") + self.prefix,
+            suffix=self.suffix + said.get("caption_suffix", ""),
+            lines=lines or self.lines,
+            lines_by_choice=self.lines_by_choice or bool(lines),
         )
 
     @property
@@ -230,17 +223,6 @@ def choose_split(layout: Layout, split: str) -> Layout:
         used=layout.used.union(*({one.captions.table} - {""} | one.files for one in others)),
         unread=frozenset(one.folder for one in others if not one.archives),
         notes=tuple(notes),
-    )
-
-
-def ambiguous(data: Path, readings: Sequence[tuple[str, str]]) -> SourceAmbiguousError:
-    """The error for several plausible readings: (word, what speaks for it)."""
-    words = [word for word, _ in readings]
-    return SourceAmbiguousError(
-        f"DATA can be read as {' or '.join(words)}: {data}",
-        where=str(data),
-        why="; ".join(f"{word}: {why}" for word, why in readings),
-        fix=" or ".join(f"`latentcache build {shlex.quote(str(data))} --layout {word}`" for word in words),
     )
 
 

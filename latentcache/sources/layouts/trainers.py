@@ -212,12 +212,11 @@ def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
             if type(value) is not _SETTINGS.get(name) or value == 0:
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {', '.join(_SETTINGS)}")
         layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
-        rule = {name: said[name] for name in CAPTION_OPTIONS if name in said}
         masks = [("masks", said["masks"])] if said.get("masks") else []
         controls = [("controls", one) for one in said.get("controls", []) if one]
         further, paired = partners(config, {"masks": masks, "controls": controls})
         sets = [
-            replace(one, captions=one.captions.with_options(**rule), repeats=one.repeats * said.get("repeats", 1),
+            replace(one, captions=one.captions.with_options(said), repeats=one.repeats * said.get("repeats", 1),
                     name=said.get("name", one.name), paired=paired or one.paired)
             for one in layout.sets
         ]  # fmt: skip
