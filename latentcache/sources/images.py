@@ -238,7 +238,10 @@ class ImageScan(Scan):
         files = _Files(walk, layout, None if tables else self.part)
         for note in layout.notes:
             walk.notes.add(note)
-        bad = list[Rejected]()
+        return self._listing(layout, files, tables)
+
+    def _listing(self, layout: Layout, files: _Files, tables: Sequence[str]) -> Scanned:
+        walk, bad = files.walk, list[Rejected]()
         names, memos, chosen = files.names, files.memos, _of_folders(layout, files)
         read = list[tuple[bytes, StatMemo]]()
         if tables:
