@@ -118,11 +118,6 @@ class Shape:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Stacked field -> shape of one item."""
 
-    @property
-    def bucket(self) -> Bucket:
-        """As plans know it."""
-        return Bucket.sized(self.label, self.dims)
-
 
 class Selection:
     """The samples of parts that have these fields, in buckets, as a plan takes them.
@@ -150,7 +145,7 @@ class Selection:
             mixture = _without_excluded(mixture, self._starts)
         self.index = SampleIndex(
             bucket=bucket,
-            buckets=tuple(shape.bucket for shape in self.shapes),
+            buckets=tuple(Bucket.sized(shape.label, shape.dims) for shape in self.shapes),
             names_of=self.names_of,
             identify=self._identify,
             mixture=mixture,
