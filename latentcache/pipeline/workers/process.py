@@ -218,19 +218,17 @@ class WarmWorker:
 
     Args:
         device: As in ``--device``; the process is for the first device.
-        needs_torch: False if the questions need no device.
         lock_fd: Descriptor of the lock on the cache.
     """
 
-    def __init__(self, device: str = "auto", *, needs_torch: bool = True, lock_fd: int | None = None) -> None:
-        self._text, self._needs_torch = device, needs_torch
-        self.lock_fd = lock_fd
+    def __init__(self, device: str = "auto", *, lock_fd: int | None = None) -> None:
+        self._text, self.lock_fd = device, lock_fd
         self._waiting: list[tuple[Device, WorkerProcess]] = []
 
     def ask(self, target: str, /, **arguments: Any) -> Any:
         """The result of ``module:function(**arguments)`` in JSON; ``device`` is added if the function takes it."""
         if not self._waiting:
-            device = devices_for(self._text, needs_torch=self._needs_torch)[0]
+            device = devices_for(self._text, needs_torch=True)[0]
             self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
         device, process = self._waiting[0]
         process.channel.send("ask", target=target, device=device.name, arguments=arguments)

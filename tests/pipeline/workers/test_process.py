@@ -22,7 +22,7 @@ def asked(target, **arguments):
 
 
 def test_one_process_answers_every_question_and_is_taken_over(squares):
-    with WarmWorker("cpu*2", needs_torch=False) as warm:
+    with WarmWorker("cpu*2") as warm:
         assert warm.ask(ANSWER, number=1)["number"] == 2
         with pytest.raises(EncoderError, match="a negative number") as caught:
             warm.ask(ANSWER, number=-1)
@@ -37,7 +37,7 @@ def test_a_worker_is_kept_for_the_next_field(squares):
     def pids():
         return [process.pid for _, process in warm._waiting]
 
-    with WarmWorker("cpu", needs_torch=False) as warm:
+    with WarmWorker("cpu") as warm:
         squares.run(["a", "b"], warm=warm)
         first = pids()
         assert squares.run(["c", "d"], warm=warm).encoded == 4
@@ -50,7 +50,7 @@ def test_a_worker_is_kept_for_the_next_field(squares):
 
 
 def test_a_sample_that_kills_is_convicted_by_fresh_workers_alone(squares):
-    with WarmWorker("cpu", needs_torch=False) as warm:
+    with WarmWorker("cpu") as warm:
         squares.run(["a", "b"], warm=warm)
         result = squares.run(["c", "bad crash-encode"], warm=warm)
     assert [(sample, why.reason) for sample, why in result.failed] == [(1, "encoder-crash")]
@@ -64,7 +64,7 @@ def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
         "import os, time; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
         "from latentcache.fields import registry; registry.register(TOYS)\n"
         "from latentcache.pipeline.workers.process import WarmWorker\n"
-        "warm = WarmWorker('cpu', needs_torch=False)\n"
+        "warm = WarmWorker('cpu')\n"
         f"Toy('squares', Path({str(squares.folder)!r})).run(['a'], warm=warm)\n"
         "print(*[process.pid for _, process in warm._waiting], flush=True)\n"
         f"{held} and os.fork() == 0 and (time.sleep(12), os._exit(0))\n"
