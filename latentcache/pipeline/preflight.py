@@ -15,7 +15,7 @@ from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundEr
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.sources.scan import SourceOptions
-from latentcache.store.atomic_io import make_folder, remove_durably, writing
+from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 
@@ -62,13 +62,14 @@ def check_out(cache: Path) -> None:
 def locked(paths: CachePaths) -> Iterator[int]:
     """Hold the cache for building; gives the descriptor for workers.
 
-    If the build fails before anything was committed, the folders and the build state that it made are removed.
+    If the build fails before anything was committed, folders and the build state are as they were before.
     """
     made = [path for path in (paths.root, *paths.root.resolve().parents) if not path.exists()]
     make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):
             before, shards = _names(paths.root), _names(paths.shards)
+            state = paths.building.read_bytes() if paths.building.name in before else None
         try:
             yield descriptor
         except LatentcacheError:
@@ -76,7 +77,9 @@ def locked(paths: CachePaths) -> Iterator[int]:
                 for folder in (paths.shards, paths.scratch, paths.quarantine):
                     if folder.name not in before and not _names(folder) and folder.is_dir():
                         folder.rmdir()
-                if paths.building.name not in before and paths.building.is_file():
+                if state is not None:  # a build that was not finished goes on with its own settings
+                    write_atomically(paths.building, state)
+                elif paths.building.is_file():
                     remove_durably(paths.building)
             raise
         finally:

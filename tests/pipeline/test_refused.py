@@ -1,5 +1,7 @@
 """A refused or failed command leaves the cache as it was, and decides nothing about the next build."""
 
+from dataclasses import replace
+
 import pytest
 from small_builds import CASES, Recorder, built, settings, tree
 
@@ -81,13 +83,19 @@ def test_a_refused_build_leaves_everything_as_it_was(case, refused, exists, tmp_
     monkeypatch.undo()
 
 
-def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path):
+def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path, monkeypatch):
     data = LATENTS.data(tmp_path / "data", 3)
     with pytest.raises(LatentcacheError):
         built(LATENTS, data, recipe={"resolutions": (128,)}, events="/dev/full", commit_every=1)
     cache = tmp_path / "cache"
     assert CachePaths(cache).building.exists()
     assert read_existing(settings(LATENTS, data, fields={})).field_names == ("latents",)
+    state = CachePaths(cache).building.read_bytes()
+    refused, error = dying_workers(LATENTS, data, tmp_path, monkeypatch)
+    with pytest.raises(error):
+        build_cache(replace(refused, fields={"latents": replace(refused.fields["latents"], resolutions=(256,))}))
+    assert CachePaths(cache).building.read_bytes() == state
+    monkeypatch.undo()
     report = built(LATENTS, data, fields={})
     assert report.plan.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
 

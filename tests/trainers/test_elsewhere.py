@@ -1,0 +1,145 @@
+"""LLaMA-Factory and axolotl themselves train on exported folders, with the settings that their pages show.
+
+They pin versions of transformers that exclude ours, so each runs in an environment of its own:
+``LATENTCACHE_LLAMA_FACTORY_PYTHON`` and ``LATENTCACHE_AXOLOTL_PYTHON`` name interpreters that have them.
+"""
+
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import load_from_disk
+from page_blocks import DOCS, blocks
+from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
+
+from latentcache import open_cache
+from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk
+
+#: Steps of two epochs of batches of four. axolotl divides rows, not batches: the end of the last epoch is left out.
+STEPS = {"llama-factory": lambda rows: 2 * math.ceil(rows / 4), "axolotl": lambda rows: math.ceil(2 * rows / 4)}
+COMMON = {"learning_rate": 0.001, "logging_steps": 1, "output_dir": "out", "bf16": False, "fp16": False}
+#: What a run on a CPU needs beside what the page says.
+MORE = {
+    "llama-factory": {
+        "do_train": True,
+        "finetuning_type": "full",
+        "model_name_or_path": "model",
+        "dataset_dir": "ONLINE",
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 2,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+    },
+    "axolotl": {
+        "base_model": "model",
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "num_epochs": 2,
+        "optimizer": "adamw_torch",
+        "attn_implementation": "sdpa",
+        "save_strategy": "no",
+        "val_set_size": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def at_hand(tmp_path_factory):
+    """A model and its tokenizer beside a token cache."""
+    folder = build_fifty(tmp_path_factory.mktemp("elsewhere"))
+    tiny_llama().save_pretrained(folder / "model")
+    a_tokenizer().save_pretrained(folder / "model")
+    return folder
+
+
+def shown(page, number):
+    """The settings of a page: its YAML blocks up to this one, the later over the earlier."""
+    found = [b.text for b in blocks(DOCS / "howto" / f"train-with-{page}.md") if b.language == "yaml"]
+    settings = {}
+    for text in found[: number + 1]:
+        settings |= yaml.safe_load(text)
+    return settings
+
+
+def train(system, folder, settings):
+    """What the model of another program was given."""
+    python = os.environ.get(f"LATENTCACHE_{system.upper().replace('-', '_')}_PYTHON")
+    if not python:
+        pytest.skip(f"no interpreter with {system} is named")
+    (folder / "settings.json").write_text(json.dumps(settings))  # every JSON is YAML
+    quiet = {"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, Path(__file__).with_name("trainer_children.py"), system, "settings.json", "seen.json"],
+        cwd=folder,
+        env=environment | quiet | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads((folder / "seen.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("system", "kind", "block"),
+    [
+        ("llama-factory", "pad", 0),
+        ("llama-factory", "pack", 1),
+        ("axolotl", "pad", 0),
+        ("axolotl", "chunk", 0),
+    ],
+)
+def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, block):
+    (tmp_path / "model").symlink_to(at_hand / "model")
+    view = open_cache(at_hand / "texts.latentcache").rows(**{kind: LENGTH})
+    name = "packed" if block else "rows"
+    export_hf_disk({"train": view}, HfDiskSettings(out=tmp_path / name, trainer=system, layout=kind, facts={}))
+    seen = train(system, tmp_path, shown(system, block) | COMMON | MORE[system])
+
+    steps, batches = STEPS[system](len(view)), view.steps(1, batch_size=4)
+    assert (seen["steps"], seen["max_steps"], seen["epoch"]) == (steps, steps, pytest.approx(steps / batches))
+    assert len(seen["losses"]) == steps
+    assert all(map(math.isfinite, seen["losses"]))
+    shapes = {tuple(batch[column]["shape"]) for batch in seen["batches"] for column in ("input_ids", "labels")}
+    assert shapes == {(4, LENGTH), (len(view) % 4 or 4, LENGTH)}
+    columns = [column for column in seen["batches"][0] if seen["batches"][0][column]["rows"]]
+    assert {"input_ids", "labels"} <= set(columns)
+    exported = [[row[column] for column in columns] for row in load_from_disk(str(tmp_path / name))["train"]]
+    epochs = seen["batches"][:batches], seen["batches"][batches:]
+    assert sorted(rows_of(epochs[0], columns)) == sorted(exported)
+    second = rows_of(epochs[1], columns)
+    assert all(second.count(row) <= exported.count(row) for row in second)
+    assert len(second) == len(exported) if system == "llama-factory" else len(second) >= len(exported) - 3
+    if kind != "chunk":
+        assert seen["losses"][0] == pytest.approx(loss_of_documents(seen["batches"][0]), rel=1e-4)
+
+
+def rows_of(batches, columns):
+    """Every row that the model was given, column beside column."""
+    return [
+        list(row) for batch in batches for row in zip(*(batch[column]["rows"] for column in columns), strict=True)
+    ]
+
+
+def loss_of_documents(batch):
+    """Of the untrained model, each document given to it alone: what sees its neighbour has another loss."""
+    model, losses, tokens = tiny_llama().eval(), [], 0
+    ids, labels = (torch.tensor(batch[column]["rows"]) for column in ("input_ids", "labels"))
+    for row in range(len(ids)):
+        starts = (labels[row] == -100).nonzero().flatten().tolist()
+        for first, last in zip(starts, [*starts[1:], LENGTH], strict=True):
+            if last - first > 1:
+                with torch.no_grad():
+                    logits = model(input_ids=ids[row : row + 1, first:last]).logits[0, :-1]
+                wanted = labels[row, first + 1 : last]
+                losses.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+                tokens += len(wanted)
+    return float(sum(losses)) / tokens
