@@ -146,7 +146,6 @@ def publish(
         "root": str(data.resolve()),
         "relative": os.path.relpath(data, cache),
         "part": "",
-        "captions": "none",
     }
     source |= {
         "layout": "folder",

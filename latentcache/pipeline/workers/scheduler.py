@@ -483,7 +483,8 @@ class _Run:
         del self._workers[worker.slot]
         handle = worker.handle
         self._selector.unregister(handle.channel)
-        if worker.is_reusable and not worker.leases and self._warm is not None and isinstance(handle, WorkerProcess):
+        is_free = worker.is_reusable and not worker.leases
+        if is_free and self._warm is not None and not isinstance(handle, WorkerThread):
             self._warm.keep(worker.device, handle)
             return ""
         handle.channel.close()
