@@ -23,7 +23,7 @@ from latentcache.fields.latents import MAX_PIXELS
 from latentcache.geometry.sizes import Size
 from latentcache.sources.causes import IMAGE_BRANDS, rejection
 
-_MATROSKA = b"\x1a\x45\xdf\xa3"
+_MATROSKA, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 _MOVIE = (b"moov", b"mdat", b"wide")
 _HEAD_BYTES = 16
 #: Seconds that the frames of a Matroska file may end before the time that it announces.
@@ -113,12 +113,17 @@ class EncodedClip:
         stream = self._stream
         stream.seek(0)
         is_matroska = stream.read(len(_MATROSKA)) == _MATROSKA
+        if is_matroska and (announced := _segment_end(stream)) > (size := stream.seek(0, 2)):
+            # FFmpeg gives the start of a cut frame as a whole one.
+            raise rejection("truncated", f"it announces {announced} bytes and has {size}")
         stream.seek(0)
         try:
             with av.open(stream, format="matroska" if is_matroska else "mp4") as container:
                 if not container.streams.video:
                     raise rejection("no-video", "it has no video stream")
                 video = container.streams.video[0]
+                if video.codec_context is None:
+                    raise rejection("decoder-error", "the header of its video is damaged")
                 video.codec_context.thread_count = 1  # other files are decoded by other threads
                 yield video
         except av.FFmpegError as error:
@@ -128,6 +133,20 @@ class EncodedClip:
 def too_many_pixels(height: int, width: int, most: int) -> UnusableSampleError:
     """The rejection of an image or a frame that is too large."""
     return rejection("too-many-pixels", f"{height}x{width} = {height * width} pixels, at most {most} allowed")
+
+
+def _segment_end(stream: BinaryIO) -> int:
+    """Offset after the segment of a Matroska file (RFC 9559, 5), as its header claims; 0: it claims none."""
+    position = 0
+    for name in (_MATROSKA, _SEGMENT):
+        stream.seek(position)
+        head = stream.read(12)
+        width = 9 - head[4].bit_length() if head.startswith(name) and len(head) == 12 else 9
+        length = int.from_bytes(head[4 : 4 + width], "big") & (unknown := (1 << 7 * width) - 1)
+        if width > 8 or length == unknown:
+            return 0
+        position += 4 + width + length
+    return position
 
 
 def _counted(video: Any) -> tuple[int, Fraction | None]:

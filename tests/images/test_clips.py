@@ -1,5 +1,6 @@
 """Headers and frames of videos, beside a plain loop with PyAV."""
 
+import contextlib
 from fractions import Fraction
 from io import BytesIO
 
@@ -82,6 +83,15 @@ def test_files_that_are_cut_short(ending, tmp_path):
     rest = data[: len(data) // 4]
     for damaged in (rest, rest.ljust(len(data), b"\0")):
         assert reason(damaged) in ("truncated", "decoder-error", "frames-missing")
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_a_clip_of_a_file_that_is_cut_anywhere_is_that_of_the_file(ending, tmp_path):
+    data = write_video(tmp_path / f"a{ending}").read_bytes()
+    whole = list(EncodedClip(data).pixels(9, settings()))
+    for cut in range(len(data) // 40, len(data), len(data) // 40):
+        with contextlib.suppress(UnusableSampleError):
+            assert np.array_equal(list(EncodedClip(data[:cut]).pixels(9, settings())), whole)
 
 
 def test_damaged_packets(tmp_path):

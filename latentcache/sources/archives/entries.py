@@ -200,10 +200,9 @@ def _of_tar(path: Path, name: str, _: str, asked: Scan, bad: list[Rejected], not
         except UnusableSampleError as error:
             bad.append(as_rejected(name, error))
         for key, several in images.items():
-            image = several[0]
+            image, beside = several[0], texts.pop(key, {})
             try:
                 _check(f"{path}/{image.name}", key, several)
-                beside = texts.pop(key, {})
                 text = _caption(file.fileno(), path, name, beside, asked.caption_column, notes) if beside else ""
             except UnusableSampleError as error:
                 bad.append(as_rejected(f"{name}/{image.name}", error))

@@ -1,6 +1,6 @@
 """Archives as samples: those that did not change are not opened again."""
 
-from made_archives import as_tars, png, some_images
+from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.archives import entries
@@ -28,6 +28,13 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     kept = (found.samples.inputs["image"].content == first.samples.inputs["image"].content).all(axis=1)
     assert kept.tolist() == [True, False, True, True, True, True]
     assert list(found.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
+
+
+def test_the_caption_of_a_rejected_image_is_no_unused_one(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.webp", b"x"), ("a.txt", b"a"), ("b.png", png(2))])
+    found = scan(tmp_path)
+    assert [item.reason for item in found.rejected] == ["two-images"]
+    assert "caption-unused" not in [note.reason for note in found.notes]
 
 
 read_archive = entries.read_archive
