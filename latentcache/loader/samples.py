@@ -259,18 +259,19 @@ def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
     """
     items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}
     lead = max(items.values(), key=lambda found: found.largest, default=None)
-    if lead is None:
-        return Joined(part.chosen, {}, {}, 0)
-    place: Any = np.arange(len(lead.sample), dtype=np.int32)
-    if part.samples is not None:
-        count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
-        place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
-    found = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
-    kept = np.logical_and.reduce([at >= 0 for at in found.values()])
-    if not kept.all():
-        place, found = place[kept], {name: at[kept] for name, at in found.items()}
-    sample, occurrence = lead.sample[place], None
-    missing = len(part.chosen) - len(sample) if lead.largest < 2 else np.count_nonzero(~np.isin(part.chosen, sample))
+    sample, found, missing, occurrence = part.chosen, dict[str, Any](), 0, None
+    if lead is not None:
+        place: Any = np.arange(len(lead.sample), dtype=np.int32)
+        if part.samples is not None:
+            count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
+            place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
+        found = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
+        kept = np.logical_and.reduce([at >= 0 for at in found.values()])
+        if not kept.all():
+            place, found = place[kept], {name: at[kept] for name, at in found.items()}
+        sample = lead.sample[place]
+        without = len(part.chosen) - len(sample) if lead.largest < 2 else (~np.isin(part.chosen, sample)).sum()
+        missing = int(without)
     times = part.occurrences(sample, repeats)
     if times is not None and (times != 1).any():
         which = np.repeat(np.arange(len(sample)), times)
@@ -278,7 +279,7 @@ def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
         sample, found = sample[which], {name: at[which] for name, at in found.items()}
     rows = {name: items[name].rows[at] for name, at in found.items()}
     groups = {name: items[name].group[at] for name, at in found.items() if not items[name].ragged}
-    return Joined(sample, rows, groups, int(missing), occurrence)
+    return Joined(sample, rows, groups, missing, occurrence)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

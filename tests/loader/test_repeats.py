@@ -34,6 +34,7 @@ def test_an_epoch_serves_each_sample_as_often_as_its_repeats(cache):
     assert len(cache) == sum(TIMES)
     assert cache.repeats == {1: 6, 2: 1, 3: 1, 4: 1, 5: 1, 10: 1}
     assert served(cache.loader(batch_size=1)) == NAMED
+    assert served(cache.loader(batch_size=1, fields=["captions"])) == NAMED
     loader = cache.loader(batch_size=1)
     loader.set_epoch(4)
     assert served(loader) == NAMED
