@@ -170,17 +170,20 @@ class Selection:
         met: dict[Shape, int] = {}
         numbers = []
         for part, joined in zip(self._parts, self.joined, strict=True):
-            code: Any = np.zeros(len(joined.sample), dtype=np.intp)
-            found: list[dict[str, Group]] = [{}] if len(code) else []
+            code: Any = np.intp(0)  # of each sample, or of all
+            found: list[dict[str, Group]] = [{}] if len(joined.sample) else []
             for name, group in joined.groups.items():
                 own = part.snapshot.fields[name].groups
-                code = code * len(own) + group
+                if len(own) == 1:
+                    found = [{**one, name: own[0]} for one in found]
+                    continue
+                code = code * len(own) + group.astype(np.intp)
                 counts = np.bincount(code)
                 used = np.flatnonzero(counts)
                 found = [{**found[one // len(own)], name: own[one % len(own)]} for one in used.tolist()]
                 code = (np.cumsum(counts > 0) - 1)[code]
             of_part = [met.setdefault(_shape(groups), len(met)) for groups in found]
-            numbers.append(np.array(of_part, dtype=np.int32)[code])
+            numbers.append(np.broadcast_to(np.array([*of_part, 0], dtype=np.int32)[code], len(joined.sample)))
         order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
         final = np.zeros(max(len(order), 1), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
