@@ -216,8 +216,11 @@ def test_simpletuner_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("said", "fix"),
     [
-        ({"type": "aws", "aws_bucket_name": "b"}, "aws s3 sync s3://b FOLDER"),
-        ({"type": "huggingface", "dataset_name": "a/b"}, "hf download --repo-type dataset a/b --local-dir FOLDER"),
+        ({"type": "aws", "aws_bucket_name": "b"}, "s3://b FOLDER`, then instance_data_dir FOLDER and type local"),
+        (
+            {"type": "huggingface", "dataset_name": "a/b"},
+            "--local-dir FOLDER`, and give FOLDER in a latentcache.toml",
+        ),
         ({"type": "webshart"}, "copy its images here"),
     ],
 )
