@@ -112,7 +112,7 @@ def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -
 
 def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
     fetch = {
-        "aws": f"`aws s3 sync s3://{one.get('aws_bucket_name')} FOLDER`, then instance_data_dir FOLDER and type local",
+        "aws": f"`aws s3 sync s3://{one.get('aws_bucket_name')} FOLDER`, and give FOLDER with the type local",
         "huggingface": f"`hf download --repo-type dataset {one.get('dataset_name')} --local-dir FOLDER`, and give "
         "FOLDER in a latentcache.toml",
     }.get(one["type"], "copy its images here, and name their folder with the type local")

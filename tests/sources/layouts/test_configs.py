@@ -216,7 +216,7 @@ def test_simpletuner_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("said", "fix"),
     [
-        ({"type": "aws", "aws_bucket_name": "b"}, "s3://b FOLDER`, then instance_data_dir FOLDER and type local"),
+        ({"type": "aws", "aws_bucket_name": "b"}, "s3://b FOLDER`, and give FOLDER with the type local"),
         (
             {"type": "huggingface", "dataset_name": "a/b"},
             "--local-dir FOLDER`, and give FOLDER in a latentcache.toml",
