@@ -141,8 +141,8 @@ class Selection:
         self.excluded = sum(one.excluded for one in self.joined)
         self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self.joined])))
         self.shapes, bucket = self._buckets()
-        if mixture is not None and self.excluded:
-            mixture = _without_excluded(mixture, self._starts)
+        if mixture is not None:
+            mixture = _of_entries(mixture, self._starts)
         self.index = SampleIndex(
             bucket=bucket,
             buckets=tuple(Bucket.sized(shape.label, shape.dims) for shape in self.shapes),
@@ -247,9 +247,9 @@ def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
         )
 
 
-def _without_excluded(mixture: Mixture, starts: Ints) -> Mixture:
-    """The mixture over the samples that have every field; its weights stay."""
-    counts = np.diff(starts).tolist()
+def _of_entries(mixture: Mixture, starts: Ints) -> Mixture:
+    """The mixture over the samples that have every field that is asked for; its weights stay."""
+    counts = np.diff(starts[np.cumsum([0, *(one.parts for one in mixture.sources)])]).tolist()
     sources = [replace(one, entries=count) for one, count in zip(mixture.sources, counts, strict=True)]
     return Mixture(sources=tuple(sources))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -192,5 +193,7 @@ def combine(
     if weights is not None:
         units = None if by == "rows" else [Fraction(len(one), max(one._held(by), 1)) for one in found]
         mix = mixture([one.name for one in found], list(map(len, found)), weights, samples=samples, units=units)
+        pairs = zip(mix.sources, found, strict=True)
+        mix = Mixture(sources=tuple(replace(source, parts=len(one.parts)) for source, one in pairs))
     made: Any = first._combined([part for one in found for part in one.parts], mix)
     return made  # type: ignore[no-any-return]

@@ -39,6 +39,8 @@ class MixedSource(Value):
     entries: int
     samples: int
     """Occurrences in an epoch."""
+    parts: int = 1
+    """Caches, or parts of them, that it is made of."""
 
     @property
     def least(self) -> int:

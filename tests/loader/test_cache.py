@@ -100,6 +100,20 @@ def test_a_sample_without_an_asked_field_is_excluded_and_counted(tmp_path):
         assert len(both.loader(batch_size=1)) >= 7
 
 
+def test_weights_count_the_samples_that_have_the_asked_fields(tmp_path):
+    lacking = open_cache(images(tmp_path / "c", FOUR, edges=[5, None, 2, 9]))
+    second, third = (
+        opened(images(tmp_path / one, FOUR, edges=[1] * 4, names=[f"{one}{n}" for n in range(4)])) for one in "xy"
+    )
+    both = combine([combine([second, lacking]), third], weights=[1, 1], samples=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some lack a field
+        for fields, held in ((["latents"], 8), (None, 7)):
+            found = Counter(names(both.loader(batch_size=1, fields=fields)))
+            own = {name: count for name, count in found.items() if name[0] != "y"}
+            assert (sum(own.values()), len(own)) == (8, held)
+
+
 def test_combined_without_weights_serves_every_sample_once(four, many):
     both = combine([many, open_cache(four)])
     assert len(both) == 21
