@@ -96,6 +96,7 @@ def read_existing(settings: BuildSettings) -> Existing:
     for number in (None, *numbers):
         try:
             found = open_snapshot(paths.root, number)
+            _ = found.rejected  # read now: a build makes damaged ones again
         except CacheNotFoundError:
             damage = damage or (f"{paths.current.name} is missing" if numbers else "")
         except CacheDamagedError as error:

@@ -131,3 +131,15 @@ def test_many_builds_make_what_one_build_makes_often(world, tmp_path):
     for seed in range(100, 250):
         history(world, seed, tmp_path / str(seed))
         shutil.rmtree(tmp_path / str(seed))
+
+
+def test_a_damaged_list_of_rejected_inputs_is_made_again(tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    draw(data / "0.png", 0)
+    (data / "1.png").write_bytes(b"no image")
+    built(LATENTS, data, out=cache, allow_failed="1")
+    listed = CachePaths(cache).snapshot(1) / "rejected.jsonl"
+    listed.write_bytes(listed.read_bytes()[:-9])
+    report = built(LATENTS, data, out=cache, allow_failed="1")
+    assert report.fields["latents"].encoded == 0
+    assert [one.name for one in open_snapshot(cache).rejected] == ["1.png"]
