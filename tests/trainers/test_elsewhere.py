@@ -18,7 +18,7 @@ from page_blocks import DOCS, blocks
 from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 
 from latentcache import open_cache
-from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk
+from latentcache.export.run import ExportSettings, export_cache
 
 #: Steps of two epochs of batches of four. axolotl divides rows, not batches: the end of the last epoch is left out.
 STEPS = {"llama-factory": lambda rows: 2 * math.ceil(rows / 4), "axolotl": lambda rows: math.ceil(2 * rows / 4)}
@@ -99,9 +99,9 @@ def train(system, folder, settings):
 )
 def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, block):
     (tmp_path / "model").symlink_to(at_hand / "model")
-    view = open_cache(at_hand / "texts.latentcache").rows(**{kind: LENGTH})
-    name = "packed" if block else "rows"
-    export_hf_disk({"train": view}, HfDiskSettings(out=tmp_path / name, trainer=system, layout=kind, facts={}))
+    cache, name = at_hand / "texts.latentcache", "packed" if block else "rows"
+    view = open_cache(cache).rows(**{kind: LENGTH})
+    export_cache(ExportSettings(cache=cache, out=tmp_path / name, trainer=system, **{kind: LENGTH}))
     seen = train(system, tmp_path, shown(system, block) | COMMON | MORE[system])
 
     steps, batches = STEPS[system](len(view)), view.steps(1, batch_size=4)
