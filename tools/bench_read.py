@@ -233,7 +233,7 @@ def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]
 STAGES: dict[str, tuple[Any, str]] = {
     "read; the library also proves and scales": (gather.Reading, "finish"),
     "scale and shift without the library": (Affine, "apply"),
-    "names, captions, sizes, keys": (SampleReader, "_described"),
+    "names, captions, sizes, keys": (SampleReader, "_chosen"),
 }
 
 

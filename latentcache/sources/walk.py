@@ -13,6 +13,7 @@ import os
 import shlex
 import stat
 import struct
+import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -144,7 +145,12 @@ class Walk:
         """Goes through them."""
         for folder in self._folders:
             path = f"{self._start}/{folder}" if folder else self._start
-            yield from self._inside(_Folder(path, folder and folder + "/"))
+            try:
+                yield from self._inside(_Folder(path, folder and folder + "/"))
+            except RecursionError:
+                why = f"about {sys.getrecursionlimit()} levels can be followed"
+                fix = "move the images out of it, or the folder away"
+                raise SourceError("folders lie too deep in each other", where=path, why=why, fix=fix) from None
 
     def said(self) -> set[str]:
         """Names that are rejected or noted so far."""

@@ -102,6 +102,15 @@ def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
     assert walk.rejected[2].detail == f"the link leads to {outside / 'b.jpg'}"
 
 
+def test_folders_that_lie_too_deep_are_an_error_of_ours(tmp_path):
+    path = tmp_path
+    for _ in range(1200):
+        path /= "a"
+        path.mkdir()
+    with pytest.raises(SourceError, match="too deep"):
+        Walked(tmp_path)
+
+
 def test_a_loop_of_folders_is_reported_once(tmp_path):
     put(tmp_path, "a.jpg", "deep/er/b.jpg")
     (tmp_path / "deep" / "er" / "up").symlink_to("../..")
