@@ -106,6 +106,8 @@ def raise_unreadable(error: Exception, path: Path) -> None:
     A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, DiskFullError):  # told already
+        raise cause
     if not isinstance(cause, OSError) or cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return
     if cause.errno in DISK_FULL:

@@ -13,6 +13,8 @@ from latentcache.store.atomic_io import (
     raise_unreadable,
     read_file,
     read_json,
+    reading,
+    unreadable,
     write_atomically,
 )
 
@@ -92,3 +94,9 @@ def test_only_regular_files_are_opened(tmp_path):
             read_file(path)
     (tmp_path / "file").write_bytes(b"x" * 100_000)
     assert read_file(tmp_path / "file") == b"x" * 100_000
+
+
+def test_a_full_disk_is_never_told_as_damage(tmp_path):
+    full = as_store_error(OSError(errno.ENOSPC, "no space"), tmp_path)
+    with pytest.raises(DiskFullError), reading(tmp_path):
+        raise unreadable(tmp_path, full) from full
