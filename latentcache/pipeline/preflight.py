@@ -69,7 +69,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):
             before, shards = _names(paths.root), _names(paths.shards)
-            state = paths.building.read_bytes() if paths.building.name in before else None
+            state = paths.building.read_bytes() if paths.building.is_file() else None
         try:
             yield descriptor
         except LatentcacheError:
