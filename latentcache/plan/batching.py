@@ -176,7 +176,7 @@ class PlanReport(Value):
 
     @property
     def beside(self) -> str:
-        """What fills or misses batches, in words: ``, 3 repeated``; empty if nothing does."""
+        """Counts of samples that are repeated, dropped or padded, as ``, 3 repeated``; empty without any."""
         counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped, "padded": self.rows_padded}
         return "".join(f", {number} {name}" for name, number in counts.items() if number)
 
@@ -243,7 +243,7 @@ def _remedy(report: PlanReport) -> str:
 
 
 def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int, batches: BatchPlan) -> BucketPlan:
-    """Steps of one bucket with so many samples in the first epoch, and in any epoch at least and at most.
+    """Steps of one bucket. Counts of its samples: in the first epoch, and the least and the most in any epoch.
 
     Steps are enough for the most, or for the least to drop, so their number is the same in every epoch.
     """

@@ -45,7 +45,7 @@ class Archives:
     Args:
         layout: Its sets name the archives.
         first: Position of the first one among the files.
-        bad: Takes those that cannot be looked up.
+        bad: Archives that cannot be read are appended to it.
     """
 
     def __init__(self, layout: Layout, first: int, bad: list[Rejected]) -> None:
@@ -73,7 +73,7 @@ class Archives:
         return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
     def samples(self, asked: Scan, held: Known, bad: list[Rejected], notes: Notes) -> Chosen:
-        """All samples of the archives. Those that cannot be read are added to ``bad``."""
+        """All samples of the archives. Those that cannot be read are appended to ``bad``."""
         lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
         if lacking:  # the snapshot has no samples for these
             held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))

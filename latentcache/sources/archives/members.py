@@ -162,7 +162,7 @@ class Rows:
         return int(self._file.metadata.num_rows) if self._is_parquet else sum(map(len, self.batches()))
 
     def batches(self, columns: Sequence[str] | None = None, rows: int = _ROWS) -> Iterator[Any]:
-        """Record batches of some columns or of all, of at most so many rows."""
+        """Record batches of some columns, or of all, with at most ``rows`` rows each."""
         if self._is_parquet:
             yield from self._file.iter_batches(batch_size=rows, columns=columns)
             return
