@@ -18,24 +18,21 @@ PREFIXES = ("first_stage_model.", "vae.", "")
 _DECODER = ("decoder.", "post_quant_conv.", "loss.", "model_ema.")
 _COUNTER = ".num_batches_tracked"
 
-_LDM = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^encoder\.down\.(\d+)\.block\.", r"encoder.down_blocks.\1.resnets."),
-        (r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0."),
-        (r"^encoder\.mid\.block_1\.", "encoder.mid_block.resnets.0."),
-        (r"^encoder\.mid\.block_2\.", "encoder.mid_block.resnets.1."),
-        (r"^encoder\.mid\.attn_1\.norm\.", "encoder.mid_block.attentions.0.group_norm."),
-        (r"^encoder\.mid\.attn_1\.proj_out\.", "encoder.mid_block.attentions.0.to_out.0."),
-        (r"^encoder\.mid\.attn_1\.([qkv])\.", r"encoder.mid_block.attentions.0.to_\1."),
-        (r"^encoder\.norm_out\.", "encoder.conv_norm_out."),
-        (r"\.nin_shortcut\.", ".conv_shortcut."),
-        # Names that diffusers itself wrote before its version 0.17; it still reads them.
-        (r"(\.attentions\.0)\.query\.", r"\1.to_q."),
-        (r"(\.attentions\.0)\.key\.", r"\1.to_k."),
-        (r"(\.attentions\.0)\.value\.", r"\1.to_v."),
-        (r"(\.attentions\.0)\.proj_attn\.", r"\1.to_out.0."),
-    )
+_LDM = (
+    (r"^encoder\.down\.(\d+)\.block\.", r"encoder.down_blocks.\1.resnets."),
+    (r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0."),
+    (r"^encoder\.mid\.block_1\.", "encoder.mid_block.resnets.0."),
+    (r"^encoder\.mid\.block_2\.", "encoder.mid_block.resnets.1."),
+    (r"^encoder\.mid\.attn_1\.norm\.", "encoder.mid_block.attentions.0.group_norm."),
+    (r"^encoder\.mid\.attn_1\.proj_out\.", "encoder.mid_block.attentions.0.to_out.0."),
+    (r"^encoder\.mid\.attn_1\.([qkv])\.", r"encoder.mid_block.attentions.0.to_\1."),
+    (r"^encoder\.norm_out\.", "encoder.conv_norm_out."),
+    (r"\.nin_shortcut\.", ".conv_shortcut."),
+    # Names that diffusers itself wrote before its version 0.17; it still reads them.
+    (r"(\.attentions\.0)\.query\.", r"\1.to_q."),
+    (r"(\.attentions\.0)\.key\.", r"\1.to_k."),
+    (r"(\.attentions\.0)\.value\.", r"\1.to_v."),
+    (r"(\.attentions\.0)\.proj_attn\.", r"\1.to_out.0."),
 )
 _ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
 
@@ -60,5 +57,5 @@ def _linear(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _modern(name: str) -> str:
     for pattern, replacement in _LDM:
-        name = pattern.sub(replacement, name)
+        name = re.sub(pattern, replacement, name)
     return name
