@@ -37,7 +37,8 @@ from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import EventLog, RunResult
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
-from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents, writable
+from latentcache.sources.known import with_contents, writable
+from latentcache.sources.scan import Listing, SourceOptions, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import mend_shards

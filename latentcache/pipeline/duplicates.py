@@ -21,7 +21,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import STAT_WIDTH, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import SPAN, Place, is_read_by_workers, open_image, places, read_image
-from latentcache.sources.scan import with_contents
+from latentcache.sources.known import with_contents
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
 _HEAD_BYTES = 1 << 14

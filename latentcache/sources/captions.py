@@ -12,8 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, unused_lines
-from latentcache.sources.known import Known, strings_of, take_rows
+from latentcache.sources.known import Known, Units, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown, unusable
-from latentcache.value import Value
 
 #: Names of the caption in a JSON file beside an image, in order.
 JSON_NAMES = ("caption", "text", "prompt")
@@ -39,146 +37,86 @@ MAX_CAPTION_BYTES = 1 << 20
 _BLOCK = 1 << 14
 _LINE_END = 2
 _EMPTY = np.frombuffer(content_hash(b""), dtype=np.uint8)
-#: Values for samples that lack a column of ``Chosen``.
-_MISSING = {"focus": -1, "known": -1}
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
-
-
-class Chosen(Value):
-    """Samples (n) in the byte order of their names, by positions among the files."""
-
-    image: NDArray[np.integer]
-    caption: NDArray[np.integer]
-    """(n,) caption files or tables; -1: none."""
-    which: NDArray[np.int8]
-    """(n,) extension of the caption file among those of its rule; -1: the caption is in no file beside the image."""
-    owner: NDArray[np.integer]
-    """(n,) sets."""
-    repeats: NDArray[np.integer]
-    line: NDArray[np.uint32] | None = None
-    """(n,) rows of tables, or members of archives; 0: the caption is in none. None: there are none."""
-    focus: NDArray[np.float32] | None = None
-    """(n, 2) points of focus crops from tables; None: there are none."""
-    texts: Sequence[str] = ()
-    """Captions from tables and archives, if there are any."""
-    member: NDArray[np.uint32] | None = None
-    """(n,) members or rows of archives, from 1; 0: the image is the file. None: there are no archives."""
-    span: NDArray[np.uint64] | None = None
-    """(n, 2) see ``archives.members.SPAN``."""
-    own: Sequence[str] = ()
-    """Behind the name of the file: ``/000123.jpg``, ``:17``, if there are archives."""
-    known: NDArray[np.integer] | None = None
-    """(n,) rows of the snapshot of samples in archives that did not change; -1: unknown."""
-
-    def take(self, rows: NDArray[Any]) -> Chosen:
-        """Some of them: positions, or True for each."""
-        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        held = dict[str, Any]()
-        for one in fields(self):
-            column = getattr(self, one.name)
-            is_column = isinstance(column, np.ndarray)
-            held[one.name] = column[rows] if is_column else column and [column[row] for row in rows.tolist()]
-        return Chosen(**held)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Chosen]) -> Chosen:
-        """One after the other."""
-        made = dict[str, Any]()
-        for one in fields(cls):
-            pairs = [(getattr(part, one.name), len(part.image)) for part in parts]
-            like = next((column for column, _ in pairs if isinstance(column, np.ndarray)), None)
-            if like is not None:
-                lacking = partial(np.full, fill_value=_MISSING.get(one.name, 0), dtype=like.dtype)
-                shape = like.shape[1:]
-                each = [lacking((count, *shape)) if column is None else column for column, count in pairs]
-                made[one.name] = np.concatenate(each)
-            elif one.name in ("texts", "own"):
-                made[one.name] = [text for column, count in pairs for text in column or [""] * count]
-        return cls(**made)
 
 
 class CaptionFiles:
     """The captions of samples, from the snapshot, their files, their tables or their sets."""
 
-    def __init__(self, root: Path, names: Strings, held: Known, rules: Sequence[CaptionRule]) -> None:
-        self._root, self._names, self._held = os.fspath(root), names, held
-        self._rules, self._texts = rules, dict[int, str]()
-        self._empty_by_choice = [number for number, rule in enumerate(rules) if rule.is_empty_by_choice]
+    def __init__(self, root: Path, held: Known, rules: Sequence[CaptionRule]) -> None:
+        self._root, self._held, self._rules = os.fspath(root), held, rules
 
-    def read(self, chosen: Chosen, bad: list[Rejected]) -> NDArray[np.bool_]:
-        """Read the caption files that are not known; (n,) False for samples whose caption goes to ``bad``."""
-        good, files = np.ones(len(chosen.image), dtype=np.bool_), np.where(chosen.which >= 0, chosen.caption, -1)
-        self._known = self._held.rows_of("caption", files)
-        if chosen.known is not None:
-            self._known = np.maximum(self._known, chosen.known)
-        for number in np.flatnonzero((files >= 0) & (self._known < 0)).tolist():
+    def read(self, units: Units, bad: list[Rejected]) -> NDArray[np.bool_]:
+        """Read the caption files that are not known; (n,) False for samples whose caption goes to ``bad``.
+
+        Adds what was read to ``text`` of the units, and the rows of captions that are known as ``caption_known``.
+        """
+        good, files = np.ones(len(units), dtype=np.bool_), np.where(units["which"] >= 0, units["caption"], -1)
+        known = np.maximum(self._held.rows_of("caption", files), units["known"])
+        unknown = np.flatnonzero((files >= 0) & (known < 0)).tolist()
+        texts = np.array(units["text"]) if unknown else units["text"]
+        for number in unknown:
             try:
                 file = int(files[number])
-                text, content, memo = read_caption(self._root, self._names[file])
-                self._texts[file] = self._rules[int(chosen.owner[number])].made(text)
+                text, content, memo = read_caption(self._root, self._held.names[file])
+                texts[number] = self._rules[units["owner"][number]].made(text)
                 if memo is not None:
                     self._held.remember(file, content, memo)
             except UnusableSampleError as error:
                 good[number] = False
-                image = int(chosen.image[number])
+                image = int(units["image"][number])
                 stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
-                bad.append(replace(as_rejected(self._names[image], error), stat=stat))
-        self._known = self._known[good]
+                bad.append(replace(as_rejected(self._held.names[image], error), stat=stat))
+        units.columns |= {"text": texts, "caption_known": known}
         return good
 
-    def unused_lines(self, chosen: Chosen, texts: Strings) -> Iterator[Rejected]:
+    def unused_lines(self, units: Units, texts: Strings) -> Iterator[Rejected]:
         """One note on files of which only the first line is used; only files that are longer than it are read."""
-        asked = [number for number, rule in enumerate(self._rules) if rule.lines == "first"]
+        found, owner = list[tuple[str, int]](), units["owner"]
         added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in self._rules] or [0])
-        longer = self._held.stat[chosen.caption, 0] > np.diff(texts.ends, prepend=0) - added[chosen.owner] + _LINE_END
-        found = list[tuple[str, int]]()
-        for number in np.flatnonzero(longer & (chosen.which >= 0) & np.isin(chosen.owner, asked)).tolist():
-            name = self._names[int(chosen.caption[number])]
+        first = np.array([rule.lines == "first" for rule in self._rules] or [False])
+        longer = self._held.stat[units["caption"], 0] > np.diff(texts.ends, prepend=0) - added[owner] + _LINE_END
+        for number in np.flatnonzero(longer & (units["which"] >= 0) & first[owner]).tolist():
+            name = self._held.names[int(units["caption"][number])]
             with suppress(UnusableSampleError):  # it was read before
                 text = read_caption(self._root, name)[0]
-                found += [(name, line)] if (line := self._rules[int(chosen.owner[number])].unused_line(text)) else []
+                found += [(name, line)] if (line := self._rules[owner[number]].unused_line(text)) else []
         yield from unused_lines(found)
 
-    def column(self, chosen: Chosen) -> Input:
+    def column(self, units: Units) -> Input:
         """The captions of the samples that ``read`` gave."""
-        old = self._held.table.inputs["caption"] if (self._known >= 0).any() and self._held.table else None
-        file = chosen.caption.astype(np.int32)
-        if old is not None and old.text is not None and self._held.is_whole(self._known):
-            return Input(content=np.asarray(old.content), file=file, text=old.text)
+        known, table = units["caption_known"], self._held.table
+        old = table.inputs["caption"] if table is not None and (known >= 0).any() else None
+        file, line = units["caption"].astype(np.int32), units["line"]
+        lines = line if line.any() else None
+        if old is not None and old.text is not None and self._held.is_whole(known):
+            return Input(content=np.asarray(old.content), file=file, text=old.text, line=lines)
         content = np.zeros((len(file), HASH_BYTES), dtype=np.uint8)
-        content[(file >= 0) | np.isin(chosen.owner, self._empty_by_choice)] = _EMPTY
-        known = np.flatnonzero(self._known >= 0)
+        by_choice = [number for number, rule in enumerate(self._rules) if rule.is_empty_by_choice]
+        content[(file >= 0) | np.isin(units["owner"], by_choice)] = _EMPTY
         if old is not None:
-            content[known] = take_rows(old.content, self._known[known])
-
-        with_fallback = [
-            (owner, rule)
-            for owner, rule in enumerate(self._rules)
-            if rule.text or rule.from_name is not None or rule.bare
-        ]
+            content[known >= 0] = take_rows(old.content, known[known >= 0])
+        with_fallback = [at for at, rule in enumerate(self._rules) if rule.text or rule.from_name or rule.bare]
 
         def texts() -> Iterator[list[str]]:
             for start in range(0, len(file), _BLOCK):
-                block = slice(start, min(start + _BLOCK, len(file)))
-                some = [""] * (block.stop - start)
-                for number in np.flatnonzero(file[block] >= 0).tolist() if self._texts else ():
-                    some[number] = self._texts.get(int(file[start + number]), "")
-                for number in np.flatnonzero(chosen.line[block]).tolist() if chosen.line is not None else []:
-                    some[number] = chosen.texts[start + number]
-                own = self._known[block] >= 0
-                for owner, rule in with_fallback:
-                    for number in np.flatnonzero((chosen.owner[block] == owner) & ~own).tolist():
-                        some[number] = some[number] or rule.fallback(self._names[int(chosen.image[start + number])])
+                block = slice(start, start + _BLOCK)
+                some, own = units["text"][block].tolist(), known[block] >= 0
+                for owner in with_fallback:
+                    for number in np.flatnonzero((units["owner"][block] == owner) & ~own).tolist():
+                        name = self._held.names[int(units["image"][start + number])]
+                        some[number] = some[number] or self._rules[owner].fallback(name)
                 made = [number for number, text in enumerate(some) if text] if any(some) else []
                 if made:
                     content[start + np.array(made)] = hashes([some[number] for number in made])
                 if old is not None and old.text is not None and own.any():
-                    rows = self._known[block][own]
-                    for number, text in zip(np.flatnonzero(own).tolist(), old.text.take(rows), strict=True):
+                    for number, text in zip(
+                        np.flatnonzero(own).tolist(), old.text.take(known[block][own]), strict=True
+                    ):
                         some[number] = text
                 yield some
 
-        return Input(text=strings_of(texts()), content=content, file=file, line=chosen.line)
+        return Input(text=strings_of(texts()), content=content, file=file, line=lines)
 
 
 def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,23 +27,23 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.entries import Archives
 from latentcache.sources.archives.members import SPAN, hashed_images, places
 from latentcache.sources.archives.tars import TAR
-from latentcache.sources.captions import CaptionFiles, Chosen
+from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import counted, rejected
 from latentcache.sources.known import (
     Known,
     Scan,
     Scanned,
-    fold_reads,
+    Units,
     match_names,
     memo_row,
     prefixed_strings,
     strings_of,
     take_rows,
+    with_contents,
 )
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.partners import ENDINGS, Partners
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.part import Part
 from latentcache.sources.table import Listed, listed_images
 from latentcache.sources.walk import (
     CAPTION_EXTENSIONS,
@@ -80,29 +80,29 @@ class Found:
     set_samples: tuple[int, ...] = ()
     """Samples of each set."""
 
-    def count(self, sets: Sequence[ImageSet], chosen: Chosen, texts: Strings, names: Strings) -> None:
+    def count(self, sets: Sequence[ImageSet], units: Units, texts: Strings, names: Strings) -> None:
         """Count the samples of each set, and where their captions are from."""
-        length, numbers = np.diff(texts.ends, prepend=0), {NO_CAPTION: 0}
-        source = np.zeros(len(length), dtype=np.int32)
+        is_empty, numbers = np.diff(texts.ends, prepend=0) == 0, {NO_CAPTION: 0}
+        source = np.zeros(len(units), dtype=np.int32)
 
         def note(rows: NDArray[np.bool_], word: str) -> None:
             source[rows] = numbers.setdefault(word, len(numbers))
 
         for number, one in enumerate(sets):
-            rule, mine = one.captions, chosen.owner == number
+            rule, mine = one.captions, units["owner"] == number
             note(mine, "file name" if rule.from_name else rule.text_source)
             for at, ending in enumerate(rule.extensions):
-                note(mine & (chosen.which == at), f"sidecar {ending}")
-            if chosen.line is not None:
+                note(mine & (units["which"] == at), f"sidecar {ending}")
+            if rule.table or one.archives:
                 inside = "tar members" if one.archives == TAR else "column"
-                note(mine & (chosen.line > 0), rule.table or inside)
-            note(mine & (length == 0), rule.text_source if rule.is_empty_by_choice else NO_CAPTION)
+                note(mine & (units["line"] > 0), rule.table or inside)
+            note(mine & is_empty, rule.text_source if rule.is_empty_by_choice else NO_CAPTION)
         many = np.bincount(source, minlength=len(numbers)).tolist()
         words = [*list(numbers)[1:], NO_CAPTION]
         self.captions = {word: many[numbers[word]] for word in words if many[numbers[word]]}
         self.first_without = names[int((source == 0).argmax())] if many[0] else ""
         self.several = samples_with_several(texts)
-        self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(sets)).tolist())
+        self.set_samples = tuple(np.bincount(units["owner"], minlength=len(sets)).tolist())
 
     def notes(self) -> Iterator[Rejected]:
         """One note if some images have no caption and others do."""
@@ -111,20 +111,18 @@ class Found:
 
 
 class _Files:
-    """The files of a walk: images of the part, and caption files that belong to one; others are noted."""
+    """The files of a walk in columns: which are images of sets, and the caption files beside these."""
 
-    def __init__(self, walk: Walk, layout: Layout, part: Part | None) -> None:
-        self.walk, self._layout, self._part, self._count = walk, layout, part, 0
+    def __init__(self, walk: Walk, layout: Layout) -> None:
+        self.walk, self._layout, self._count = walk, layout, 0
         self.partners, self._outside = Partners(), list[str]()
         self.owners = dict[tuple[int, ...], int]()
-        self.sizes = [0] * len(layout.sets)
-        """Images of each set, those of other parts too."""
-        self._stats, self._rows = bytearray(), [np.empty((5, 0), dtype=np.int32)]
+        self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
         self.names = prefixed_strings(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
-        # extension of the rule that the caption has, sets in ``owners``, place in the folder (of all parts).
-        self.images, self.beside, self.which, self.owner, self.rank = np.concatenate(self._rows, axis=1)
+        # extension of the rule that the caption has, sets in ``owners``.
+        self.images, self.beside, self.which, self.owner = np.concatenate(self._rows, axis=1)
         self._rows.clear()
         if self._outside:
             words = "images in folders that the layout does not use"
@@ -144,19 +142,19 @@ class _Files:
     def _walked(self) -> Iterator[tuple[str, Sequence[str]]]:
         for level, start, stop in self.walk:
             if level.mark is None:
-                level.mark, names = self._entered(level)
-                yield level.prefix, names
+                level.mark = self._entered(level)
+                yield level.prefix, level.names
             some = level.mark[:, start:stop]
             self._rows.append(some[:, some[0] >= 0])
 
-    def _entered(self, level: Level) -> tuple[NDArray[np.int32], Sequence[str]]:
-        """(5, n) columns of the names of a folder, position -1: it is no sample; and the names that are kept."""
-        names, prefix = level.names, level.prefix
-        images, is_image = common_endings(names, IMAGE_EXTENSIONS), np.ones(len(names), dtype=np.bool_)
+    def _entered(self, level: Level) -> NDArray[np.int32]:
+        """(4, n) columns of the names of a folder, position -1: it is no sample."""
+        names, prefix, count = level.names, level.prefix, len(level.names)
+        images, is_image = common_endings(names, IMAGE_EXTENSIONS), np.ones(count, dtype=np.bool_)
         if not images:
             endings = [name[name.rfind(".") :] for name in names]
             images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
-            is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
+            is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=count)
         owners, is_sample = self._layout.owners(prefix), is_image
         role = self._layout.role(prefix)
         if not role and not owners:
@@ -164,32 +162,22 @@ class _Files:
             role = "split" if unread else "outside"
         if role or _ASIDE in "/".join(names):
             is_sample = is_image & ~self._set_aside(level, is_image, role)
-        caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
-        kept = is_sample.copy()
-        if self._part is not None:
-            kept &= np.array([self._part.holds_name(prefix + name) for name in names], dtype=np.bool_)
+        caption, which = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int32)
         if not is_image.all():
             rules = (self._layout.sets[number].captions for number in owners)
             rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
-            others = _beside(names, is_sample, rule, caption, which)
-            used = is_image.copy()
+            others, used = _beside(names, is_sample, rule, caption, which), is_image.copy()
             used[caption[caption >= 0]] = True
             for number in np.flatnonzero(~used).tolist():
                 self._unused(prefix + names[number], role, rule, others.get(number, ""))
-            kept[caption[kept & (caption >= 0)]] = True
-        place = np.where(kept, np.cumsum(kept) - 1 + self._count, -1)
-        caption = np.where(caption >= 0, place[caption], -1)
-        names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
-        memos = np.zeros((len(names), STAT_WIDTH), dtype=np.uint64)
-        memos[:, :5] = level.stats if len(names) == len(kept) else level.stats[kept]
+            caption[caption >= 0] += self._count
+        memos = np.zeros((count, STAT_WIDTH), dtype=np.uint64)
+        memos[:, :5] = level.stats
         self._stats += memos.tobytes()
-        self._count += len(names)
-        owner = self.owners.setdefault(owners, len(self.owners))
-        for number in owners:
-            self.sizes[number] += int(is_sample.sum())
-        place[~is_sample] = -1
-        owner_of, rank = np.full(len(place), owner), np.cumsum(is_sample) - 1
-        return np.array([place, caption, which, owner_of, rank], dtype=np.int32), names
+        place = np.where(is_sample, np.arange(self._count, self._count + count), -1)
+        self._count += count
+        owner = np.full(count, self.owners.setdefault(owners, len(self.owners)))
+        return np.array([place, caption, which, owner], dtype=np.int32)
 
     def _set_aside(self, level: Level, is_image: NDArray[np.bool_], role: str) -> NDArray[np.bool_]:
         """(n,) True for images that are no samples: masks, control images, those of no set."""
@@ -203,7 +191,7 @@ class _Files:
                 if word == "outside":
                     self._outside.append(name)
                 elif word != "split":  # the layout has a note on the split
-                    self.partners.add(word, name, level.stats[number], ending)
+                    self.partners.add(word, name, self._count + number, ending)
         return found
 
     def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
@@ -235,134 +223,107 @@ class ImageScan(Scan):
             folders=layout.folders,
             listed=layout.listed,
         )
-        files = _Files(walk, layout, None if tables else self.part)
+        files = _Files(walk, layout)
         for note in layout.notes:
             walk.notes.add(note)
-        return self._listing(layout, files, tables)
-
-    def _listing(self, layout: Layout, files: _Files, tables: Sequence[str]) -> Scanned:
-        walk, bad = files.walk, list[Rejected]()
-        names, memos, chosen = files.names, files.memos, _of_folders(layout, files)
-        read = list[tuple[bytes, StatMemo]]()
+        bad, read, units = list[Rejected](), dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
         if tables:
             listed = listed_images(layout, walk.root, files.by_set(), walk.said())
-            names, memos, chosen = _with_rows(files, layout.sets, chosen, listed, self.part)
-            bad, read = listed.rejected, list(listed.tables.values())
+            units, bad, read = _with_rows(files, layout.sets, units, listed), listed.rejected, listed.tables
             for item in listed.notes:
                 walk.notes.add(item)
-        tables_at = len(names) - len(read)
-        names, memos, further = self._with_partners(layout, files, names, memos, chosen)
+        if self.part is not None:
+            mine = [self.part.holds_name(name) for name in files.names.take(units["image"])]
+            units = units.take(np.array(mine, dtype=np.bool_))
+        self._pair(layout, files, units)
+        names, memos = files.names, files.memos
+        if read:
+            names, added = strings_of([names, list(read)]), [(*memo.identity, 0) for _, memo in read.values()]
+            memos = np.concatenate([memos, np.stack(list(map(memo_row, added)))])
+        names, memos = _used_files(names, memos, units, len(files.names))
         rules = [one.captions for one in layout.sets]
-        reading, each = None, b"".join(rule.reading for rule in rules)
-        if any(each):  # not all files are captions as they are written
-            reading, there = np.zeros((len(names), HASH_BYTES), dtype=np.uint8), chosen.which >= 0
-            own = np.frombuffer(each, dtype=np.uint8).reshape(-1, HASH_BYTES)[chosen.owner[there]]
-            reading[chosen.caption[there]] = own
         archives = Archives(layout, len(names), bad)
+        reading = _readings(len(names), units, rules)
         if archives.names:
             names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
             reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
             reading = np.concatenate([reading, archives.readings(self)])
         held = self.held(names, memos, reading, self.rejected)
-        for number, (content, memo) in enumerate(read, start=tables_at):
+        for number, (content, memo) in enumerate(read.values(), start=archives.first - len(read)):
             held.remember(number, content, memo)
         if archives.names:
-            inside = archives.samples(self, held, bad, walk.notes)
-            chosen = Chosen.joined([chosen, inside])
-            own, at = np.unique(chosen.image, return_inverse=True)  # by the names of files, then by members
-            rank = np.argsort(sorted(range(len(own)), key=list(map(os.fsencode, names.take(own))).__getitem__))
-            assert chosen.member is not None
-            order = np.lexsort((chosen.member, rank[at]))
-            chosen, none = chosen.take(order), np.full(len(inside.image), -1, dtype=np.int64)
-            further = {name: np.concatenate([file, none])[order] for name, file in further.items()}
-        captions = CaptionFiles(walk.root, names, held, rules)
-        good = captions.read(chosen, bad)
-        if not good.all():
-            chosen, further = chosen.take(good), {name: file[good] for name, file in further.items()}
-        caption = captions.column(chosen)
-        found, called = Found(), _names(names, chosen, held)
-        assert caption.text is not None
-        found.count(layout.sets, chosen, caption.text, called)
-        for item in (*found.notes(), *captions.unused_lines(chosen, caption.text)):
+            units = _sorted(names, Units.joined([units, archives.units(self, held, bad, walk.notes)]))
+        captions = CaptionFiles(walk.root, held, rules)
+        good = captions.read(units, bad)
+        units = units if good.all() else units.take(good)
+        samples = self._hashed(walk.root, _samples(units, held, captions.column(units), layout.sets, reading), held)
+        found, said = Found(), samples.inputs["caption"].text
+        assert said is not None
+        found.count(layout.sets, units, said, samples.names)
+        for item in (*found.notes(), *captions.unused_lines(units, said)):
             walk.notes.add(item)
-        images = chosen.image if chosen.member is None else chosen.image[chosen.member == 0]
-        if further:
-            images = np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())]))
-        self._hash(walk.root, names, images, held)
-        samples = _samples(names, called, held, chosen, caption, layout.sets, reading, further)
-        samples = samples if chosen.member is None else self._inside(walk.root, samples, chosen, held)
         if not len(samples) and not walk.rejected and not bad and self.part is None:
             raise _nothing(walk, layout, walk.notes.all())
         rejections = in_order([*walk.rejected, *bad])
         return Scanned(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
 
-    def _inside(self, root: Path, samples: SampleTable, chosen: Chosen, held: Known) -> SampleTable:
-        """With the contents of images in archives that are new or changed, if they are asked for."""
-        image = samples.inputs["image"]
-        assert chosen.known is not None
-        content, inside = np.array(image.content), np.asarray(image.line) > 0
-        before = np.full(len(samples), -1, dtype=np.int64)
-        new = np.flatnonzero(inside & (chosen.known < 0))
-        if held.table is not None and len(new):
-            before[new] = match_names(samples.names.select(new), held.table.names)
-        unknown = inside & ~content.any(axis=1)
-        asked = unknown if self.hash_all else unknown & (before >= 0) & self.hash_known
-        read = hashed_images(root, np.flatnonzero(asked), partial(places, samples), self.stopping)
-        if done := {row: found for row, found in read if isinstance(found, tuple)}:
-            rows, memos = np.array(list(done)), np.array([stat_numbers(memo) for _, memo in done.values()], np.uint64)
-            content[rows] = np.array([np.frombuffer(one, np.uint8) for one, _ in done.values()])
-            fold_reads(held.stat, np.asarray(image.file)[rows], memos)
-        return replace(samples, inputs={**samples.inputs, "image": replace(image, content=content)})
-
-    def _with_partners(
-        self, layout: Layout, files: _Files, names: Strings, memos: NDArray[np.uint64], chosen: Chosen
-    ) -> tuple[Strings, NDArray[np.uint64], dict[str, NDArray[np.integer]]]:
-        """Files with masks and control images at the end; input -> (S,) position of each, -1: none.
+    def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
+        """Add columns of masks and control images.
 
         An input that the snapshot has stays one, so that a sample whose image is gone is found.
         """
         partners, before = files.partners, self.known.inputs if self.known is not None else {}
         inputs = dict.fromkeys([*partners.inputs(layout), *(set(before) - {"image", "caption"} - layout.unpaired)])
-        found: dict[str, NDArray[np.integer]] = {
-            name: np.full(len(chosen.image), -1, dtype=np.int64) for name in inputs
-        }
-        numbers = dict[str, int]()
-        for row, name in enumerate(names.take(chosen.image)) if inputs else ():
-            for role in inputs:
-                other = partners.of(name, layout.sets[int(chosen.owner[row])], role)
-                if other == name:
-                    found[role][row] = chosen.image[row]
-                elif other is not None:
-                    found[role][row] = numbers.setdefault(other, len(names) + len(numbers))
+        for role in inputs:
+            rows = zip(
+                files.names.take(units["image"]), units["image"].tolist(), units["owner"].tolist(), strict=True
+            )
+            found = [partners.of(name, image, layout.sets[owner], role) for name, image, owner in rows]
+            units.columns[role] = np.array(found, dtype=np.int32)
+        used = {file for role in inputs for file in units[role].tolist()}
         if self.part is None:
-            for note in partners.unused(numbers, layout):
+            for note in partners.unused(used, layout):
                 files.walk.notes.add(note)
-        if numbers:
-            more = np.array([[*partners.stats[name], 0] for name in numbers], dtype=np.uint64)
-            names, memos = strings_of([names, list(numbers)]), np.concatenate([memos, more])
-        return names, memos, found
 
-    def _hash(self, root: Path, names: Strings, images: NDArray[np.integer], held: Known) -> None:
-        touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
-        if held.table is not None:  # the images of a cache of captions were never read
-            touched = touched[np.asarray(held.table.files.content)[held.touched[touched]].any(axis=1)]
-        unknown = images[~held.content[images].any(axis=1)] if self.hash_all else touched
-        read = hashed_images(root, unknown, lambda some: [{"path": name} for name in names.take(some)], self.stopping)
-        for file, found in read:
-            if isinstance(found, tuple):  # else whoever encodes it says why
-                held.remember(file, *found)
-        if held.table is not None and len(touched):  # those of the same content are what the snapshot says
-            before = held.touched[touched]
-            same = (take_rows(held.table.files.content, before) == held.content[touched]).all(axis=1)
-            held.place[touched[same]] = before[same]
+    def _hashed(self, root: Path, samples: SampleTable, held: Known) -> SampleTable:
+        """With the contents of files that are to be hashed. Touched ones of equal content are what they were."""
+        columns, old = dict(samples.columns), held.table
+        for name in [name for name in samples.inputs if name != "caption"]:
+            own = samples.inputs[name]
+            rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
+            inside = np.zeros(len(rows), dtype=np.bool_) if own.line is None else own.line[rows] > 0
+            before = held.rows_of(name, np.where(inside, -1, own.file[rows]), held.touched)
+            if old is not None and inside.any():
+                before[inside] = match_names(samples.names.select(rows[inside]), old.names)
+            contents = take_rows(old.inputs[name].content, before) if old is not None and name in old.inputs else None
+            if not self.hash_all:  # the images of a cache of captions were never read
+                asked = np.zeros(len(rows), dtype=np.bool_) if contents is None else contents.any(axis=1)
+                rows, before = rows[asked & self.hash_known], before[asked & self.hash_known]
+            read = hashed_images(root, rows, partial(places, samples, name=name), self.stopping)
+            done = {row: found for row, found in read if isinstance(found, tuple)}  # else whoever encodes it says why
+            if not done:
+                continue
+            samples = with_contents(
+                samples,
+                name,
+                np.array(list(done)),
+                np.array([np.frombuffer(content, dtype=np.uint8) for content, _ in done.values()]),
+                np.array([stat_numbers(memo) for _, memo in done.values()], dtype=np.uint64),
+            )
+            if old is not None and name == "image":
+                then = take_rows(old.inputs[name].content, before)
+                same = then.any(axis=1) & (then == samples.inputs[name].content[rows]).all(axis=1)
+                for label in set(old.columns).difference(_SET_COLUMNS):
+                    columns[label][rows[same]] = take_rows(old.columns[label], before[same])
+        return replace(samples, columns=columns)
 
 
 def _beside(
     names: Sequence[str],
     is_image: NDArray[np.bool_],
     rule: CaptionRule,
-    caption: NDArray[np.int64],
-    which: NDArray[np.int8],
+    caption: NDArray[np.int32],
+    which: NDArray[np.int32],
 ) -> dict[int, str]:
     """Fill in the caption file of each image, and which extension it has; further files -> the one that is used."""
     order, texts = {ending: at for at, ending in enumerate(rule.extensions)}, dict[str, list[tuple[int, int]]]()
@@ -387,44 +348,68 @@ def _beside(
     return others
 
 
-def _of_folders(layout: Layout, files: _Files) -> Chosen:
+def _of_folders(layout: Layout, files: _Files) -> Units:
     """Samples of sets that are folders; of several sets each one counts, and the deepest says the caption."""
-    folder_of, repeats = dict[int, int](), np.zeros(len(files.images), dtype=np.int32)
-    reg = balanced(layout.sets, files.sizes)
+    sets, repeats = layout.sets, np.zeros(len(files.images), dtype=np.int32)
+    images, sizes = np.bincount(files.owner, minlength=len(files.owners)), np.zeros(len(sets), dtype=np.int64)
     for owners, number in files.owners.items():
-        own = [one for one in owners if not layout.sets[one].captions.table]
+        sizes[list(owners)] += images[number]
+    reg, folder_of = balanced(sets, sizes.tolist()), np.zeros(max(len(files.owners), 1), dtype=np.int32)
+    for owners, number in files.owners.items():
+        own = [one for one in owners if not sets[one].captions.table]
         folder_of[number] = own[0] if own else -1
         rows = np.flatnonzero(files.owner == number)
         for one in own:
-            repeats[rows] += reg[one][files.rank[rows]] if one in reg else layout.sets[one].repeats
-        other = next((one for one in own if layout.sets[one].captions != layout.sets[own[0]].captions), -1)
-        images = files.images[rows] if other >= 0 else files.images[:0]
-        if len(images):
-            used, left = layout.sets[own[0]].label, layout.sets[other].label
-            words = f"images have the captions of {used}, not those of {left}"
-            files.walk.notes.add(counted(files.names[int(images[0])], "in-two-sets", len(images), words))
-    owner = np.array([folder_of[number] for number in range(len(folder_of))] or [0], dtype=np.int32)[files.owner]
-    which = files.which.astype(np.int8)
-    chosen = Chosen(image=files.images, caption=files.beside, which=which, owner=owner, repeats=repeats)
+            repeats[rows] += reg.get(one, sets[one].repeats)
+        other = next((one for one in own if sets[one].captions != sets[own[0]].captions), -1)
+        if other >= 0 and len(rows):
+            words = f"images have the captions of {sets[own[0]].label}, not those of {sets[other].label}"
+            first = files.names[int(files.images[rows[0]])]
+            files.walk.notes.add(counted(first, "in-two-sets", len(rows), words))
+    owner = folder_of[files.owner]
+    units = Units(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
     out = (owner >= 0) & (repeats == 0)
     if out.any():
         first = files.names[int(files.images[int(out.argmax())])]
         words = "regularization images are left out, as by the trainer"
         files.walk.notes.add(counted(first, "reg-unused", int(out.sum()), words))
     kept = (owner >= 0) & (repeats > 0)
-    return chosen if kept.all() else chosen.take(kept)
+    return units if kept.all() else units.take(kept)
 
 
-def _names(names: Strings, chosen: Chosen, held: Known) -> Strings:
-    if not chosen.own and len(chosen.image) == len(names) and bool((np.diff(chosen.image) == 1).all()):
-        return names
-    rows = held.rows_of("image", chosen.image) if chosen.known is None else chosen.known
-    if held.table is not None and held.is_whole(rows):
-        return held.table.names
-    if not chosen.own:
-        starts = range(0, len(chosen.image), _BLOCK)
-        return strings_of(names.take(chosen.image[start : start + _BLOCK]) for start in starts)
-    return strings_of([[a + b for a, b in zip(names.take(chosen.image), chosen.own, strict=True)]])
+def _used_files(
+    names: Strings, memos: NDArray[np.uint64], units: Units, first: int
+) -> tuple[Strings, NDArray[np.uint64]]:
+    """The files that units name, and those from ``first`` on; the units get the new positions."""
+    used = np.zeros(len(names) + 1, dtype=np.bool_)  # the last one is for -1
+    used[first:-1] = True
+    for column in units.files.values():
+        used[column] = True
+    used[-1] = False
+    if used[:-1].all():
+        return names, memos
+    number, kept = np.cumsum(used, dtype=np.int32) - 1, np.flatnonzero(used)
+    number[-1] = -1
+    units.columns |= {name: number[column] for name, column in units.files.items()}
+    return strings_of(names.take(kept[start : start + _BLOCK]) for start in range(0, len(kept), _BLOCK)), memos[kept]
+
+
+def _sorted(names: Strings, units: Units) -> Units:
+    """By the names of files, then by members."""
+    own, at = np.unique(units["image"], return_inverse=True)
+    rank = np.argsort(sorted(range(len(own)), key=list(map(os.fsencode, names.take(own))).__getitem__))
+    return units.take(np.lexsort((units["member"], rank[at])))
+
+
+def _readings(count: int, units: Units, rules: Sequence[CaptionRule]) -> NDArray[np.uint8] | None:
+    """(F, 16) how each caption file is read; None: all captions are as they are written."""
+    each = [rule.reading for rule in rules]
+    if not any(map(any, each)):
+        return None
+    reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
+    own = np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
+    reading[units["caption"][there]] = own[units["owner"][there]]
+    return reading
 
 
 def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
@@ -433,83 +418,63 @@ def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
     return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
 
 
-def _with_rows(
-    files: _Files, sets: Sequence[ImageSet], folders: Chosen, listed: Listed, part: Part | None
-) -> tuple[Strings, NDArray[np.uint64], Chosen]:
-    """Samples that are rows of tables beside those of folders; names and memos of their files, tables at the end."""
-    places, first = dict(zip(files.names.take(files.images), files.images.tolist(), strict=True)), len(files.names)
-    tables = {table: first + at for at, table in enumerate(listed.tables)}
+def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: Listed) -> Units:
+    """Samples that are rows of tables beside those of folders; the tables are behind the other files."""
+    places = dict(zip(files.names.take(files.images), files.images.tolist(), strict=True))
+    tables = {table: len(files.names) + at for at, table in enumerate(listed.tables)}
     taken = [(places[name], *found) for name, found in listed.taken.items()]
-    both = np.isin(folders.image, [image for image, *_ in taken])
-    again = dict(zip(folders.image[both].tolist(), folders.repeats[both].tolist(), strict=True))
+    both = np.isin(folders["image"], [image for image, *_ in taken])
+    again = dict(zip(folders["image"][both].tolist(), folders["repeats"][both].tolist(), strict=True))
     if again:
         words = "images of a folder have the captions of a table, and the repeats of both"
         files.walk.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
-    rows = Chosen(
-        image=np.array([image for image, *_ in taken], dtype=np.int64),
-        caption=np.array([tables[sets[one].captions.table] for _, one, *_ in taken], dtype=np.int64),
-        which=np.full(len(taken), -1, dtype=np.int8),
-        owner=np.array([one for _, one, *_ in taken], dtype=np.int64),
-        repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int64),
+    rows = Units(
+        image=np.array([image for image, *_ in taken], dtype=np.int32),
+        caption=np.array([tables[sets[one].captions.table] for _, one, *_ in taken], dtype=np.int32),
+        owner=np.array([one for _, one, *_ in taken], dtype=np.int32),
+        repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int32),
         line=np.array([row.line for _, _, row, _ in taken], dtype=np.uint32),
         focus=np.array([row.focus for _, _, row, _ in taken], dtype=np.float32).reshape(-1, 2),
-        texts=[row.caption for _, _, row, _ in taken],
+        text=np.array([row.caption for _, _, row, _ in taken], dtype=object),
     )
-    chosen = Chosen.joined([folders.take(~both), rows])
-    chosen = chosen.take(np.argsort(chosen.image))
-    if part is not None:
-        mine = [part.holds_name(name) for name in files.names.take(chosen.image)]
-        chosen = chosen.take(np.array(mine, dtype=np.bool_))
-    own = np.unique(np.concatenate([chosen.image, chosen.caption[(chosen.caption >= 0) & (chosen.caption < first)]]))
-    kept = np.concatenate([own, np.array(list(tables.values()), dtype=np.int64)])
-    memos = [memo_row((*memo.identity, 0))[None] for _, memo in listed.tables.values()]
-    caption = np.where(chosen.caption >= 0, np.searchsorted(kept, chosen.caption), -1)
-    chosen = replace(chosen, image=np.searchsorted(kept, chosen.image), caption=caption)
-    return strings_of([files.names.take(own), list(tables)]), np.concatenate([files.memos[own], *memos]), chosen
+    units = Units.joined([folders.take(~both), rows])
+    return units.take(np.argsort(units["image"]))
 
 
 def _samples(
-    names: Strings,
-    called: Strings,
-    held: Known,
-    chosen: Chosen,
-    caption: Input,
-    sets: Sequence[ImageSet],
-    reading: NDArray[np.uint8] | None,
-    further: Mapping[str, NDArray[np.integer]],
+    units: Units, held: Known, caption: Input, sets: Sequence[ImageSet], reading: NDArray[np.uint8] | None
 ) -> SampleTable:
-    """The table of images at these positions among the files; masks and control images as :func:`_with_partners`."""
-    images = chosen.image
-    rows = held.rows_of("image", images)
-    content = held.content if called is names else held.content[images]
-    if chosen.member is not None and chosen.known is not None:
-        rows, inside = np.maximum(rows, chosen.known), np.flatnonzero(chosen.member)
-        content[inside] = 0
-        if held.table is not None:
-            content[inside] = take_rows(held.table.inputs["image"].content, chosen.known[inside])
+    images, inside = units["image"], np.flatnonzero(units["member"])
+    rows = np.maximum(held.rows_of("image", images), units["known"])
+    if held.table is not None and held.is_whole(rows):
+        names = held.table.names
+    elif len(units) == len(held.names) and not len(inside) and bool((np.diff(images) == 1).all()):
+        names = held.names
+    else:
+        blocks = [slice(start, start + _BLOCK) for start in range(0, len(images), _BLOCK)]
+        each = (zip(held.names.take(images[one]), units["own"][one].tolist(), strict=True) for one in blocks)
+        names = strings_of([file + own for file, own in pairs] for pairs in each)
+    content = held.content if names is held.names else held.content[images]
+    if len(inside):
+        known = units["known"][inside]
+        content[inside] = 0 if held.table is None else take_rows(held.table.inputs["image"].content, known)
     columns = {name: values for name, values in held.columns(rows).items() if name not in _SET_COLUMNS}
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
-    if chosen.span is not None:
-        columns[SPAN] = chosen.span
-    if any(one.repeats != 1 for one in sets) or (chosen.repeats != 1).any():
-        columns["repeats"] = np.minimum(chosen.repeats, MAX_REPEATS).astype(np.uint16)
+    if "span" in units.columns:
+        columns[SPAN] = units["span"]
+    if any(one.repeats != 1 for one in sets) or (units["repeats"] != 1).any():
+        columns["repeats"] = np.minimum(units["repeats"], MAX_REPEATS).astype(np.uint16)
     if len(sets) > 1:
-        columns["image_set"] = chosen.owner.astype(np.uint16)
-    if chosen.focus is not None and (chosen.focus >= 0).any():
-        columns[FOCUS] = chosen.focus
-    return SampleTable(
-        names=called,
-        files=Files(names=names, stat=held.stat, content=held.content, reading=reading),
-        inputs={
-            "image": Input(content=content, file=images.astype(np.int32), line=chosen.member),
-            "caption": caption,
-            **{
-                name: Input(content=take_rows(held.content, file), file=file.astype(np.int32))
-                for name, file in further.items()
-            },
-        },
-        columns=columns,
-    )
+        columns["image_set"] = units["owner"].astype(np.uint16)
+    if (units["focus"] >= 0).any():
+        columns[FOCUS] = units["focus"]
+    member = units["member"] if "member" in units.columns else None
+    inputs = {"image": Input(content=content, file=images.astype(np.int32), line=member), "caption": caption}
+    for name, file in units.files.items():
+        if name not in inputs:
+            inputs[name] = Input(content=take_rows(held.content, file), file=file.astype(np.int32))
+    files = Files(names=held.names, stat=held.stat, content=held.content, reading=reading)
+    return SampleTable(names=names, files=files, inputs=inputs, columns=columns)
 
 
 def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:

@@ -7,19 +7,21 @@ was not written within two seconds of being hashed (``identity.stat``).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.causes import as_rejected
 from latentcache.sources.part import Part
 from latentcache.value import Value
 
@@ -62,6 +64,30 @@ class Scan:
             held.distrust((before != now).any(axis=1) & (held.place >= 0))
         return held
 
+    def contained(
+        self, held: Known, files: NDArray[np.intp], name: str, bad: list[Rejected], read: Callable[[int], None]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Units of files that hold several, such as records: (n,) rows of the snapshot in unchanged files, and files.
+
+        Each other one of ``files`` is given to ``read``. Those that cannot be read, and what the snapshot rejected in
+        unchanged ones, are appended to ``bad``; ``name`` is the input.
+        """
+        names = held.names.take(files)
+        lacking = {place for item in self.rejected if item.target or item.content for place in above(item.name)}
+        if lacking:  # the snapshot has no rows for these
+            held.distrust(files[[one in lacking for one in names]])
+        is_known = (held.place[files] >= 0) & (held.table is not None and held.table.inputs[name].line is not None)
+        own = {names[number] for number in np.flatnonzero(is_known).tolist()} if self.rejected else set[str]()
+        bad += [item for item in self.rejected if own.intersection(above(item.name))]
+        for file, label in zip(files[~is_known].tolist(), held.names.take(files[~is_known]), strict=True):
+            if self.stopping():
+                break
+            try:
+                read(file)
+            except UnusableSampleError as error:
+                bad.append(as_rejected(label, error))
+        return held.rows_in(name, files[is_known])
+
 
 class Scanned(Value):
     """What a scan of images or of records found."""
@@ -72,6 +98,66 @@ class Scanned(Value):
     notes: tuple[Rejected, ...]
     images: Any = None
     """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
+
+
+_NONE = np.array(-1, dtype=np.int32)
+#: Column of units -> its value where nothing is said; the others are positions of files, where it is -1.
+_DEFAULTS: Mapping[str, NDArray[Any]] = {
+    "which": np.array(-1, dtype=np.int8),
+    "owner": np.array(0, dtype=np.int32),
+    "repeats": np.array(1, dtype=np.int32),
+    "text": np.array("", dtype=object),
+    "own": np.array("", dtype=object),
+    "line": np.array(0, dtype=np.uint32),
+    "member": np.array(0, dtype=np.uint32),
+    "focus": np.full(2, -1, dtype=np.float32),
+    "span": np.zeros(2, dtype=np.uint64),
+    "known": _NONE,
+    "caption_known": _NONE,
+}
+
+
+class Units:
+    """Samples (n) that are no table yet, in columns; a column that was not given takes no memory.
+
+    - ``image``, ``caption``, ``mask``, ...: positions among the files; -1: none.
+    - ``which``: extension of the caption file among those of its rule; -1: it is not beside the image.
+    - ``owner``: sets; ``repeats`` in an epoch; ``focus``: (n, 2) points of focus crops.
+    - ``text``: captions that are read already; ``line``: rows or members that hold them, 0: none.
+    - ``member``: members or rows of archives, from 1; 0: the image is the file. ``own``: their names behind that of
+      the file; ``span``: (n, 2) see ``archives.members.SPAN``; ``known``: rows of the snapshot, -1: new.
+    """
+
+    def __init__(self, **columns: NDArray[Any]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns["image"])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        default = _DEFAULTS.get(name, _NONE)
+        held = self.columns.get(name)
+        return np.broadcast_to(default, (len(self), *default.shape)) if held is None else held
+
+    @property
+    def files(self) -> dict[str, NDArray[np.int32]]:
+        """The columns that are positions among the files, such as ``image``."""
+        return {name: column for name, column in self.columns.items() if name not in _DEFAULTS}
+
+    def take(self, rows: NDArray[Any]) -> Units:
+        """Some of them: positions, or True for each."""
+        return Units(**{name: column[rows] for name, column in self.columns.items()})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Units]) -> Units:
+        """One after the other."""
+        names = dict.fromkeys(name for part in parts for name in part.columns)
+        return cls(**{name: np.concatenate([part[name] for part in parts]) for name in names})
+
+
+def above(name: str) -> list[str]:
+    """A name, and those of the folders or archives that it is in."""
+    return [name[:end] for end, letter in enumerate(name + "/") if letter == "/"]
 
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
@@ -147,7 +233,7 @@ class Known:
     def __init__(
         self, table: SampleTable | None, names: Strings, memos: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
     ) -> None:
-        self.table, count = table, len(names)
+        self.table, self.names, count = table, names, len(names)
         self.place = np.full(count, -1, dtype=np.int32)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
         self.stat = memos
@@ -167,8 +253,8 @@ class Known:
         """True if the files are those of the snapshot, one by one, and all are trusted."""
         return self.table is not None and _is_range(self.place, len(self.table.files))
 
-    def distrust(self, files: NDArray[np.bool_]) -> None:
-        """Forget files (F,)."""
+    def distrust(self, files: NDArray[Any]) -> None:
+        """Forget files: their positions, or (F,) True for each."""
         self.place[files] = -1
         self.stat[files, 5] = 0
         self.content[files] = 0
@@ -178,8 +264,13 @@ class Known:
         self.content[file] = np.frombuffer(content, dtype=np.uint8)
         self.stat[file] = memo_row((*memo.identity, memo.seen_ns))
 
-    def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int32]:
-        """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown."""
+    def rows_of(
+        self, input_name: str, files: NDArray[np.integer], place: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int32]:
+        """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown.
+
+        ``place``: :attr:`touched` in place of :attr:`place`.
+        """
         table = self.table
         if table is None or input_name not in table.inputs or not len(table):
             return np.full(len(files), -1, dtype=np.int32)
@@ -189,7 +280,7 @@ class Known:
         whole = np.arange(len(file)) if held.line is None else np.flatnonzero(np.asarray(held.line) == 0)
         of_file[file[whole]] = whole
         of_file[-1] = -1
-        return of_file[np.where(files >= 0, self.place[files], -1)]
+        return of_file[np.where(files >= 0, (self.place if place is None else place)[files], -1)]
 
     def rows_in(self, input_name: str, files: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(n,) rows of the snapshot's samples that are parts of trusted files, file by file, and the file of each."""
@@ -245,6 +336,34 @@ def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArr
     own = np.unique(files)
     before = stat[own, 5]
     stat[own, 5] = np.where(before > 0, np.minimum(before, first[own]), first[own])
+
+
+def with_contents(
+    samples: SampleTable, name: str, rows: NDArray[np.integer], content: NDArray[np.uint8], stat: NDArray[np.uint64]
+) -> SampleTable:
+    """Samples with what reading their files gave. Columns in memory are changed in place: 80 bytes per sample.
+
+    Args:
+        samples: Of a listing; not used any more.
+        name: The input that was read: a file, or a part of one.
+        rows: (n,) samples.
+        content: (n, 16) their content hashes.
+        stat: (n, 6) memos of the files.
+    """
+    held = samples.inputs[name]
+    files, contents = np.asarray(held.file)[rows], writable(held.content)
+    contents[rows] = content
+    stats, whole = writable(samples.files.stat), writable(samples.files.content)
+    part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
+    stats[files[~part]], whole[files[~part]] = stat[~part], content[~part]
+    fold_reads(stats, files[part], stat[part])
+    inputs = {**samples.inputs, name: replace(held, content=contents)}
+    return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
+
+
+def writable(column: Any) -> NDArray[Any]:
+    """The column itself if it can be changed, else a copy."""
+    return column if isinstance(column, np.ndarray) and column.flags.writeable else np.array(column)
 
 
 def _is_range(rows: NDArray[np.integer], count: int) -> bool:

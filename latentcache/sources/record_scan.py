@@ -26,7 +26,6 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
-from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
 from latentcache.sources.known import Known, Scan, Scanned, match_names, strings_of
 from latentcache.sources.part import Part
@@ -111,28 +110,23 @@ class RecordScan(Scan):
 
     kept: list[Record] = field(default_factory=list)
     """The record of each row, if all were read and they are small; else empty."""
-    _room: int = _KEPT
+    _room: int = 0
 
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
         readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
         held = self.held(files.names, np.pad(files.stats, ((0, 0), (0, 1))), reading)
-        lacking = {item.name for item in self.rejected if item.content}
-        if lacking:  # a record that every field rejected has no row in the snapshot
-            held.distrust(np.array([name in lacking for name in files.names], dtype=np.bool_))
-        trusted = np.flatnonzero(held.place >= 0)
-        self._room = 0 if len(trusted) else _KEPT
-        own = set(files.names.take(trusted)) if self.rejected else set()
-        rejected = [item for item in self.rejected if item.line and item.name in own]
-        table, rows = self.known if held.all_trusted else None, bytearray()
-        for file in np.flatnonzero(held.place < 0).tolist():
-            if self.stopping():
-                break
-            self._read(file, files, held, rows, rejected)
+        rejected, rows, self._room = list[Rejected](), bytearray(), _KEPT
+        known, file = self.contained(
+            held, np.arange(len(files)), "record", rejected, lambda one: self._read(one, files, held, rows, rejected)
+        )
+        table = self.known if held.all_trusted else None
+        if len(known):
+            self.kept.clear()
         if table is None:
             read = np.frombuffer(rows, dtype=_ROW)
-            table = _table(files, held, reading, np.concatenate([self._known(held, trusted), read]))
+            table = _table(files, held, reading, np.concatenate([_known(held.table, known, file), read]))
         return Scanned(
             samples=table,
             rejected=(*in_order(files.rejected), *_in_files(files.names, rejected)),
@@ -158,21 +152,20 @@ class RecordScan(Scan):
         except UnusableSampleError as error:
             if files.alone or len(rows) > first:
                 raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
-            bad.append(as_rejected(name, error))
-            return
+            raise
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
 
-    def _known(self, held: Known, trusted: NDArray[np.intp]) -> NDArray[Any]:
-        rows, file = held.rows_in("record", trusted)
-        known = np.empty(len(rows), dtype=_ROW)
-        if held.table is not None and len(rows):
-            old = held.table.inputs["record"]
-            known["file"], known["line"] = file, np.asarray(old.line)[rows]
-            known["content"] = np.ascontiguousarray(np.asarray(old.content)[rows]).view(f"V{HASH_BYTES}")[:, 0]
-            for name in ("characters", "form"):
-                known[name] = np.asarray(held.table.columns[name])[rows]
-        return known
+
+def _known(table: SampleTable | None, rows: NDArray[np.integer], file: NDArray[np.integer]) -> NDArray[Any]:
+    known = np.empty(len(rows), dtype=_ROW)
+    if table is not None and len(rows):
+        old = table.inputs["record"]
+        columns = {"line": old.line, **table.columns, "content": np.asarray(old.content).view(f"V{HASH_BYTES}")[:, 0]}
+        known["file"] = file
+        for name in ("line", "content", "characters", "form"):
+            known[name] = np.asarray(columns[name])[rows]
+    return known
 
 
 def _table(files: RecordFiles, held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:

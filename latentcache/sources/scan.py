@@ -23,7 +23,7 @@ from latentcache.sources.archives.members import places
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
 from latentcache.sources.images import NO_CAPTION, ImageScan
-from latentcache.sources.known import Scanned, fold_reads
+from latentcache.sources.known import Scanned
 from latentcache.sources.layouts.find import find_layout, holds_archives, holds_images, is_config
 from latentcache.sources.layouts.partners import folders_below, paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
@@ -254,34 +254,6 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
         return Listing(data_kind=IMAGES, **held)
     files = files_of(root, samples, possible_ways(root, text_lines=options.text_lines), options.part)
     return Listing(data_kind=RECORDS, _files=files, **held)
-
-
-def with_contents(
-    samples: SampleTable, name: str, rows: NDArray[np.integer], content: NDArray[np.uint8], stat: NDArray[np.uint64]
-) -> SampleTable:
-    """Samples with what reading their files gave. Columns in memory are changed in place: 80 bytes per sample.
-
-    Args:
-        samples: Of a listing; not used any more.
-        name: The input that was read: a file, or a part of one.
-        rows: (n,) samples.
-        content: (n, 16) their content hashes.
-        stat: (n, 6) memos of the files.
-    """
-    held = samples.inputs[name]
-    files, contents = np.asarray(held.file)[rows], writable(held.content)
-    contents[rows] = content
-    stats, whole = writable(samples.files.stat), writable(samples.files.content)
-    part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
-    stats[files[~part]], whole[files[~part]] = stat[~part], content[~part]
-    fold_reads(stats, files[part], stat[part])
-    inputs = {**samples.inputs, name: replace(held, content=contents)}
-    return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
-
-
-def writable(column: Any) -> NDArray[Any]:
-    """The column itself if it can be changed, else a copy."""
-    return column if isinstance(column, np.ndarray) and column.flags.writeable else np.array(column)
 
 
 def _kind(data: Path) -> str:

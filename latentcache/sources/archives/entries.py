@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import SPAN, Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
-from latentcache.sources.captions import MAX_CAPTION_BYTES, Chosen, caption_of, captions_in, unusable_caption
+from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, rejected, unused_lines
-from latentcache.sources.known import Known, Scan, memo_row
+from latentcache.sources.known import Known, Scan, Units, above, memo_row
 from latentcache.sources.layouts.sets import Layout
 from latentcache.sources.reading import MAX_SOURCE_BYTES, listed, open_source, refuse_packed, stat_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
@@ -49,8 +49,8 @@ class Archives:
     """
 
     def __init__(self, layout: Layout, first: int, bad: list[Rejected]) -> None:
-        self.layout, self.first, self.names, self.owner = layout, first, list[str](), list[int]()
-        owners, memos = {name: number for number, one in enumerate(layout.sets) for name in one.files}, []
+        self.sets, self.root, self.first, self.names = layout.sets, layout.root, first, list[str]()
+        owners, memos, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, [], []
         for name in sorted(owners, key=os.fsencode):
             try:
                 memos.append(memo_row((*stat_source(layout.root / name).identity, 0)))
@@ -58,88 +58,70 @@ class Archives:
                 bad.append(as_rejected(name, error))
                 continue
             self.names.append(name)
-            self.owner.append(owners[name])
-        self.memos = np.array(memos, dtype=np.uint64).reshape(-1, 6)
+            owner.append(owners[name])
+        self.memos = np.array(memos, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         """(n, 6) their stats."""
+        self.owner = np.array(owner, dtype=np.int32)
 
     def readings(self, asked: Scan) -> NDArray[np.uint8]:
         """(n, 16) how each is read."""
         columns = asked.image_column, asked.caption_column
         said = [
             (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
-            for one, rule in ((one, one.captions) for one in self.layout.sets)
+            for one, rule in ((one, one.captions) for one in self.sets)
         ]
-        each = [content_hash(repr(said[owner]).encode()) for owner in self.owner]
+        each = [content_hash(repr(said[owner]).encode()) for owner in self.owner.tolist()]
         return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
-    def samples(self, asked: Scan, held: Known, bad: list[Rejected], notes: Notes) -> Chosen:
-        """All samples of the archives. Those that cannot be read are appended to ``bad``."""
-        lacking = {above for item in asked.rejected if item.target for above in _above(item.name)}
-        if lacking:  # the snapshot has no samples for these
-            held.distrust(np.array([False] * self.first + [name in lacking for name in self.names]))
-        files = np.arange(self.first, self.first + len(self.names))
-        old = held.table.inputs["image"].line if held.table is not None else None
-        trusted = files[held.place[files] >= 0] if old is not None else files[:0]
-        own = {self.names[file - self.first] for file in trusted.tolist()}
-        bad += [item for item in asked.rejected if own.intersection(_above(item.name))]
+    def units(self, asked: Scan, held: Known, bad: list[Rejected], notes: Notes) -> Units:
+        """All images in the archives. Those that cannot be read are appended to ``bad``."""
+        parts, files = list[Units](), np.arange(self.first, self.first + len(self.names))
+        rows, file = asked.contained(
+            held, files, "image", bad, lambda one: parts.append(self._read(one, asked, bad, notes))
+        )
+        own = set(held.names.take(files[held.place[files] >= 0]))
         for note in asked.notes:
-            if note.reason != "no-caption" and own.intersection(_above(note.name)):
+            if note.reason != "no-caption" and own.intersection(above(note.name)):
                 notes.add(note)
-        parts = [self._from_snapshot(held.table, *held.rows_in("image", trusted))]
-        for file in np.setdiff1d(files, trusted).tolist():
-            if asked.stopping():
-                break
-            try:
-                parts.append(self._read(file, asked, bad, notes))
-            except UnusableSampleError as error:
-                bad.append(as_rejected(self.names[file - self.first], error))
-        return Chosen.joined(parts)
+        if held.table is not None and len(rows):
+            caption, names = held.table.inputs["caption"], held.names.take(file)
+            line = np.asarray(caption.file) >= 0 if caption.line is None else np.asarray(caption.line)
+            labels = zip(held.table.names.take(rows), names, strict=True)
+            known = self._units(
+                file,
+                line=line[rows].astype(np.uint32),
+                member=np.asarray(held.table.inputs["image"].line)[rows],
+                span=np.asarray(held.table.columns[SPAN])[rows],
+                own=np.array([label[len(name) :] for label, name in labels], dtype=object),
+                known=rows,
+            )
+            parts.append(known)
+        return Units.joined(parts) if parts else Units(image=files[:0])
 
-    def _from_snapshot(self, table: SampleTable | None, rows: NDArray[np.int64], file: NDArray[np.int64]) -> Chosen:
-        held: dict[str, Any] = {"line": np.zeros(0), "member": np.zeros(0, np.uint32), "span": np.zeros((0, 2), "u8")}
-        names: Sequence[str] = ()
-        if table is not None and len(rows):
-            caption, names = table.inputs["caption"], table.names.take(rows)
-            line = True if caption.line is None else np.asarray(caption.line)[rows]
-            held["line"] = (np.asarray(caption.file)[rows] >= 0) * line
-            held["member"] = np.asarray(table.inputs["image"].line)[rows]
-            held["span"] = np.asarray(table.columns[SPAN])[rows]
-        own = [name[len(self.names[at - self.first]) :] for at, name in zip(file.tolist(), names, strict=True)]
-        return self._chosen(file, texts=[""] * len(rows), own=own, known=rows, **held)
-
-    def _read(self, file: int, asked: Scan, bad: list[Rejected], notes: Notes) -> Chosen:
-        name, one = self.names[file - self.first], self.layout.sets[self.owner[file - self.first]]
-        found, rule = read_archive(self.layout.root, name, one.archives, asked, bad, notes), one.captions
+    def _read(self, file: int, asked: Scan, bad: list[Rejected], notes: Notes) -> Units:
+        name, one = self.names[file - self.first], self.sets[self.owner[file - self.first]]
+        found, rule = read_archive(self.root, name, one.archives, asked, bad, notes), one.captions
         for note in unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]):
             notes.add(note)
         if asked.part is not None:
             found = [entry for entry in found if asked.part.holds_name(name + entry.own)]
-        texts, member = (
-            [rule.made(entry.text) for entry in found],
-            np.array([entry.line for entry in found], np.uint32),
-        )
-        return self._chosen(
+        texts = [rule.made(entry.text) for entry in found]
+        member = np.array([entry.line for entry in found], dtype=np.uint32)
+        return self._units(
             np.full(len(found), file, dtype=np.int64),
             line=member * np.array([bool(text) for text in texts], dtype=np.bool_),
-            texts=texts,
             member=member,
             span=np.array([entry.span for entry in found], dtype=np.uint64).reshape(-1, 2),
-            own=[entry.own for entry in found],
-            known=np.full(len(found), -1, dtype=np.int64),
+            text=np.array(texts, dtype=object),
+            own=np.array([entry.own for entry in found], dtype=object),
         )
 
-    def _chosen(self, file: NDArray[np.int64], *, line: NDArray[Any], **columns: Any) -> Chosen:
-        """Samples in archives; ``line``: members or rows with their captions, 0: they have none."""
-        owner = np.array(self.owner, dtype=np.int64)[file - self.first]
-        return Chosen(
-            image=file,
-            caption=np.where(line > 0, file, -1),
-            which=np.full(len(file), -1, dtype=np.int8),
-            owner=owner,
-            repeats=np.array([one.repeats for one in self.layout.sets], dtype=np.int64)[owner],
-            line=line.astype(np.uint32),
-            **columns,
-        )
+    def _units(self, file: NDArray[np.int64], line: NDArray[np.uint32], **columns: NDArray[Any]) -> Units:
+        """Images in archives; ``line``: members or rows with their captions, 0: they have none."""
+        owner = self.owner[file - self.first]
+        repeats = np.array([one.repeats for one in self.sets], dtype=np.int32)[owner]
+        caption = np.where(line > 0, file, -1)
+        return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
 
 
 class Entry(NamedTuple):
@@ -173,10 +155,6 @@ def shows_images(path: Path, kind: str) -> bool:
     with open_source(path) as file:
         endings = (member.name.rpartition(".")[2].lower() for member in islice(tar_members(file), _LOOKED_AT))
         return any(ending in _IMAGES for ending in endings)
-
-
-def _above(name: str) -> list[str]:
-    return [name[:end] for end, letter in enumerate(name + "/") if letter == "/"]
 
 
 def _of_tar(path: Path, name: str, _: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Iterator[Entry]:

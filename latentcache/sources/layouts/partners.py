@@ -8,13 +8,10 @@ name alone (sd-scripts ``conditioning_data_dir``, ai-toolkit ``control_path``, `
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.table import Rejected
@@ -29,52 +26,49 @@ INPUTS = {"masks": ("mask",), "controls": ("control", "control_2", "control_3")}
 ENDINGS = {MASK_ENDING: "mask", CONTROL_ENDING: "control"}
 
 
-@dataclass(slots=True)
 class Partners:
-    """Images of a walk that are masks or control images, and where each was found."""
+    """Images of a walk that are masks or control images, by their positions among the files."""
 
-    beside: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(Input, name of the sample without extension) -> file."""
-    apart: dict[str, str] = field(default_factory=dict)
-    """File in a folder for them, without extension -> with it."""
-    stats: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
-    """File -> (5,) its stat."""
-    roles: dict[str, str] = field(default_factory=dict)
-    """File -> ``mask`` or ``control``."""
+    def __init__(self) -> None:
+        self._beside, self._apart = dict[tuple[str, str], int](), dict[str, int]()
+        """(Input, name of the sample without extension), and name of a file apart without extension -> file."""
+        self._roles = dict[int, tuple[str, str]]()
+        """File -> ``mask`` or ``control``, and its name."""
 
-    def add(self, role: str, name: str, stat: NDArray[np.uint64], ending: str = "") -> None:
+    def add(self, role: str, name: str, file: int, ending: str = "") -> None:
         """Note one file; ``ending``: it is beside its image."""
-        stem = name.rpartition(".")[0]
-        self.roles[name], self.stats[name] = role, stat
+        stem, self._roles[file] = name.rpartition(".")[0], (role, name)
         if not ending:
-            self.apart[stem] = name
+            self._apart[stem] = file
         elif name.endswith(".png"):  # its trainer looks for no other format
-            self.beside[role, stem.removesuffix(ending)] = name
+            self._beside[role, stem.removesuffix(ending)] = file
 
     def inputs(self, layout: Layout) -> list[str]:
         """Inputs that the samples of a layout have."""
-        found = {name for one in layout.sets for name, _ in one.paired} | {role for role, _ in self.beside}
+        found = {name for one in layout.sets for name, _ in one.paired} | {role for role, _ in self._beside}
         return [name for names in INPUTS.values() for name in names if name in found - layout.unpaired]
 
-    def of(self, name: str, one: ImageSet, role: str) -> str | None:
-        """The file of a sample, the sample itself for its transparency; None: there is none."""
+    def of(self, name: str, image: int, one: ImageSet, role: str) -> int:
+        """The file of a sample: ``image``, its own, for its transparency; -1: there is none."""
         stem, folder = name.rpartition(".")[0], dict(one.paired).get(role)
         if folder == "":
-            return name
+            return image
         if folder is not None:
             for own in (stem.removeprefix(one.prefix), *[stem.rpartition("/")[2]][one.paired_by_path :]):
-                if (found := self.apart.get(f"{folder}/{own}")) is not None:
+                if (found := self._apart.get(f"{folder}/{own}")) is not None:
                     return found
-        return self.beside.get((role, stem))
+        return self._beside.get((role, stem), -1)
 
-    def unused(self, used: Mapping[str, int], layout: Layout) -> Iterator[Rejected]:
+    def unused(self, used: Collection[int], layout: Layout) -> Iterator[Rejected]:
         """One note for masks and one for control images that belong to no sample, or are not wanted."""
-        left = [name for name in self.roles if name not in used]
-        for role, count in Counter(self.roles[name] for name in left).items():
-            first = next(name for name in left if self.roles[name] == role)
+        left = defaultdict[str, list[str]](list)
+        for file, (role, name) in self._roles.items():
+            left[role] += [] if file in used else [name]
+        for role, names in left.items():
             words = "masks" if role == "mask" else "control images"
             why = "are not wanted" if role in layout.unpaired else "belong to no image"
-            yield counted(first, role, count, f"{words} {why}")
+            if names:
+                yield counted(names[0], role, len(names), f"{words} {why}")
 
 
 def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
