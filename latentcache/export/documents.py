@@ -18,9 +18,9 @@ text. Its readers take the bytes of an id as an argument and ignore that file, s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ from latentcache.errors import UsageError
 from latentcache.loader.documents import Documents
 from latentcache.store.atomic_io import make_folder
 
+Batch = tuple[NDArray[Any], NDArray[np.int64]]
+"""Documents: their ids, and the end of each in these."""
 #: Tokens in memory at once, if no document is longer.
 BATCH_TOKENS = 1 << 22
 #: Of Megatron: magic, version, code of the type, sequences, document indices: 34 bytes, nothing between them.
@@ -37,76 +39,58 @@ _HEADER = struct.Struct("<9sQBQQ")
 _CODES = {"uint16": 8, "int32": 4}
 
 
-class _IdsFile:
-    """The ids of one split in a file, and files beside it."""
+class Ids(NamedTuple):
+    """The ids of one split, as they were written."""
 
-    name: str
-    """The file of ids of ``{split}``, relative to the folder."""
-    wide = "uint32"
-    """Type in the file of ids that are uint32 in the cache."""
-
-    def __init__(self, folder: Path, split: str, dtype: str, tokenizer: str = "") -> None:
-        self.path, self.tokenizer = folder / self.name.format(split=split), tokenizer
-        self.dtype = np.dtype(self.wide if dtype == "uint32" else dtype)
-        make_folder(self.path.parent)
-        self._lengths, self._last = [np.empty(0, np.int64)], set[int]()
-        self.ends = np.empty(0, dtype=np.int64)
-        """(D,) end of each document, in tokens from the beginning of the file; known at the end."""
-
-    @property
-    def last_id(self) -> int | None:
-        """The last id of every document; None if they differ."""
-        return next(iter(self._last)) if len(self._last) == 1 else None
-
-    def add(self, batch: tuple[NDArray[Any], NDArray[np.int64]]) -> None:
-        """Append documents: their ids, and the end of each in them."""
-        ids, ends = batch
-        self._lengths.append(np.diff(ends, prepend=0))
-        self._last |= set(np.unique(ids[ends - 1]).tolist()) if len(self._last) < 2 else set()
-        with self.path.open("ab") as sink:
-            sink.write(ids.astype(self.dtype.newbyteorder("<")).data.cast("B"))
-
-    def finish(self) -> None:
-        """Write the files beside the ids."""
-        self.ends = np.cumsum(np.concatenate(self._lengths))
-        self.write_beside()
-
-    def write_beside(self) -> None:
-        """Write the files beside the ids."""
-        raise NotImplementedError
+    dtype: np.dtype[Any]
+    ends: NDArray[np.int64]
+    """(D,) end of each document, in tokens from the beginning of the file."""
+    last_id: int | None
+    """The last id of every document; None if they differ."""
 
 
-class MegatronFile(_IdsFile):
-    """``.bin`` and ``.idx``."""
-
-    name, wide = "{split}.bin", "int32"
-
-    def write_beside(self) -> None:
-        """Write the index."""
-        lengths = np.diff(self.ends, prepend=0)
-        begins = (self.ends - lengths) * self.dtype.itemsize
-        columns = lengths.astype("<i4"), begins.astype("<i8"), np.arange(len(lengths) + 1, dtype="<i8")
-        head = _HEADER.pack(b"MMIDIDX\x00\x00", 1, _CODES[self.dtype.name], len(lengths), len(lengths) + 1)
-        self.path.with_suffix(".idx").write_bytes(b"".join([head, *(column.tobytes() for column in columns)]))
+def write_megatron(folder: Path, split: str, dtype: str, batches: Iterable[Batch], tokenizer: str = "") -> Ids:
+    """Write ``.bin`` and ``.idx``."""
+    made = _write_ids(folder / f"{split}.bin", "int32" if dtype == "uint32" else dtype, batches)
+    (folder / f"{split}.idx").write_bytes(megatron_index(made))
+    return made
 
 
-class DatatroveFile(_IdsFile):
-    """``.ds``, ``.ds.index`` and ``.ds.metadata``."""
-
-    name = "{split}/00000_tokens.ds"
-
-    def write_beside(self) -> None:
-        """Write ends and metadata; the first line of these has one ``|``."""
-        index, words = (self.path.with_name(f"{self.path.name}.{ending}") for ending in ("index", "metadata"))
-        index.write_bytes(self.ends.astype("<u8").tobytes())
-        name, tokens = " ".join(self.tokenizer.replace("|", " ").split()) or "Unknown Tokenizer", int(self.ends[-1])
-        words.write_text(f"{name}|{self.dtype.itemsize}\n{tokens}\n{tokens / 1e9:.3g} GT", "utf-8")
+def megatron_index(ids: Ids) -> bytes:
+    """The bytes of ``.idx``."""
+    lengths = np.diff(ids.ends, prepend=0)
+    begins = (ids.ends - lengths) * ids.dtype.itemsize
+    columns = lengths.astype("<i4"), begins.astype("<i8"), np.arange(len(lengths) + 1, dtype="<i8")
+    head = _HEADER.pack(b"MMIDIDX\x00\x00", 1, _CODES[ids.dtype.name], len(lengths), len(lengths) + 1)
+    return b"".join([head, *(column.tobytes() for column in columns)])
 
 
-FILES: Mapping[str, type[_IdsFile]] = {"megatron": MegatronFile, "datatrove": DatatroveFile}
+def write_datatrove(folder: Path, split: str, dtype: str, batches: Iterable[Batch], tokenizer: str = "") -> Ids:
+    """Write ``.ds``, ``.ds.index`` and ``.ds.metadata``; the first line of the last one has one ``|``."""
+    path = folder / split / "00000_tokens.ds"
+    made = _write_ids(path, dtype, batches)
+    path.with_name(f"{path.name}.index").write_bytes(made.ends.astype("<u8").tobytes())
+    name, tokens = " ".join(tokenizer.replace("|", " ").split()) or "Unknown Tokenizer", int(made.ends[-1])
+    words = f"{name}|{made.dtype.itemsize}\n{tokens}\n{tokens / 1e9:.3g} GT"
+    path.with_name(f"{path.name}.metadata").write_text(words, "utf-8")
+    return made
 
 
-def counts(written: Mapping[str, _IdsFile]) -> dict[str, Any]:
+def _write_ids(path: Path, dtype: str, batches: Iterable[Batch]) -> Ids:
+    make_folder(path.parent)
+    stored, lengths, last = np.dtype(dtype), [np.empty(0, np.int64)], set[int]()
+    with path.open("wb") as sink:
+        for ids, ends in batches:
+            lengths.append(np.diff(ends, prepend=0))
+            last |= set(np.unique(ids[ends - 1]).tolist()) if len(last) < 2 else set()
+            sink.write(ids.astype(stored.newbyteorder("<")).data.cast("B"))
+    return Ids(stored, np.cumsum(np.concatenate(lengths)), last.pop() if len(last) == 1 else None)
+
+
+FILES = {"megatron": write_megatron, "datatrove": write_datatrove}
+
+
+def counts(written: Mapping[str, Ids]) -> dict[str, Any]:
     """Numbers of the export: by split, and the type and last id of all splits."""
     last = {some.last_id for some in written.values()}
     return {
@@ -118,12 +102,7 @@ def counts(written: Mapping[str, _IdsFile]) -> dict[str, Any]:
 
 
 def reject_masked(documents: Documents, name: str) -> None:
-    """Reject documents with tokens without loss, for a format without labels.
-
-    Args:
-        documents: The documents.
-        name: The format.
-    """
+    """Reject documents with tokens without loss, for the format of this name, which has no labels."""
     ends = np.concatenate(([0], documents.span_ends)).astype(np.int64)
     sums = np.concatenate(([0], np.cumsum(documents.spans[:, 1], dtype=np.int64)))
     masked = np.flatnonzero(np.diff(sums[ends]) != documents.lengths)
@@ -136,8 +115,8 @@ def reject_masked(documents: Documents, name: str) -> None:
         )
 
 
-def document_batches(documents: Documents) -> Iterator[tuple[int, tuple[NDArray[Any], NDArray[np.int64]]]]:
-    """Yield documents that fit into memory together: their number, their ids, and the end of each in these."""
+def document_batches(documents: Documents) -> Iterator[Batch]:
+    """Yield documents that fit into memory together."""
     lengths, start = np.asarray(documents.lengths, dtype=np.int64), 0
     all_ends = np.cumsum(lengths)
     while start < len(all_ends):
@@ -147,5 +126,5 @@ def document_batches(documents: Documents) -> Iterator[tuple[int, tuple[NDArray[
         ids = np.empty(int(ends[-1]), dtype=documents.dtype)
         begins = ends - lengths[start:stop]
         documents.gather(np.arange(start, stop), np.zeros_like(begins), lengths[start:stop], ids, begins)
-        yield stop - start, (ids, ends)
+        yield ids, ends
         start = stop

@@ -8,7 +8,7 @@ Arrow schema without metadata (format: ``datasets``, ``arrow_dataset.py``, ``sav
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.export.run import write_splits
+from latentcache.export.run import Advanced, write_splits
 from latentcache.store.atomic_io import make_folder, write_atomically
 
 #: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
@@ -63,88 +63,66 @@ def check(trainer: str, layout: str, length: int, *, left: bool = False) -> None
 
 
 def export_hf_disk(
-    folder: Path,
-    splits: Mapping[str, Any],
-    trainer: str,
-    layout: str,
-    fingerprint: str = "",
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    folder: Path, splits: Mapping[str, Any], trainer: str, layout: str, fingerprint: str, on_progress: Advanced
 ) -> None:
-    """Write a ``DatasetDict`` of rows into an empty folder.
+    """Write a ``DatasetDict`` of rows into an empty folder; see :func:`write_splits`.
 
     Args:
         folder: The folder.
-        splits: ``train`` and, if requested, ``validation``: rows of ``cache.rows()``.
-        trainer: Decides the columns, with the layout.
-        layout: ``pad``, ``pack`` or ``chunk``.
+        splits: Rows of ``cache.rows()``.
+        trainer: Decides the columns, with the layout: ``pad``, ``pack`` or ``chunk``.
+        layout: Of the rows.
         fingerprint: Of the cache.
         on_progress: Called with rows done and rows in total.
     """
     columns = COLUMNS[trainer][layout]
-    write_splits(splits, lambda name: _SplitWriter(folder / name, columns, fingerprint), on_progress)
+    write_splits(splits, lambda name, rows: _write_split(folder / name, columns, fingerprint, rows), on_progress)
     write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
 
 
-class _SplitWriter:
-    """Arrow files of one split: IPC streams of one schema, no metadata in it."""
+def _write_split(
+    folder: Path, columns: Mapping[str, str], fingerprint: str, batches: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write the Arrow files of (B, L) rows: IPC streams of one schema, no metadata in it."""
+    make_folder(folder)
+    schema = pa.schema([pa.field(name, pa.list_(_arrow(kind))) for name, kind in columns.items()])
+    records, parts = (_record(batch, columns, schema) for batch in batches), list[Path]()
+    record = next(records, None)
+    while not parts or record is not None:  # a split without rows is a file without batches
+        parts.append(folder / f"part-{len(parts):05d}")
+        with pa.OSFile(str(parts[-1]), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            full = False
+            while record is not None and not full:
+                writer.write_batch(record)
+                record, full = next(records, None), sink.tell() > FILE_BYTES
+    names = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
+    for part, name in zip(parts, names, strict=True):
+        part.rename(folder / name)
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": fingerprint[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": folder.name,
+    }
+    features = {
+        name: {"feature": {"dtype": kind, "_type": "Value"}, "_type": "Sequence"} for name, kind in columns.items()
+    }
+    info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
+    write_atomically(folder / "state.json", json.dumps(state, indent=2).encode())
+    write_atomically(folder / "dataset_info.json", json.dumps(info, indent=2).encode())
 
-    def __init__(self, folder: Path, columns: Mapping[str, str], fingerprint: str) -> None:
-        self._folder, self._columns, self._fingerprint = folder, columns, fingerprint
-        self._schema = pa.schema([pa.field(name, pa.list_(_arrow(kind))) for name, kind in columns.items()])
-        make_folder(folder)
-        self._parts: list[Path] = []
-        self._sink: Any = None
-        self._writer: Any = None
 
-    def add(self, batch: Mapping[str, Any]) -> None:
-        """Append (B, L) rows."""
-        wanted, arrays = self._columns, {name: np.asarray(value) for name, value in batch.items()}
-        lists: dict[str, Any] = dict(arrays)
-        if "position_ids" in arrays:
-            lists["seq_lengths"] = segments(arrays["position_ids"])
-            if wanted.get("attention_mask") == "int32":
-                numbers = np.cumsum(arrays["position_ids"] == 0, axis=1)
-                lists["attention_mask"] = np.where(arrays["attention_mask"] != 0, numbers, 0)
-        columns = [_lists(lists[name], kind) for name, kind in wanted.items()]
-        if self._writer is None or self._sink.tell() > FILE_BYTES:
-            self._next()
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-
-    def finish(self) -> None:
-        """Close the files and give them their names."""
-        if self._writer is None:
-            self._next()  # a split without rows: a file without batches
-        self._close()
-        names = [f"data-{number:05d}-of-{len(self._parts):05d}.arrow" for number in range(len(self._parts))]
-        for part, name in zip(self._parts, names, strict=True):
-            part.rename(self._folder / name)
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": name} for name in names],
-            "_fingerprint": self._fingerprint[:16],
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": self._folder.name,
-        }
-        features = {
-            name: {"feature": {"dtype": kind, "_type": "Value"}, "_type": "Sequence"}
-            for name, kind in self._columns.items()
-        }
-        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-        write_atomically(self._folder / "state.json", json.dumps(state, indent=2).encode())
-        write_atomically(self._folder / "dataset_info.json", json.dumps(info, indent=2).encode())
-
-    def _next(self) -> None:
-        self._close()
-        self._parts.append(self._folder / f"part-{len(self._parts):05d}")
-        self._sink = pa.OSFile(str(self._parts[-1]), "wb")
-        self._writer = pa.ipc.new_stream(self._sink, self._schema)
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._sink.close()
+def _record(batch: Mapping[str, Any], columns: Mapping[str, str], schema: Any) -> Any:
+    lists: dict[str, Any] = {name: np.asarray(value) for name, value in batch.items()}
+    if "position_ids" in lists:
+        lists["seq_lengths"] = segments(lists["position_ids"])
+        if columns.get("attention_mask") == "int32":
+            numbers = np.cumsum(lists["position_ids"] == 0, axis=1)
+            lists["attention_mask"] = np.where(lists["attention_mask"] != 0, numbers, 0)
+    return pa.record_batch([_lists(lists[name], kind) for name, kind in columns.items()], schema=schema)
 
 
 def segments(position_ids: NDArray[Any]) -> list[NDArray[np.int32]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,51 +36,52 @@ def sample(ids: NDArray[Any]) -> bytes:
     return struct.pack("<I", len(value)) + value
 
 
-class MdsWriter:
-    """The shards of one split: rows padded on the right, all tokens with loss."""
+def write_mds(folder: Path, dtype: str, batches: Iterable[Mapping[str, Any]]) -> None:
+    """Write the shards of one split: (B, L) rows without their padding, which is on the right.
 
-    def __init__(self, folder: Path, split: str, dtype: str) -> None:
-        self._folder, self._dtype = folder / split, np.dtype(dtype).newbyteorder("<")
-        make_folder(self._folder)
-        self._config = {
-            "version": 2,
-            "format": "mds",
-            "compression": None,
-            "hashes": [],
-            "size_limit": SHARD_BYTES,
-            "column_names": [COLUMN],
-            "column_encodings": [f"ndarray:{self._dtype.name}"],
-            "column_sizes": [None],
-        }
-        self._head = json.dumps(self._config, sort_keys=True).encode()
-        self._samples: list[bytes] = []
-        self._bytes = 0
-        self._shards: list[dict[str, Any]] = []
+    Args:
+        folder: Of the split.
+        dtype: One of :data:`DTYPES`.
+        batches: Rows; all tokens have loss.
+    """
+    make_folder(folder)
+    config = {
+        "version": 2,
+        "format": "mds",
+        "compression": None,
+        "hashes": [],
+        "size_limit": SHARD_BYTES,
+        "column_names": [COLUMN],
+        "column_encodings": [f"ndarray:{dtype}"],
+        "column_sizes": [None],
+    }
+    head, shards = json.dumps(config, sort_keys=True).encode(), list[dict[str, Any]]()
+    for samples in _shards(_samples(dtype, batches), 8 + len(head)):
+        name, count = f"shard.{len(shards):05d}.mds", len(samples)
+        sizes = np.cumsum([4 + 4 * (count + 1) + len(head), *map(len, samples)]).astype("<u4")
+        with (folder / name).open("wb") as shard:
+            shard.writelines((struct.pack("<I", count), sizes.tobytes(), head, *samples))
+        data = {"basename": name, "bytes": int(sizes[-1]), "hashes": {}}
+        shards.append({**config, "samples": count, "raw_data": data, "zip_data": None})
+    index = json.dumps({"version": 2, "shards": shards}, sort_keys=True)
+    (folder / "index.json").write_text(index, "utf-8")
 
-    def add(self, batch: Mapping[str, Any]) -> None:
-        """Append (B, L) rows without their padding; writes full shards."""
+
+def _samples(dtype: str, batches: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    for batch in batches:
         lengths = (np.asarray(batch["attention_mask"]) != 0).sum(axis=1)
         for ids, length in zip(np.asarray(batch["input_ids"]), lengths.tolist(), strict=True):
-            made = sample(ids[:length].astype(self._dtype))
-            if self._samples and 8 + len(self._head) + self._bytes + 4 + len(made) > SHARD_BYTES:
-                self._flush()
-            self._samples.append(made)
-            self._bytes += 4 + len(made)
+            yield sample(ids[:length].astype(np.dtype(dtype).newbyteorder("<")))
 
-    def finish(self) -> None:
-        """Write the last shard and the index."""
-        if self._samples:
-            self._flush()
-        index = json.dumps({"version": 2, "shards": self._shards}, sort_keys=True)
-        (self._folder / "index.json").write_text(index, "utf-8")
 
-    def _flush(self) -> None:
-        sizes = np.array([len(made) for made in self._samples])
-        count, name = len(sizes), f"shard.{len(self._shards):05d}.mds"
-        begin = 4 + 4 * (count + 1) + len(self._head)
-        offsets = (begin + np.concatenate(([0], np.cumsum(sizes)))).astype("<u4")
-        with (self._folder / name).open("wb") as shard:
-            shard.writelines((struct.pack("<I", count), offsets.tobytes(), self._head, *self._samples))
-        data = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
-        self._shards.append({**self._config, "samples": count, "raw_data": data, "zip_data": None})
-        self._samples, self._bytes = [], 0
+def _shards(samples: Iterable[bytes], beside: int) -> Iterator[list[bytes]]:
+    """Yield samples that share a shard, with 4 bytes each and ``beside`` for all."""
+    found, size = list[bytes](), beside
+    for one in samples:
+        if found and size + 4 + len(one) > SHARD_BYTES:
+            yield found
+            found, size = [], beside
+        found.append(one)
+        size += 4 + len(one)
+    if found:
+        yield found

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.export.atomic_folder import atomic_folder, seal
@@ -90,16 +90,6 @@ class ExportSettings(Value):
         return int(getattr(self, self.layout)) if self.layout else 0
 
 
-class Writer(Protocol):
-    """Writes one split, below the folder of the export."""
-
-    def add(self, batch: Any) -> None:
-        """Append a batch of rows or documents."""
-
-    def finish(self) -> None:
-        """Close the files."""
-
-
 def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, total: None) -> dict[str, Any]:
     """Write the folder; returns what the format decides of the JSON output.
 
@@ -124,61 +114,63 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
     documents = {name: part.documents() for name, part in parts.items()}
     for one in documents.values() if settings.format != "hf-disk" else ():
         reject_masked(one, settings.format)
-    if not settings.layout:
-        with atomic_folder(settings.out) as folder:
-            files = FILES[settings.format]
+    rows, about, more = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+    if settings.layout:
+        rows = {name: _rows(part, settings) for name, part in parts.items()}
+        about = {
+            "layout": settings.layout,
+            "length": settings.length,
+            "tokens": {name: one.tokens for name, one in rows.items()},
+            "tokens_dropped": {name: dict(one.tokens_dropped) for name, one in rows.items()},
+            "rows": {name: len(one) for name, one in rows.items()},
+        }
+        facts["overflow"] = settings.overflow
+    with atomic_folder(settings.out) as folder:
+        if not rows:
+            write, tokenizer = FILES[settings.format], facts["tokenizer"]
             written = write_splits(
-                documents, lambda name: files(folder, name, dtype, facts["tokenizer"]), on_progress
+                documents, lambda name, batches: write(folder, name, dtype, batches, tokenizer), on_progress
             )
             about = counts(written)
-            seal(folder, facts | about)
-        return {"part": facts["part"], **about}
-    splits = {name: _rows(part, settings) for name, part in parts.items()}
-    about = {
-        "layout": settings.layout,
-        "length": settings.length,
-        "tokens": {name: rows.tokens for name, rows in splits.items()},
-        "tokens_dropped": {name: dict(rows.tokens_dropped) for name, rows in splits.items()},
-        "rows": {name: len(rows) for name, rows in splits.items()},
-    }
-    facts["overflow"] = settings.overflow
-    with atomic_folder(settings.out) as folder:
-        if settings.format == "mds":
-            from latentcache.export.mds import DTYPES, MdsWriter
+        elif settings.format == "mds":
+            from latentcache.export.mds import DTYPES, write_mds
 
             about["dtype"] = DTYPES[dtype]
-            write_splits(splits, lambda name: MdsWriter(folder, name, DTYPES[dtype]), on_progress)
-            seal(folder, facts | about)
-            return {"part": facts["part"], **about}
-        from latentcache.export.hf_disk import export_hf_disk
+            write_splits(rows, lambda name, batches: write_mds(folder / name, DTYPES[dtype], batches), on_progress)
+        else:
+            from latentcache.export.hf_disk import export_hf_disk
 
-        trainer = settings.trainer or "plain"
-        export_hf_disk(folder, splits, trainer, settings.layout, facts["fingerprint"], on_progress)
-        seal(folder, facts | about | {"trainer": trainer, "padding_side": settings.padding_side or "right"})
-    efficiency = {name: rows.packing_efficiency for name, rows in splits.items()}
-    return {"part": facts["part"], "for": trainer, "packing_efficiency": efficiency, **about}
+            trainer = settings.trainer or "plain"
+            export_hf_disk(folder, rows, trainer, settings.layout, facts["fingerprint"], on_progress)
+            facts |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
+            efficiency = {name: one.packing_efficiency for name, one in rows.items()}
+            more = {"for": trainer, "packing_efficiency": efficiency}
+        seal(folder, facts | about)
+    return {"part": facts["part"], **more, **about}
 
 
 def write_splits(
-    splits: Mapping[str, Any], open_writer: Callable[[str], Any], on_progress: Advanced = lambda done, total: None
+    splits: Mapping[str, Any],
+    write: Callable[[str, Iterator[Any]], Any],
+    on_progress: Advanced = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Write the rows or documents of each split, in batches; returns the writers by split.
+    """Write the rows or documents of each split, in batches; returns the results of ``write`` by split.
 
     Args:
         splits: ``train`` and, if requested, ``validation``.
-        open_writer: Makes the :class:`Writer` of a split.
+        write: Writes one split: its name, and its batches.
         on_progress: Called with rows or documents done and in total, of all splits.
     """
-    done, total, writers = 0, sum(map(len, splits.values())), dict[str, Any]()
-    for name, split in splits.items():
-        writer: Writer = open_writer(name)
-        writers[name] = writer
-        for count, batch in _batches(name, split):
-            writer.add(batch)
+    done, total = 0, sum(map(len, splits.values()))
+
+    def advancing(name: str) -> Iterator[Any]:
+        nonlocal done
+        for count, batch in _batches(name, splits[name]):
+            yield batch
             done += count
             on_progress(done, total)
-        writer.finish()
-    return writers
+
+    return {name: write(name, advancing(name)) for name in splits}
 
 
 def _batches(name: str, split: Any) -> Iterator[tuple[int, Any]]:
@@ -188,7 +180,7 @@ def _batches(name: str, split: Any) -> Iterator[tuple[int, Any]]:
 
         if not len(split):
             raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
-        yield from document_batches(split)
+        yield from ((len(batch[1]), batch) for batch in document_batches(split))
         return
     for start in range(0, len(split), BATCH_ROWS):
         wanted = list(range(start, min(start + BATCH_ROWS, len(split))))

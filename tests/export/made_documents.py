@@ -50,6 +50,8 @@ def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at:
     splits = {"train": MemoryDocuments(splits, num_ids)} if isinstance(splits, list) else splits
     dtype = next(iter(splits.values())).dtype.name
     with atomic_folder(out) as folder:
-        written = write_splits(splits, lambda name: FILES[form](folder, name, dtype, tokenizer), on_progress)
+        written = write_splits(
+            splits, lambda name, batches: FILES[form](folder, name, dtype, batches, tokenizer), on_progress
+        )
         seal(folder, {"format": form, **counts(written)})
     return written

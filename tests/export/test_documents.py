@@ -12,7 +12,7 @@ from small_tokens import build, tamper, texts, write_texts
 from latentcache import open_cache
 from latentcache.errors import CorruptEntryError, PlanError, UsageError
 from latentcache.export import documents
-from latentcache.export.documents import FILES, MegatronFile, counts, reject_masked
+from latentcache.export.documents import FILES, Ids, counts, megatron_index, reject_masked
 
 FILE = "train/00000_tokens.ds"
 DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
@@ -51,11 +51,9 @@ def test_the_bytes_of_megatron(tmp_path):
     assert (tmp_path / "out/train.idx").read_bytes().hex() == "".join(parts)
 
 
-def test_offsets_of_megatron_beyond_four_gigabytes(tmp_path):
-    file = MegatronFile(tmp_path, "train", "uint16")
-    file.ends = np.array([3, 2 + 2**31, 2**32], dtype=np.int64)
-    file.write_beside()
-    assert np.fromfile(tmp_path / "train.idx", "<i8", 3, offset=34 + 12).tolist() == [0, 6, 4 + 2**32]
+def test_offsets_of_megatron_beyond_four_gigabytes():
+    index = megatron_index(Ids(np.dtype("uint16"), np.array([3, 2 + 2**31, 2**32]), None))
+    assert np.frombuffer(index, "<i8", 3, offset=34 + 12).tolist() == [0, 6, 4 + 2**32]
 
 
 def test_documents_of_a_cache_pass_through_memory_a_few_at_a_time(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
 from latentcache.export import mds, run
-from latentcache.export.mds import DTYPES, MdsWriter, sample
+from latentcache.export.mds import DTYPES, sample, write_mds
 from latentcache.export.run import write_splits
 
 
@@ -34,7 +34,7 @@ class Rows:
 
 def export(rows, out, num_ids=300, **more):
     dtype = DTYPES["uint16" if num_ids <= 1 << 16 else "uint32"]
-    write_splits(rows, lambda name: MdsWriter(out, name, dtype), **more)
+    write_splits(rows, lambda name, batches: write_mds(out / name, dtype, batches), **more)
 
 
 @given(CORPORA, st.sampled_from([1, 260, 1 << 26]))
