@@ -25,8 +25,7 @@ from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
-from latentcache.store.paths import CachePaths
-from latentcache.value import Value
+from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 
 #: Items that are read together.
 _TOGETHER = 1 << 17
@@ -39,23 +38,9 @@ HeaderOf = tuple[NDArray[np.int64], NDArray[Any], EntryHeader]
 """Positions in the places that were asked for, the position of each item in its entry, and the entry's header."""
 
 
-class CatalogRows(Value, eq=False):
-    """Where n items are: ``shard`` and ``entry`` are positions in the catalog and in the shard's index.
-
-    The others as in ``FieldRows``.
-    """
-
-    shard: NDArray[np.int32]
-    entry: NDArray[np.uint32]
-    offset: NDArray[np.uint64]
-    head: NDArray[np.uint32]
-    bytes: NDArray[np.uint64]
-    checksum: NDArray[np.uint64]
-    start: NDArray[np.uint32]
-    length: NDArray[np.uint32]
-
-
-_ENTRY_TYPES = {"offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
+#: Where an item is: positions in the catalog and in the index of the shard, the others as in ``FieldRows``.
+PLACE_TYPES = np.dtype("i4,u4,u8,u4,u8,u8,u4,u4")
+PLACE_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "start", "length")
 
 
 class Catalog:
@@ -147,18 +132,17 @@ class Catalog:
         for index in self._indexes.values():
             index.forget()
 
-    def places(self, place: NDArray[np.integer]) -> CatalogRows:
-        """Where items are."""
-        types = {"shard": "i4", "entry": "u4", **_ENTRY_TYPES, "start": "u4", "length": "u4"}
-        rows: dict[str, NDArray[Any]] = {name: np.zeros(len(place), dtype=dtype) for name, dtype in types.items()}
+    def places(self, place: NDArray[np.integer]) -> Any:
+        """(n,) where items are, as a record array of ``PLACE_TYPES``."""
+        rows: Any = np.zeros(len(place), dtype=PLACE_TYPES).view(np.recarray)
         for at, number, index, item in self._parts(place):
             entry, _, start, length = index.places(item)
-            rows["shard"][at], rows["entry"][at], rows["start"][at], rows["length"][at] = number, entry, start, length
-            for name in _ENTRY_TYPES:
+            rows.shard[at], rows.entry[at], rows.start[at], rows.length[at] = number, entry, start, length
+            for name in ("offset", "head", "bytes", "checksum"):
                 rows[name][at] = getattr(index, name)[entry]
-        return CatalogRows(**rows)
+        return rows
 
-    def entry_keys(self, rows: CatalogRows) -> Keys:
+    def entry_keys(self, rows: Any) -> Keys:
         """(n, 32) keys of the entries that hold items."""
         content = np.empty((len(rows.shard), 16), dtype=np.uint8)
         frame = np.empty(len(rows.shard), dtype=np.uint32)
@@ -215,8 +199,8 @@ class Catalog:
         with writing(folder):
             for name in (_KEY, _SAME):
                 numbers, items = self._table(name)
-                (folder / f"{name}.u8").write_bytes(numbers.data)
-                (folder / f"{name}.u4").write_bytes(items.data)
+                np.save(folder / f"{name}.numbers.npy", numbers)
+                np.save(folder / f"{name}.items.npy", items)
             about = [list(map(str, self._folders)), list(map(int, self._counts))]
             (folder / "shards.json").write_text(json.dumps(about), "ascii")
 
@@ -298,26 +282,35 @@ class Catalog:
         return self._indexes[shard]
 
 
-def load_catalog(paths: CachePaths, *, open_shards: bool = False, without: Collection[str] = ()) -> Catalog:
+def load_catalog(
+    paths: CachePaths, *, open_shards: bool = False, damaged: bool = False, without: Collection[str] = ()
+) -> Catalog:
     """The items of every sealed shard; damaged shards are named and not fatal.
 
     Args:
         paths: The cache.
         open_shards: Take also what a killed build left in open shards, without sealing them.
+        damaged: Take also the items of damaged shards, as far as the index is intact, and only if no other has them.
         without: Shards whose items are not found.
     """
-    found: list[ShardIndex] = []
-    damaged: list[str] = []
-    for folder in paths.sealed_shards():
+    found, lost, looked = list[ShardIndex](), list[Path](), set[str]()
+    # Sealed shards are listed again behind open ones: a build may have sealed one of these.
+    lists = (paths.sealed_shards, paths.open_shards, paths.sealed_shards)
+    for folder in (folder for listed in lists[: 3 if open_shards else 1] for folder in listed()):
+        if folder.name in looked:
+            continue
+        looked.add(folder.name)
+        is_open = folder.suffix == OPEN_SUFFIX
         try:
-            found.append(checked_index(folder))
-        except CacheDamagedError as error:
-            raise_unreadable(error, folder)
-            damaged.append(folder.name)
-    for folder in paths.open_shards() if open_shards else ():
-        with contextlib.suppress(CacheDamagedError, CorruptEntryError, OSError):
-            found.append(open_shard_index(folder))
-    return catalog_of(found, damaged, without)
+            found.append(open_shard_index(folder) if is_open else checked_index(folder))
+        except (CacheDamagedError, CorruptEntryError, OSError) as error:
+            if not is_open:
+                raise_unreadable(error, folder)
+                lost.append(folder)
+    for folder in lost if damaged else ():
+        with contextlib.suppress(CacheDamagedError):
+            found.append(checked_index(folder, check_data=False))
+    return catalog_of(found, [folder.name for folder in lost], without)
 
 
 def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = (), without: Collection[str] = ()) -> Catalog:
@@ -332,12 +325,9 @@ def open_lookup(folder: Path) -> Catalog:
         folders, counts = json.loads((folder / "shards.json").read_text("ascii"))
         tables: dict[str, Any] = {}
         for name in (_KEY, _SAME):
-            tables[name] = _mapped(folder / f"{name}.u8", np.uint64), _mapped(folder / f"{name}.u4", np.uint32)
+            both = (folder / f"{name}.{column}.npy" for column in ("numbers", "items"))
+            tables[name] = tuple(np.load(file, mmap_mode="r") for file in both)
     return Catalog([Path(one) for one in folders], counts, tables=tables)
-
-
-def _mapped(path: Path, dtype: type) -> Any:
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 def _order(numbers: NDArray[np.uint64]) -> NDArray[np.uint32]:

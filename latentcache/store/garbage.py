@@ -24,9 +24,9 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import make_folder, open_file, sync_folder, write_json, writing
-from latentcache.store.catalog import Catalog, catalog_of, load_catalog
+from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
-from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index, whole_entry
+from latentcache.store.index import checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import OFFSET_BITS, NewSnapshot, kept_rows, place_number, publish_snapshot
 from latentcache.store.shard import ShardWriter, recover_shard
@@ -255,20 +255,7 @@ def relocate(
 
 def stored_catalog(cache: Path) -> Catalog:
     """Every committed item; those of a damaged shard as far as its index is intact, and only if no other has them."""
-    paths, looked, damaged = CachePaths(cache), set[str](), list[ShardIndex]()
-    found: list[ShardIndex] = []
-    # Sealed shards are listed again at the end: a build may have sealed the one that was open.
-    for listed in (paths.sealed_shards, paths.open_shards, paths.sealed_shards):
-        for folder in listed():
-            if folder.name in looked:
-                continue
-            looked.add(folder.name)
-            try:
-                found.append(open_shard_index(folder) if folder.suffix else checked_index(folder))
-            except (StoreError, OSError):
-                with contextlib.suppress(StoreError, OSError):
-                    damaged.append(checked_index(folder, check_data=False))
-    return catalog_of([*found, *damaged])
+    return load_catalog(CachePaths(cache), open_shards=True, damaged=True)
 
 
 def stored_entries(catalog: Catalog) -> Iterator[StoredEntry]:

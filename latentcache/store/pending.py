@@ -31,6 +31,7 @@ from latentcache.errors import (
 from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Rejected
 from latentcache.store.atomic_io import make_folder, read_file, remove_durably, sync_folder, writing
+from latentcache.store.catalog import PLACE_TYPES, catalog_of
 from latentcache.store.index import load_index
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
@@ -108,12 +109,9 @@ class _Places:
         keys = np.ascontiguousarray(key).view("S32")[:, 0]
         self.order = np.argsort(keys, kind="stable")
         self.keys = keys[self.order]
-        count = len(keys)
-        self.shard = np.full(count, -1, dtype=np.int32)
-        self.offset, self.bytes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        self.checksum, self.head = np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
-        self.start, self.length = np.zeros(count, dtype=np.uint32), np.zeros(count, dtype=np.uint32)
-        self.failed = np.zeros(count, dtype=np.bool_)
+        self.at: Any = np.zeros(len(keys), dtype=PLACE_TYPES).view(np.recarray)
+        self.at["shard"] = -1
+        self.failed = np.zeros(len(keys), dtype=np.bool_)
 
     def take(self, shard: int, index: Any) -> None:
         """Take the items of a newly sealed shard; rows that are known already stay where they are."""
@@ -122,12 +120,12 @@ class _Places:
         count = high - low
         item = np.repeat(np.arange(len(keys)), count)
         rows = self.order[np.arange(len(item)) + np.repeat(low - (np.cumsum(count) - count), count)]
-        new = self.shard[rows] < 0
+        new = self.at.shard[rows] < 0
         rows, item = rows[new], item[new]
-        entry, _, self.start[rows], self.length[rows] = index.places(item)
-        for name in ("offset", "bytes", "checksum", "head"):
-            getattr(self, name)[rows] = np.asarray(getattr(index, name))[entry]
-        self.shard[rows] = shard  # last: it says that the others are there
+        found = catalog_of([index]).places(item)
+        found.shard = -1
+        self.at[rows] = found
+        self.at.shard[rows] = shard  # last: it says that the others are there
 
 
 class Pending:
@@ -145,7 +143,7 @@ class Pending:
 
     def available(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """(n,) True for rows that can be read now."""
-        found: NDArray[np.bool_] = self.places[field].shard[rows] >= 0
+        found: NDArray[np.bool_] = self.places[field].at.shard[rows] >= 0
         return found
 
     def failed(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -155,7 +153,7 @@ class Pending:
 
     def length(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.uint32]:
         """(n,) elements of rows of a ragged field; 0 for rows that are not there."""
-        found: NDArray[np.uint32] = self.places[field].length[rows]
+        found: NDArray[np.uint32] = self.places[field].at.length[rows]
         return found
 
     def ready(self, field: str, rows: NDArray[np.integer], timeout_s: float | None = None) -> None:

@@ -23,7 +23,7 @@ from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
-from latentcache.store.catalog import Catalog, CatalogRows
+from latentcache.store.catalog import Catalog
 from latentcache.store.columns import Mended, write_columns
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import (
@@ -119,9 +119,9 @@ def new_field(
     found = place[fresh] - base
     rows = catalog.places(found)
     entry, first = _in_order(_entry_numbers(rows))
-    new = CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
+    new = rows[first]
     key = catalog.entry_keys(new)
-    of_entries = {name: getattr(new, name) for name in ENTRY_TYPES}
+    of_entries = {name: new[name] for name in ENTRY_TYPES}
     plain, ragged = _own_columns(kind, catalog, found)
     of_rows: dict[str, Any] = {"start": rows.start, "length": rows.length}
     if known is not None and base:
@@ -164,7 +164,7 @@ def new_field(
     )
 
 
-def _entry_numbers(rows: CatalogRows) -> NDArray[np.int64]:
+def _entry_numbers(rows: Any) -> NDArray[np.int64]:
     """(n,) a number for the entry of each row."""
     used, position = np.unique(rows.shard, return_inverse=True)
     bases = np.cumsum([0, *(int(rows.entry[rows.shard == one].max()) + 1 for one in used)], dtype=np.int64)
@@ -236,7 +236,7 @@ def known_rows(catalog: Catalog, place: NDArray[np.integer], known: FieldRows) -
     return _positions(wanted, lambda some: known.entry[some].astype(np.int64) << 32 | known.start[some], len(known))
 
 
-def _known_entries(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArray[np.int64]:
+def _known_entries(catalog: Catalog, rows: Any, known: FieldRows) -> NDArray[np.int64]:
     """(n,) the entry of a field that is at each place of the catalog; -1: none."""
     shards, wanted = shard_numbers(catalog, known), place_number(rows.shard, rows.offset)
     return _positions(wanted, lambda some: place_number(shards[known.shard[some]], known.offset[some]), known.entries)

@@ -50,7 +50,7 @@ class _Field:
         self.rows, self.packed, self.pending = rows, rows.packing == "block", places is not None
         self.dtype = numpy_dtype(rows.spec.dtype)
         where = rows if places is None else places  # of a pending snapshot; there each row is an entry
-        self.shard, self.offset = np.asarray(where.shard), np.asarray(where.offset).astype(np.int64, copy=False)
+        self.shard, self.offset = np.asarray(where.shard), np.asarray(where.offset).view(np.int64)
         self.checksum, self.size, self.head = np.asarray(where.checksum), where.bytes, where.head
         entry = np.asarray(rows.entry)
         own = len(entry) == len(self.offset) and (entry[0], entry[-1]) == (0, len(entry) - 1) if len(entry) else True
@@ -234,7 +234,7 @@ class EntryReader:
                 known = ", ".join(sorted(self.snapshot.fields))
                 raise UsageError(f"field={name!r}: this cache has {known}", fix=f"one of {known}")
             pending = self.snapshot.pending
-            places = None if pending is None else pending.places[name]
+            places = None if pending is None else pending.places[name].at
             found = self._fields.setdefault(name, _Field(self.snapshot.fields[name], places))
         return found
 
