@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 
@@ -28,6 +27,10 @@ class LatentcacheError(Exception):
     exit_code: int = 2
     default_fix: str = "run `latentcache --help`"
 
+    def __init_subclass__(cls, *, slug: str = "", exit_code: int = 0, fix: str = "") -> None:
+        cls.slug, cls.exit_code = slug or cls.slug, exit_code or cls.exit_code
+        cls.default_fix = fix or cls.default_fix
+
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", slug: str = "") -> None:
         self.what, self.where, self.why = what, where, why
         self.fix = fix or self.default_fix
@@ -44,159 +47,116 @@ class LatentcacheError(Exception):
         return {"slug": self.slug, "what": self.what, "where": self.where, "why": self.why, "fix": self.fix}
 
 
-class UsageError(LatentcacheError, ValueError):
+class UsageError(LatentcacheError, ValueError, slug="usage"):
     """Invalid or contradicting arguments."""
 
-    slug = "usage"
 
-
-class StrictError(UsageError):
+class StrictError(UsageError, slug="strict", fix="mend the data, or leave --strict out"):
     """Data that a build notices and does not use, rejected because ``strict`` was asked for: ``notes`` names it."""
-
-    slug = "strict"
-    default_fix = "mend the data, or leave --strict out"
 
     def __init__(self, what: str, *, notes: Sequence[Any] = (), **parts: str) -> None:
         self.notes = tuple(notes)
         super().__init__(what, **parts)
 
 
-class RecipeError(UsageError):
+class RecipeError(UsageError, slug="recipe"):
     """An invalid recipe: unknown value, empty bucket table, contradicting settings."""
 
-    slug = "recipe"
 
-
-class SourceError(LatentcacheError):
+class SourceError(LatentcacheError, slug="source"):
     """DATA as a whole cannot be used."""
 
-    slug = "source"
 
-
-class SourceNotFoundError(SourceError, FileNotFoundError):
+class SourceNotFoundError(SourceError, FileNotFoundError, slug="source-not-found"):
     """DATA does not exist."""
 
-    slug = "source-not-found"
 
-
-class EmptySourceError(SourceError):
+class EmptySourceError(SourceError, slug="source-empty"):
     """DATA holds no input of the requested fields."""
 
-    slug = "source-empty"
 
-
-class SourceAmbiguousError(SourceError):
+class SourceAmbiguousError(SourceError, slug="source-ambiguous"):
     """DATA has the form of two layouts; ``--layout`` decides."""
 
-    slug = "source-ambiguous"
 
-
-class TableError(SourceError):
+class TableError(SourceError, slug="table"):
     """An unreadable metadata table. ``where`` is ``file:line``."""
 
-    slug = "table"
 
-
-class UnusableSampleError(SourceError):
+class UnusableSampleError(SourceError, slug="unusable", fix="replace or remove the file"):
     """One unusable file or record. ``slug`` is the reason, ``what`` the detail, ``fix`` the hint."""
 
-    slug = "unusable"
-    default_fix = "replace or remove the file"
 
-
-class EncoderError(LatentcacheError):
+class EncoderError(LatentcacheError, slug="model"):
     """The model cannot be used."""
 
-    slug = "model"
 
-
-class ModelNotFoundError(EncoderError, FileNotFoundError):
+class ModelNotFoundError(EncoderError, FileNotFoundError, slug="model-not-found"):
     """No model at this path, and no downloadable model of this name."""
 
-    slug = "model-not-found"
 
-
-class UnsupportedModelError(EncoderError):
+class UnsupportedModelError(EncoderError, slug="model-unsupported"):
     """A file that is not a supported encoder: GGUF, pickle, another kind of model, ..."""
 
-    slug = "model-unsupported"
 
-
-class DeviceError(LatentcacheError):
+class DeviceError(LatentcacheError, slug="device", exit_code=3):
     """The device failed or does not exist."""
 
-    slug = "device"
-    exit_code = 3
     default_fix = "run again; with `--device cpu` if it happens again"
 
 
-class DeviceMemoryError(DeviceError, MemoryError):
+class DeviceMemoryError(DeviceError, MemoryError, slug="device-memory"):
     """The device ran out of memory for one batch."""
 
-    slug = "device-memory"
     default_fix = "use a smaller --batch-size or --resolution"
 
 
-class WorkerError(LatentcacheError):
+class WorkerError(LatentcacheError, slug="worker", exit_code=3):
     """Worker processes of a build died, and no input caused it."""
 
-    slug = "worker"
-    exit_code = 3
     default_fix = (
         "check the system log (is there enough memory?), then run the same command again: committed work is kept"
     )
 
 
-class StoreError(LatentcacheError):
+class StoreError(LatentcacheError, slug="store", exit_code=3):
     """The cache cannot be used."""
 
-    slug = "store"
-    exit_code = 3
 
-
-class CacheNotFoundError(StoreError, FileNotFoundError):
+class CacheNotFoundError(StoreError, FileNotFoundError, slug="cache-not-found"):
     """No finished cache at this path."""
 
-    slug = "cache-not-found"
 
-
-class CacheFormatError(StoreError):
+class CacheFormatError(StoreError, slug="cache-format"):
     """Not a cache, or a cache written by a newer version."""
 
-    slug = "cache-format"
 
-
-class CacheDamagedError(StoreError):
+class CacheDamagedError(StoreError, slug="cache-damaged"):
     """A shard, a manifest or a column has other bytes than were written."""
 
-    slug = "cache-damaged"
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
 
 
-class CacheIncompleteError(StoreError):
+class CacheIncompleteError(StoreError, slug="cache-incomplete"):
     """A repair removed damaged entries from this cache, and no build has made them again."""
 
-    slug = "cache-incomplete"
     default_fix = "run `latentcache build` again: it encodes the removed entries"
 
 
-class StaleCacheError(StoreError):
+class StaleCacheError(StoreError, slug="stale-cache"):
     """The cache was made with another tokenizer or recipe than the requested one.
 
     ``differences``: (setting, cached value, requested value) of each setting that differs.
     """
-
-    slug = "stale-cache"
 
     def __init__(self, what: str, *, differences: tuple[tuple[str, str, str], ...] = (), **parts: str) -> None:
         self.differences = differences
         super().__init__(what, **parts)
 
 
-class CorruptEntryError(StoreError):
+class CorruptEntryError(StoreError, slug="entry-corrupt"):
     """One entry fails its check: of which ``sample``, and its ``key`` in hex."""
 
-    slug = "entry-corrupt"
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
 
     def __init__(self, what: str, *, sample: str = "", key: str = "", **parts: str) -> None:
@@ -204,77 +164,56 @@ class CorruptEntryError(StoreError):
         super().__init__(what, **parts)
 
 
-class MissingEntryError(StoreError, LookupError):
+class MissingEntryError(StoreError, LookupError, slug="entry-missing"):
     """One entry of the snapshot is not in the store."""
 
-    slug = "entry-missing"
     default_fix = "run `latentcache build` again: it encodes missing entries"
 
 
-class NotYetEncodedError(StoreError, TimeoutError):
+class NotYetEncodedError(StoreError, TimeoutError, slug="not-yet-encoded"):
     """A streaming build did not make an entry in time."""
 
-    slug = "not-yet-encoded"
     default_fix = "wait longer: open_cache(..., timeout_s=...)"
 
 
-class CacheLockedError(StoreError):
+class CacheLockedError(StoreError, slug="locked"):
     """Another build holds the cache; ``holder``: ``{"pid", "host", "since"}`` of that process, as far as known."""
 
-    slug = "locked"
-
-    def __init__(self, what: str, *, holder: Mapping[str, Any], **parts: str) -> None:
+    def __init__(self, what: str, *, holder: Mapping[str, Any] = {}, **parts: str) -> None:
         self.holder = dict(holder)
         super().__init__(what, **parts)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the required keyword."""
-        return partial(type(self), holder=self.holder), self.args, self.__dict__
 
     def as_json(self) -> dict[str, Any]:
         """The ``error`` object with the holder."""
         return {**super().as_json(), "holder": self.holder}
 
 
-class DiskFullError(StoreError, OSError):
+class DiskFullError(StoreError, OSError, slug="disk-full"):
     """The disk is full. Committed work is safe."""
 
-    slug = "disk-full"
     default_fix = "free some space and run the same command again: committed work is kept"
 
 
-class CacheReadOnlyError(StoreError, PermissionError):
+class CacheReadOnlyError(StoreError, PermissionError, slug="read-only"):
     """The cache folder is not writable."""
 
-    slug = "read-only"
 
-
-class PlanError(LatentcacheError):
+class PlanError(LatentcacheError, slug="plan", exit_code=1):
     """The plan cannot be made as requested."""
 
-    slug = "plan"
-    exit_code = 1
 
-
-class EmptyPlanError(PlanError):
+class EmptyPlanError(PlanError, slug="plan-empty"):
     """An epoch of zero steps: nothing would be trained."""
 
-    slug = "plan-empty"
 
-
-class InterruptedBuildError(LatentcacheError):
+class InterruptedBuildError(LatentcacheError, slug="interrupted"):
     """A signal ended the build; acknowledged work is committed."""
 
-    slug = "interrupted"
     default_fix = "run the same command again: it continues where this run stopped"
 
-    def __init__(self, what: str, *, signal_number: int, **parts: str) -> None:
+    def __init__(self, what: str, *, signal_number: int = 2, **parts: str) -> None:
         self.exit_code = 128 + signal_number
         super().__init__(what, **parts)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the required keyword."""
-        return partial(type(self), signal_number=self.exit_code - 128), self.args, self.__dict__
 
 
 # the words of the caller
