@@ -84,10 +84,8 @@ class PixelProducer(Producer):
             reason, hint = "out-of-memory", hint_for("out-of-memory")
             detail = "there is not enough memory to decode it"
         else:
-            size = images[0].size
-            facts = {"original_size": (size.height, size.width)}
             whole = contents if len(places) > 1 else b""
-            return Read(content=content, stat=stat, contents=whole, facts=facts, items=items)
+            return Read(content=content, stat=stat, contents=whole, items=items)
         whole = contents if content and len(places) > 1 else b""
         return Failure(reason=reason, detail=detail, hint=hint, content=content, stat=stat, contents=whole)
 
@@ -122,8 +120,7 @@ class PixelProducer(Producer):
             pixels = np.full((bucket.height, bucket.width, 3), 255, dtype=np.uint8)
             items.append(_prepared(output, pixels, place_in(bucket, bucket), scaled=False))
         contents, stat = bytes(HASH_BYTES * len(job.inputs)), (0,) * STAT_WIDTH * len(job.inputs)
-        facts = {"original_size": job.facts["original_size"]}
-        return Read(content=job.content, contents=contents, stat=stat, facts=facts, items=items)
+        return Read(content=job.content, contents=contents, stat=stat, items=items)
 
     def _items(
         self, job: Job, images: Sequence[EncodedImage | EncodedClip], content: bytes, outputs: Sequence[Output]

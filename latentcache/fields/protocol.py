@@ -217,8 +217,6 @@ class Read(Value):
     """Stat memo of the file that was read, of several files one after the other; empty for records."""
     contents: bytes = b""
     """Content hash of each input of a kind with several files, 16 bytes each; zeros for a file that is not there."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Sample columns as found (``original_size``)."""
     items: Sequence[Prepared] = ()
 
 

@@ -15,14 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError, python_words
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
-from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.duplicates import with_equal_files
@@ -34,7 +32,7 @@ from latentcache.pipeline.settings import WHOLE, BuildSettings
 from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.process import WarmWorker
-from latentcache.pipeline.workers.results import EventLog, RunResult
+from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResult
 from latentcache.pipeline.workers.scheduler import run_jobs
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.known import with_contents, writable
@@ -313,8 +311,8 @@ class _Build:
                 if self.stop.requested:
                     raise self.stop.error()
                 done.append(work)
-                if result is not None and (len(result.read.sample) or result.failed):
-                    self.samples, learned = with_read_contents(self.samples, work.kind, result), True
+                if result is not None and len(result.read.sample):
+                    self.samples, learned = with_read_contents(self.samples, work.kind, result.read), True
         self.warm.close()
         return done
 
@@ -377,32 +375,15 @@ class _Build:
         )
 
 
-def with_read_contents(samples: SampleTable, kind: FieldKind, result: RunResult) -> SampleTable:
-    """The table with the contents, stats and header columns that a run found by reading."""
-    read, failed, width = result.read, [(row, one) for row, one in result.failed if one.contents], len(kind.inputs)
-    rows, content, stat = read.sample.astype(np.intp), read.content, read.stat
-    if content.shape[1] != width:
-        rows, content, stat = (
-            rows[:0],
-            np.zeros((0, width, HASH_BYTES), np.uint8),
-            np.zeros((0, width, STAT_WIDTH), np.uint64),
-        )
-    if failed:
-        more = np.frombuffer(b"".join(one.contents for _, one in failed), dtype=np.uint8)
-        stats = np.array([one.stat for _, one in failed], dtype=np.uint64)
-        rows = np.append(rows, [row for row, _ in failed])
-        content = np.concatenate([content, more.reshape(-1, width, HASH_BYTES)])
-        stat = np.concatenate([stat, stats.reshape(-1, width, STAT_WIDTH)])
-    for number, name in enumerate(kind.inputs):
-        there = stat[:, number].any(axis=1)
-        if samples.inputs[name].text is None and there.any():
-            samples = with_contents(samples, name, rows[there], content[there, number], stat[there, number])
-    changed: dict[str, NDArray[Any]] = {}
-    for name, values in read.facts.items():
-        if name in samples.columns:
-            changed[name] = writable(samples.columns[name])
-            changed[name][read.sample] = values
-    return samples.with_columns(**changed) if changed else samples
+def with_read_contents(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
+    """The table with the contents and stats that a run found by reading."""
+    if read.content.shape[1] == len(kind.inputs):
+        for number, name in enumerate(kind.inputs):
+            there = read.stat[:, number].any(axis=1)
+            if samples.inputs[name].text is None and there.any():
+                found = read.content[there, number], read.stat[there, number]
+                samples = with_contents(samples, name, read.sample[there].astype(np.intp), *found)
+    return samples
 
 
 @python_words()

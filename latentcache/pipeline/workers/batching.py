@@ -168,22 +168,21 @@ class Tracker:
         """The body and the head of a ``committed`` message, for item keys and jobs that are durable.
 
         Returns:
-            The keys that are new, and ``jobs``: rows (number, contents, stat, facts); ``done``: numbers of jobs that
-            were not read by themselves; ``failed``: rows (number, failure); counts of ``encoded``, ``copied`` and
-            ``skipped`` items.
+            The keys that are new, and ``done``: numbers of jobs; ``failed``: rows (number, failure); ``read``: rows
+            (number, contents, stat) of inputs that were read; counts of items: ``encoded``, ``copied``, ``skipped``.
         """
         new = [key for key in dict.fromkeys(keys) if key not in self.committed]
         self.committed.update(new)
         told = [one for one in jobs if not one.unit.probe]
         good = [one for one in told if one.failure is None]
-        read = [(one.index, one.read) for one in good if one.read is not None]
+        failed = [(one.index, one.failure) for one in told if one.failure is not None]
+        found = [(one.index, one.read.stat, one.read.contents or one.read.content) for one in good if one.read]
+        found += [(number, failure.stat, failure.contents) for number, failure in failed if failure.contents]
         copied = sum(key in self.copied for key in new)
         return b"".join(new), {
-            "jobs": [
-                [number, (of.contents or of.content).hex(), list(map(int, of.stat)), of.facts] for number, of in read
-            ],
-            "done": [one.index for one in good if one.read is None],
-            "failed": [[one.index, one.failure] for one in told if one.failure is not None],
+            "done": [one.index for one in good],
+            "failed": failed,
+            "read": [(number, contents.hex(), list(map(int, stat))) for number, stat, contents in found],
             "encoded": len(new) - copied,
             "copied": copied,
             "skipped": sum(one.keys[output.item] in one.there for one in good for output in one.job.outputs),

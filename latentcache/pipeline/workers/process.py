@@ -269,9 +269,9 @@ class WarmWorker:
 
 
 def import_path() -> list[str]:
-    """``sys.path`` of this process for another one, with the working directory last."""
-    here = str(Path.cwd())
-    local = [one for one in sys.path if not one or os.path.realpath(one) == here]
+    """``sys.path`` of this process for another one, with the working directory last unless PYTHONPATH names it."""
+    here, named = str(Path.cwd()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    local = [one for one in sys.path if not one or (os.path.realpath(one) == here and one not in named)]
     package = str(Path(failpoint.__file__).resolve().parent.parent)
     return [*(one for one in sys.path if one not in local), package, *local]
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,16 +85,14 @@ class Progress:
 
 
 class ReadColumns(Value):
-    """What reading the inputs of n jobs gave; a row per job that did not fail."""
+    """What reading the inputs of n jobs gave."""
 
-    sample: NDArray[np.int32]
+    sample: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """(n,) ``Job.sample``."""
-    content: NDArray[np.uint8]
+    content: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0, HASH_BYTES), np.uint8))
     """(n, k, 16) of each file of a job that was told."""
-    stat: NDArray[np.uint64]
+    stat: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((0, 0, STAT_WIDTH), np.uint64))
     """(n, k, 6) their stat memos; zeros if there is none."""
-    facts: Mapping[str, NDArray[Any]]
-    """(n, ...) ``Read.facts``, by name."""
 
 
 class RunResult:
@@ -106,7 +104,7 @@ class RunResult:
         on_failed: Told of each job that gives no item, as soon as that is known.
     """
 
-    read: ReadColumns
+    read = ReadColumns()
     encoded = 0
     """Distinct items computed and committed, once the run has ended."""
     encode_s = 0.0
@@ -132,7 +130,7 @@ class RunResult:
         progress.copied += message["copied"]
         progress.skipped += message["skipped"]
         progress.written_bytes += message["bytes"]
-        rows = [row for row in message["jobs"] if row[0] in settled]
+        rows = [row for row in message["read"] if row[0] in settled]
         if rows:
             width = len(rows[0][1]) // (2 * HASH_BYTES)
             content = np.frombuffer(bytes.fromhex("".join(row[1] for row in rows)), dtype=np.uint8)
@@ -142,10 +140,9 @@ class RunResult:
                     sample=np.array([settled[row[0]].sample for row in rows], dtype=np.int32),
                     content=content.reshape(len(rows), width, HASH_BYTES),
                     stat=stat.reshape(len(rows), width, STAT_WIDTH),
-                    facts={name: np.array([row[3][name] for row in rows]) for name in rows[0][3]},
                 )
             )
-        for number in (*message["done"], *(row[0] for row in rows)):
+        for number in message["done"]:
             if number in settled:
                 self._done(settled[number])
         for number, failure in message["failed"]:
@@ -179,18 +176,10 @@ class RunResult:
         keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
         self.encoded = max(len(keys) - self.progress.copied, 0)
         self.encode_s = time.monotonic() - self.progress.began if self.progress.began else 0.0
-        self.read = _joined(self._read)
+        if self._read:
+            names = [one.name for one in fields(ReadColumns)]
+            self.read = ReadColumns(**{n: np.concatenate([getattr(one, n) for one in self._read]) for n in names})
 
     def _done(self, job: Job) -> None:
         self.progress.done += len(job.outputs)
         self.progress.cost_done += job.cost
-
-
-def _joined(parts: Sequence[ReadColumns]) -> ReadColumns:
-    if not parts:
-        content, stat = np.empty((0, 0, HASH_BYTES), np.uint8), np.empty((0, 0, STAT_WIDTH), np.uint64)
-        return ReadColumns(sample=np.empty(0, dtype=np.int32), content=content, stat=stat, facts={})
-    return ReadColumns(
-        **{name: np.concatenate([getattr(one, name) for one in parts]) for name in ("sample", "content", "stat")},
-        facts={name: np.concatenate([one.facts[name] for one in parts]) for name in parts[0].facts},
-    )

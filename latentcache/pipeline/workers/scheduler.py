@@ -111,21 +111,16 @@ class _Worker:
 
     @property
     def error(self) -> BaseException | None:
-        """What it ended with."""
         return as_error(self.last["error"]) if "error" in self.last else None
 
     def settle(self, numbers: Sequence[int]) -> dict[int, Job]:
         """Its jobs of these numbers, which are taken out of their units."""
         settled: dict[int, Job] = {}
-        wanted = set(numbers)
-        for number, unit in list(self.leases.items()):
-            found = {one: unit.jobs[one] for one in wanted.intersection(unit.jobs)}
-            settled |= found
+        for lease, unit in list(self.leases.items()):
             if not unit.probe:
-                for one in found:
-                    del unit.jobs[one]
+                settled |= {one: unit.jobs.pop(one) for one in numbers if one in unit.jobs}
                 if not unit.jobs:
-                    del self.leases[number]
+                    del self.leases[lease]
         return settled
 
     def look(self, elapsed: float) -> None:
@@ -342,7 +337,7 @@ class _Run:
 
     def _committed(self, worker: _Worker, message: Message) -> None:
         """Take what a worker has settled."""
-        good = [*message["done"], *(row[0] for row in message["jobs"])]
+        good = message["done"]
         settled = worker.settle([*good, *(row[0] for row in message["failed"])])
         worker.reported.append(message.body)
         self._results.committed(message, settled)

@@ -32,7 +32,6 @@ def test_every_job_is_committed(toy):
     assert settled(result) == list(range(40))
     assert (result.encoded, result.progress.copied, result.failed) == (len(stored), 0, [])
     assert result.read.content[result.read.sample.tolist().index(7)].tobytes() == content_hash(b"word7")
-    assert result.read.facts["size"].shape == (40, 2)
     assert result.noise["largest"] == 0.5
     assert set(result.waits) == {"prepare", "encode", "write", "idle"}
     assert result.progress.written_bytes > 0

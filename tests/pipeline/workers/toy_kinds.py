@@ -146,7 +146,7 @@ class ToyProducer(Producer):
         content = content_hash(data)
         wanted = self.context.missing(job, content)
         if not wanted and job.outputs:
-            return Read(content=content, facts={"size": [len(data), 1]})
+            return Read(content=content)
         words = data.decode().split()
         failure = self.act("prepare", words)
         if failure is not None:
@@ -157,7 +157,7 @@ class ToyProducer(Producer):
             for one in wanted
         ]
         stat = (len(data), 1, 2, 3, 4, 5) if source is None else ()
-        return Read(content=content, stat=stat, facts={"size": [len(data), 1]}, items=items)
+        return Read(content=content, stat=stat, items=items)
 
     def encode(self, batch: Sequence[Prepared]) -> Pending:
         if len(batch) > ROOM and any("large" in one.value for one in batch):
