@@ -180,9 +180,10 @@ def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
 
 
 def _opened(cache: Path) -> Snapshot:
-    """The current snapshot with a lease and all columns checked; damage to it comes with a way out."""
+    """The current snapshot with a lease, all columns and lists checked; damage to it comes with a way out."""
     try:
         snapshot = open_leased(cache)
+        _ = snapshot.rejected  # read and checked here
         if snapshot.columns is not None:
             snapshot.columns.check()
     except CacheDamagedError as error:

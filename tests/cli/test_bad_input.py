@@ -107,10 +107,17 @@ def test_a_cache_of_a_newer_format(run, cache, data):
         )
 
 
-def test_the_words_of_damage_lead_out_of_it(run, cache, data):
-    """A manifest that is damaged: nothing can be said of single samples, and nothing is encoded again either."""
-    manifest = cache / "snapshots" / "000001" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"snapshot", b"Generation", 1))
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        ("manifest.json", lambda before: before.replace(b"snapshot", b"Generation", 1)),
+        ("rejected.jsonl", lambda before: before + b"{}"),
+    ],
+)
+def test_the_words_of_damage_lead_out_of_it(run, cache, data, name, damaged):
+    """A damaged snapshot: nothing can be said of single samples, and nothing is encoded again either."""
+    file = cache / "snapshots" / "000001" / name
+    file.write_bytes(damaged(file.read_bytes()))
     done = run("verify", cache, "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-damaged")
     assert done.error["where"].startswith(str(cache / "snapshots" / "000001"))
