@@ -97,7 +97,7 @@ def application(command: str | None = None) -> typer.Typer:
     for name in [command] if command in COMMANDS else COMMANDS:
         module = import_module(f"latentcache.cli.{name}")
         listed = command not in (None, name)
-        function = (lambda: None) if listed else flags.with_settings(getattr(module, name))
+        function = (lambda: None) if listed else flags.as_command(name, getattr(module, name))
         short = re.split(r"[;(\n]|\. ", module.HELP)[0].strip(" .")
         app.command(name, help=module.HELP, short_help=short, cls=_Command)(function)
     return app

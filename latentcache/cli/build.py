@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import counted, human_bytes, out, rejected_item, show_rejected
+from latentcache.cli.console import Result, counted, findings, human_bytes, told
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError
@@ -75,7 +75,7 @@ def build(
     dry_run: bool = option(False, "--dry-run", "Show the plan and stop."),
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Create or update the cache for DATA."""
     from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
 
@@ -117,38 +117,22 @@ def run_build(
     *,
     quiet: bool,
     as_json: bool,
-) -> int:
-    """Build or merge, show the progress, and return the exit status."""
+) -> Result:
+    """Build or merge, and show the progress."""
+
+    def leave_at_once(error: InterruptedBuildError) -> None:  # a second signal
+        console.last_words(command, error, as_json=as_json)
+        os._exit(error.exit_code)
+
     display = BuildProgress(quiet=quiet)
     try:
-        report = make(display, functools.partial(_leave_at_once, command, as_json=as_json))
+        report = make(display, leave_at_once)
     except StrictError as error:
-        return refused(command, error, as_json=as_json)
+        found = findings((), error.notes)
+        return Result({"items": [one.as_json() for one in found]}, told(found), error=error)
     finally:
         display.close()
-    exit_code = int(report.too_many_failed)
-    if as_json:
-        console.emit(command, _payload(report), exit_code=exit_code)
-    else:
-        _show(report)
-    return exit_code
-
-
-def refused(command: str, error: StrictError, *, as_json: bool) -> int:
-    """Show the notes that ``--strict`` makes errors; returns the exit status."""
-    if not as_json:
-        show_rejected("note", error.notes)
-    payload = {"items": [rejected_item("note", one) for one in error.notes]}
-    console.fail(command, error, as_json=as_json, payload=payload)
-    return error.exit_code
-
-
-def _leave_at_once(command: str, error: InterruptedBuildError, *, as_json: bool) -> None:
-    """Answer a second signal: report the error and end this process."""
-    import os
-
-    console.last_words(command, error, as_json=as_json)
-    os._exit(error.exit_code)
+    return Result(_payload(report), _lines(report), exit_code=int(report.too_many_failed))
 
 
 def _payload(report: BuildReport) -> dict[str, Any]:
@@ -159,8 +143,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "dry_run": report.dry_run,
         "counts": report.counts() | ({"cached": plan.cached} if report.dry_run else {}),
         "fields": {name: _field(name, report) for name in plan.fields},
-        "items": [rejected_item("quarantined", one) for one in report.rejected]
-        + [rejected_item("note", one) for one in report.notes],
+        "items": [one.as_json() for one in findings(report.rejected, report.notes)],
         "written_bytes": report.written_bytes,
         "snapshot": report.snapshot,
         "published": report.published,
@@ -186,37 +169,36 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
     }
 
 
-def _show(report: BuildReport) -> None:
+def _lines(report: BuildReport) -> Iterator[str]:
     """The summary as text."""
-    show_rejected("quarantined", report.rejected)
-    show_rejected("note", report.notes)
-    more = f" (more than --allow-failed {report.plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
+    yield from told(findings(report.rejected, report.notes))
+    plan = report.plan
+    more = f" (more than --allow-failed {plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
     quarantined = f"{report.quarantined} quarantined{more}"
     if report.dry_run:
-        plan = report.plan
         made = counted(plan.to_make, "entry", "entries")
-        out(f"dry run: {made} would be made, {plan.cached} reused{shared_entries(plan.duplicates)}, {quarantined}")
+        yield f"dry run: {made} would be made, {plan.cached} reused{shared_entries(plan.duplicates)}, {quarantined}"
         return
-    _show_work(report, quarantined)
-    if report.plan.part:
-        out(f"this is part {report.plan.part} of DATA: join all parts with `latentcache merge PART... --out CACHE`")
-    cache = f"cache {report.plan.cache} (snapshot {report.snapshot})"
+    yield from _work(report, quarantined)
+    if plan.part:
+        yield f"this is part {plan.part} of DATA: join all parts with `latentcache merge PART... --out CACHE`"
+    cache = f"cache {plan.cache} (snapshot {report.snapshot})"
     if report.encoded + report.cached:
-        out(f"{cache} is complete")
+        yield f"{cache} is complete"
     else:
-        out(f"{cache} is empty: no sample could be used")
-        out("  fix: repair the quarantined inputs, or give other data, and build again")
+        yield f"{cache} is empty: no sample could be used"
+        yield "  fix: repair the quarantined inputs, or give other data, and build again"
 
 
-def _show_work(report: BuildReport, quarantined: str) -> None:
+def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
     shared = shared_entries(report.duplicates)
     if not report.encoded:
-        out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused{shared}, {quarantined}")
+        yield f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused{shared}, {quarantined}"
         return
     rates = [_rate(field) for field in report.fields.values()]
     only = f"{rates[0]}, " if len(rates) == 1 and rates[0] else ""
     took = f"{report.elapsed_s:.1f} s ({only}{human_bytes(report.written_bytes)} written)"
-    out(f"{report.encoded} encoded, {report.cached} reused{shared}, {quarantined} in {took}")
+    yield f"{report.encoded} encoded, {report.cached} reused{shared}, {quarantined} in {took}"
     for name, field in report.fields.items():
         span = sum(field.waits.values())
         slow = {stage: seconds / span for stage, seconds in field.waits.items() if span >= 1}
@@ -225,7 +207,7 @@ def _show_work(report: BuildReport, quarantined: str) -> None:
         facts = [f"{field.encoded} encoded, {field.cached} reused", _rate(field)] if len(report.fields) > 1 else []
         facts = [one for one in (*facts, numbers, f"waits: {waits}" if waits else "") if one]
         if facts:
-            out(f"  {name}: {'; '.join(facts)}")
+            yield f"  {name}: {'; '.join(facts)}"
 
 
 def _rate(field: FieldDone) -> str:

@@ -6,7 +6,6 @@ names are escaped; after the JSON object no signal changes the exit status.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import json
@@ -18,8 +17,9 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import typer
 
@@ -27,6 +27,7 @@ from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageErr
 
 if TYPE_CHECKING:
     from latentcache.fields.table import Rejected
+    from latentcache.verify.findings import Finding
 
 #: Version of the JSON objects.
 SCHEMA = 2
@@ -72,27 +73,28 @@ def as_object(
     return {"schema": SCHEMA, "command": command, "exit_code": exit_code, "error": found, **payload}
 
 
-def item(category: str, reason: str, name: str, *, hint: str, **more: Any) -> dict[str, Any]:
-    """One entry of ``items``; empty values are left out, except the hint."""
-    fields = {"category": category, "reason": reason, **path_fields(name), "hint": hint}
-    return fields | {key: value for key, value in more.items() if value}
+class Result(NamedTuple):
+    """The outcome of a command."""
+
+    payload: Mapping[str, Any]
+    """Of the JSON object."""
+    lines: Iterable[str] = ()
+    """The same as text."""
+    exit_code: int = 0
+    error: LatentcacheError | None = None
+    """Reported after the lines, or beside the payload; its exit status counts."""
 
 
-def path_fields(name: str) -> dict[str, str]:
-    """``path``, and ``path_b64`` if the name is not UTF-8."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return {"path": name, "path_b64": base64.b64encode(os.fsencode(name)).decode("ascii")}
-    return {"path": name}
-
-
-def rejected_item(category: str, rejected: Rejected) -> dict[str, Any]:
-    """A rejected input or a note as an item."""
-    hint = rejected.hint or ("check the record" if rejected.line else "check the file")
-    more: dict[str, Any] = {"line": rejected.line, "field": rejected.field or getattr(rejected, "target", "")}
-    more |= {"count": rejected.count} if rejected.count > 1 else {}
-    return item(category, rejected.reason, rejected.name, hint=hint, found=rejected.detail, **more)
+def finish(command: str, result: Result, *, as_json: bool) -> int:
+    """Write what a command gives, as text or as JSON; returns the exit status."""
+    for line in () if as_json else result.lines:
+        out(line)
+    if result.error is not None:
+        fail(command, result.error, as_json=as_json, payload=result.payload)
+        return result.error.exit_code
+    if as_json:
+        emit(command, result.payload, exit_code=result.exit_code)
+    return result.exit_code
 
 
 # errors
@@ -277,27 +279,49 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def repeats_text(repeats: Sequence[Mapping[str, int]]) -> str:
-    """How often an epoch serves the samples; empty if it serves each once."""
-    some = [f"{counted(one['samples'], 'sample')} {one['times']} times" for one in repeats]
-    return f"repeats: {', '.join(some)} per epoch" if any(one["times"] != 1 for one in repeats) else ""
+def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """How often an epoch serves the samples, unless it serves each once."""
+    if any(one["times"] != 1 for one in repeats):
+        some = ", ".join(f"{counted(one['samples'], 'sample')} {one['times']} times" for one in repeats)
+        yield f"repeats: {some} per epoch"
 
 
-def show_table(rows: Iterable[Iterable[object]], indent: str = "  ") -> None:
-    """Write rows as aligned text; the first row is the head, all columns but the first are right-aligned."""
+def table(rows: Iterable[Iterable[object]], indent: str = "  ") -> Iterator[str]:
+    """Rows as aligned text; the first row is the head, all columns but the first are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *rest in cells:
         numbers = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        out(indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip())
+        yield indent + "  ".join([first.ljust(widths[0]), *numbers]).rstrip()
 
 
-def show_rejected(category: str, found: Sequence[Rejected]) -> None:
-    """Write rejected inputs or notes to stdout: name, reason, detail and hint of the first ones."""
-    for one in found[:SHOWN]:
-        line, field = f":{one.line}" if one.line else "", f" {one.field}" if one.field else ""
-        out(f"{category} {one.name}{line}{field} [{one.reason}]{f': {one.detail}' if one.detail else ''}")
-        if category == "quarantined" and one.hint:
-            out(f"  fix: {one.hint}")
-    if len(found) > SHOWN:
-        out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")
+def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Finding]:
+    """Rejected inputs and notes as findings."""
+    from latentcache.verify.findings import Finding
+
+    every = {"quarantined": rejected, "note": notes}
+    return [Finding.of_rejected(category, one) for category, some in every.items() for one in some]
+
+
+def told(found: Iterable[Finding]) -> Iterator[str]:
+    """Findings as text: the first ones of each category, and how many more there are."""
+    for category, some in groupby(found, key=lambda one: one.category):
+        every = list(some)
+        yield from chain.from_iterable(map(_told, every[:SHOWN]))
+        if len(every) > SHOWN:
+            yield f"... and {len(every) - SHOWN} more {category} (all of them with --json)"
+
+
+def _told(one: Finding) -> Iterator[str]:
+    line, quarantined = f":{one.line}" if one.line else "", one.category == "quarantined"
+    name = f"{one.path}{line}" if one.path else one.file or one.key
+    if one.names:
+        name = f"{counted(one.count, 'sample')}{f' of {name}' if name else ''}"
+    field = f" {one.field}" if one.field and one.category in ("quarantined", "note") else ""
+    sides = f"expected {one.expected}, found {one.found}" if one.expected else one.found
+    yield f"{one.category} {name}{field} [{one.reason}]{': ' + sides if sides else ''}".replace("  ", " ")
+    if one.names:
+        more = one.count - len(one.names)
+        yield f"  {', '.join(one.names)}{f' and {more} more' if more > 0 else ''}"
+    if quarantined and one.hint:  # no command repairs it: the fix differs per file
+        yield f"  fix: {one.hint}"

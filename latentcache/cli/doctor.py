@@ -12,8 +12,8 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags
-from latentcache.cli.console import counted, human_bytes, out
+from latentcache.cli import flags
+from latentcache.cli.console import Result, counted, human_bytes, out
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import clock, shared_entries
 from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError
@@ -61,6 +61,11 @@ class Check(Value):
         told = {"name": self.name, "state": self.state, "text": self.text, "hint": self.hint, "fix": self.fix}
         return {key: value for key, value in told.items() if value} | dict(self.facts)
 
+    def lines(self) -> Iterator[str]:
+        """The check as text."""
+        yield f"{self.state:8} {self.name:9} {self.text}"
+        yield from (f"  {name}: {text}" for name, text in (("hint", self.hint), ("fix", self.fix)) if text)
+
 
 class _Asked(Value):
     """The arguments of the command."""
@@ -98,22 +103,19 @@ def doctor(
     source: flags.Source,
     device: str = option("auto", "--device DEVICE", "As for build. [default: auto]"),
     as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Check this machine, a model, a tokenizer and DATA before a build."""
     asked = _Asked(data=data, out=out_folder, requested=requested, source=source, device=device)
     found: list[Check] = []
     for check in _checks(asked):
         found.append(check)
-        if not as_json:
-            _show(check)
+        for line in () if as_json else check.lines():  # now: some checks take seconds
+            out(line)
     problems = [check for check in found if check.state == "problem"]
     exit_code = 3 if any(check.of_machine for check in problems) else int(bool(problems))
-    if as_json:
-        payload = {"data": None if data is None else str(data), "checks": [check.as_json() for check in found]}
-        console.emit("doctor", payload, exit_code=exit_code)
-    else:
-        out("ready" if not problems else f"{counted(len(problems), 'problem')} found")
-    return exit_code
+    payload = {"data": None if data is None else str(data), "checks": [check.as_json() for check in found]}
+    last = f"{counted(len(problems), 'problem')} found" if problems else "ready"
+    return Result(payload, [last], exit_code=exit_code)
 
 
 def _checks(asked: _Asked) -> Iterator[Check]:
@@ -146,13 +148,6 @@ def _tried(name: str, check: Callable[..., Check], *given: Any) -> Check:
         return check(*given)
     except LatentcacheError as error:
         return _failed(name, error)
-
-
-def _show(check: Check) -> None:
-    out(f"{check.state:8} {check.name:9} {check.text}")
-    for name, text in (("hint", check.hint), ("fix", check.fix)):
-        if text:
-            out(f"  {name}: {text}")
 
 
 def _failed(name: str, error: LatentcacheError) -> Check:

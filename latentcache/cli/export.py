@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import counted, out
+from latentcache.cli.console import Result, counted
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import ProgressDisplay
 
@@ -53,8 +54,7 @@ def export(
         0.0, "--validation FRACTION", "Fraction of the documents for validation. [default: 0]", min=0, max=0.99
     ),
     quiet: flags.Quiet = False,
-    as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Write tokens as files: rows of one length, or whole documents."""
     from latentcache.export.run import ExportSettings, export_cache
 
@@ -78,36 +78,30 @@ def export(
     finally:
         display.close()
     payload = {"cache": str(cache), "out": str(target), "format": to, **made}
-    if as_json:
-        console.emit("export", payload, exit_code=0)
-    else:
-        _show(payload)
-    return 0
+    return Result(payload, _lines(payload))
 
 
-def _show(payload: dict[str, Any]) -> None:
+def _lines(payload: dict[str, Any]) -> Iterator[str]:
     for split, number in payload.get("rows", {}).items():
-        out(f"{split}: {counted(number, 'row')} of {_row(payload)} ({_about(payload, split)})")
+        yield f"{split}: {counted(number, 'row')} of {_row(payload)} ({_about(payload, split)})"
         for reason, tokens in payload["tokens_dropped"][split].items():
             if tokens:
-                out(f"  dropped: {tokens} tokens ({reason.replace('_', ' ')})")
+                yield f"  dropped: {tokens} tokens ({reason.replace('_', ' ')})"
     for split, number in payload.get("splits", {}).items():
-        out(f"{split}: {counted(number, 'document')}, {payload['tokens'][split]} tokens as {payload['dtype']}")
+        yield f"{split}: {counted(number, 'document')}, {payload['tokens'][split]} tokens as {payload['dtype']}"
     if payload["part"]:
-        out(f"this is part {payload['part']} of DATA: join all parts with `latentcache merge`, and export the result")
+        part = f"this is part {payload['part']} of DATA"
+        yield f"{part}: join all parts with `latentcache merge`, and export the result"
     if "last_id" in payload:
         last = payload["last_id"]
-        out(
-            "documents end with different ids: none marks an end"
-            if last is None
-            else f"every document ends with id {last}"
-        )
+        differ = "documents end with different ids: none marks an end"
+        yield differ if last is None else f"every document ends with id {last}"
     values = {"out": shlex.quote(payload["out"]), "length": payload.get("length")}
     values |= {"python": repr(payload["out"]), "train": repr(f"{payload['out']}/train")}
     values["trl"] = _TRL.get(payload.get("layout", ""), "")
     values["width"] = 2 if payload.get("dtype") == "uint16" else 4
     after = _NEXT[payload.get("for", payload["format"])].format(**values)
-    out(f"{payload['out']} is complete. Next: {after}")
+    yield f"{payload['out']} is complete. Next: {after}"
 
 
 def _row(payload: dict[str, Any]) -> str:
@@ -117,8 +111,6 @@ def _row(payload: dict[str, Any]) -> str:
 
 def _about(payload: dict[str, Any], split: str) -> str:
     tokens = f"{payload['tokens'][split]} tokens"
-    return (
-        f"{tokens} as {payload['dtype']}"
-        if "dtype" in payload
-        else f"{tokens}, {payload['packing_efficiency'][split]:.1%} full"
-    )
+    if "dtype" in payload:
+        return f"{tokens} as {payload['dtype']}"
+    return f"{tokens}, {payload['packing_efficiency'][split]:.1%} full"

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 import typer
 
+from latentcache.cli import console
+from latentcache.cli.console import Result
 from latentcache.errors import UsageError
 from latentcache.value import Value
 
@@ -125,37 +127,45 @@ def register(targets: Iterable[str]) -> None:
         registry.register(wanted)
 
 
-def with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Replace the parameter ``requested`` by the options of all field kinds, ``source`` by those of DATA.
+def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
+    """A function for typer, which reads options from the signature: this makes a signature.
 
-    Typer reads options from the signature, so this makes a signature.
+    It has the options of all field kinds in place of the parameter ``requested``, those of DATA in place of
+    ``source``, and ``--json``. It writes the result of the command, and returns the exit status.
     """
     own = inspect.signature(command, eval_str=True)
-    if "requested" not in own.parameters:
-        return command
-    from latentcache.fields.registry import field_kinds
+    options, instead = dict[str, _Option](), dict[str, list[inspect.Parameter]]()
+    if "requested" in own.parameters:
+        from latentcache.fields.registry import field_kinds
 
-    options = _options(field_kinds().values())
-    names = Annotated[str | None, _shared("--fields NAME,...", _NAMES if "source" in own.parameters else _CHECKED)]
-    extra = {"fields": _parameter("fields", names), "field": _parameter("field", Kinds)}
-    made = {name: option.parameter for name, option in options.items()} | extra
-    sources = {name: _parameter(name, _of_data(*about)) for name, about in _SOURCE.items()}
-    instead = {"requested": made.values(), "source": sources.values()}
-    merged = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
+        options = _options(field_kinds().values())
+        names = Annotated[
+            str | None, _shared("--fields NAME,...", _NAMES if "source" in own.parameters else _CHECKED)
+        ]
+        instead["requested"] = [one.parameter for one in options.values()]
+        instead["requested"] += [_parameter("fields", names), _parameter("field", Kinds)]
+    if "source" in own.parameters:
+        instead["source"] = [_parameter(attribute, _of_data(*about)) for attribute, about in _SOURCE.items()]
+    parameters = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
+    if "as_json" not in own.parameters:
+        parameters.append(_parameter("as_json", Json, False))
 
     @functools.wraps(command)
     def with_options(**given: Any) -> int:
-        values = {name: given.pop(name) for name in options}
-        names, kinds = given.pop("fields"), tuple(given.pop("field") or ())
-        words = ""
-        if "source" in own.parameters:
-            said = {name: given.pop(name) for name in _SOURCE}
+        as_json, words = given["as_json"], ""
+        if "source" in instead:
+            said = {attribute: given.pop(attribute) for attribute in _SOURCE}
             given["source"] = _source(said)
-            words = _words((_SOURCE[name][1].split()[0], value) for name, value in said.items())
-        requested = _requested(options, values, names, kinds)
-        return command(requested=dataclasses.replace(requested, source=words), **given)
+            words = _words((_SOURCE[attribute][1].split()[0], value) for attribute, value in said.items())
+        if "requested" in instead:
+            values = {one: given.pop(one) for one in options}
+            requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
+            given["requested"] = dataclasses.replace(requested, source=words)
+        if "as_json" not in own.parameters:
+            del given["as_json"]
+        return console.finish(name, command(**given), as_json=as_json)
 
-    vars(with_options)["__signature__"] = own.replace(parameters=merged)
+    vars(with_options)["__signature__"] = own.replace(parameters=parameters, return_annotation=int)
     return with_options
 
 
@@ -211,8 +221,8 @@ def _of_data(kind: Any, flag: str, text: str) -> Any:
     return Annotated[kind, _shared(flag, text, rich_help_panel="Options of DATA")]
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _requested(

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags
-from latentcache.cli.console import counted, human_bytes, out, rejected_item, repeats_text, show_table
+from latentcache.cli import flags
+from latentcache.cli.console import Result, counted, findings, human_bytes, repeats_lines, table
 from latentcache.cli.flags import option
 from latentcache.errors import CacheFormatError, LatentcacheError, RecipeError
 
@@ -28,8 +28,7 @@ def info(
     *,
     entries: bool = option(False, "--entries", "List every entry; reads every payload."),
     field: flags.Kinds = None,
-    as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Show the contents of a cache."""
     from latentcache.store.garbage import disk_bytes, stored_catalog, stored_entries
     from latentcache.store.paths import CachePaths
@@ -50,11 +49,7 @@ def info(
     payload |= _of_snapshot(snapshot) if snapshot else _begun(state)
     if entries:
         payload["entries"] = _entries(list(stored_entries(stored)), snapshot)
-    if as_json:
-        console.emit("info", payload, exit_code=0)
-    else:
-        _show(payload)
-    return 0
+    return Result(payload, _lines(payload))
 
 
 def _counts(snapshot: Snapshot) -> dict[str, int]:
@@ -82,7 +77,7 @@ def _of_snapshot(snapshot: Snapshot) -> dict[str, Any]:
         "fingerprint": snapshot.fingerprint,
         "repeats": [{"times": times, "samples": number} for times, number in repeats.items()],
         "no_caption": {"count": count, "first": snapshot.samples.names[first] if count else ""},
-        "notes": [rejected_item("note", one) for one in snapshot.notes if one.target],
+        "notes": [one.as_json() for one in findings((), snapshot.notes) if one.target],
         "fields": {name: _field(rows) for name, rows in snapshot.fields.items()},
     }
 
@@ -194,34 +189,31 @@ def _entries(stored: Sequence[Any], snapshot: Snapshot | None) -> list[dict[str,
 # text
 
 
-def _show(payload: Mapping[str, Any]) -> None:
+def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
     counts = payload["counts"]
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
-    out(f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}")
+    yield f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}"
     held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
-    out(f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}")
+    yield f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}"
     if payload["part"]:
-        out(f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`")
+        yield f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`"
     if "created" in payload:
         source, without = payload["source"], payload["no_caption"]
-        out(f"made {payload['created']} from {source.get('data') or source.get('root', '')}")
+        yield f"made {payload['created']} from {source.get('data') or source.get('root', '')}"
         if without["count"] == sum(one["samples"] for one in payload["repeats"]) > 0:
-            out("captions: none")
+            yield "captions: none"
         elif without["count"]:
-            out(f"captions: {counted(without['count'], 'sample')} without one, the first is {without['first']}")
-        if text := repeats_text(payload["repeats"]):
-            out(text)
-        for note in payload["notes"]:
-            out(f"note: {note['reason']}: {note['found']}")
+            yield f"captions: {counted(without['count'], 'sample')} without one, the first is {without['first']}"
+        yield from repeats_lines(payload["repeats"])
+        yield from (f"note: {note['reason']}: {note['found']}" for note in payload["notes"])
     for name, field in payload["fields"].items():
-        for line in _field_lines(name, field, demo=bool(payload.get("demo"))):
-            out(line)
+        yield from _field_lines(name, field, demo=bool(payload.get("demo")))
         if groups := [(one["label"], one["items"]) for one in field.get("groups", ()) if one["label"]]:
-            show_table([("bucket", "items"), *groups])
+            yield from table([("bucket", "items"), *groups])
     for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))
         about = f"{entry['field']} {entry['dtype']} {shape}  {entry['checksum'] or 'DAMAGED'}"
-        out(f"{entry['key']}  {about}  {' '.join(entry['paths'])}")
+        yield f"{entry['key']}  {about}  {' '.join(entry['paths'])}"
 
 
 def _field_lines(name: str, field: Mapping[str, Any], *, demo: bool) -> Iterator[str]:

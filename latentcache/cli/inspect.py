@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags
-from latentcache.cli.console import SHOWN, counted, out, path_fields, rejected_item
+from latentcache.cli import flags
+from latentcache.cli.console import SHOWN, Result, counted, findings
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, captions_text, planned_entries
 from latentcache.errors import LatentcacheError, count_of
@@ -36,8 +36,7 @@ def inspect(
     source: flags.Source,
     allow_failed: flags.AllowFailed = None,
     strict: flags.Strict = False,
-    as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Show what is recognized in DATA and why, and what build would do."""
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.report import quarantined
@@ -57,21 +56,13 @@ def inspect(
         samples = listing.samples
     rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
     payload = {"data": str(data), **_contents(listing, samples)}
-    payload["items"] = [rejected_item("quarantined", one) for one in rejected]
-    payload["items"] += [rejected_item("note", one) for one in notes]
+    payload["items"] = [one.as_json() for one in findings(rejected, notes)]
     payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
     payload |= about(plan) if plan else {"plan": None}
-    if not as_json:
-        for label, text in _lines(payload, plan):
-            out(f"{label:10} {text}")
-    if error is not None:
-        console.fail("inspect", error, as_json=as_json, payload=payload)
-        return error.exit_code
     allowed = tolerated(plan.allow_failed, plan.samples) if plan else 0
     exit_code = int(payload["counts"]["quarantined"] > allowed or (strict and bool(notes)))
-    if as_json:
-        console.emit("inspect", payload, exit_code=exit_code)
-    return exit_code
+    lines = (f"{label:10} {text}" for label, text in _lines(payload, plan))
+    return Result(payload, lines, exit_code=exit_code, error=error)
 
 
 def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
@@ -90,6 +81,7 @@ def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
 
     from latentcache.fields.clips import CLIP
     from latentcache.pipeline.report import quarantined
+    from latentcache.verify.findings import path_json
 
     found: dict[str, Any] = {"data_kind": listing.data_kind}
     counts = {"samples": len(samples) + quarantined(listing.rejected), "no_caption": listing.no_caption}
@@ -111,7 +103,7 @@ def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
         for name, choose in (("smallest", np.argmin), ("largest", np.argmax)) if len(read) else ():
             row = int(read[choose(area[read])])
             height, width = map(int, sizes[row])
-            found["sizes"][name] = {"height": height, "width": width, **path_fields(samples.names[row])}
+            found["sizes"][name] = {"height": height, "width": width, **path_json(samples.names[row])}
     clips = samples.columns.get(CLIP)
     if clips is not None and clips.any():
         frames = clips[clips[:, 0] > 0, 0]
@@ -131,11 +123,13 @@ def _records(listing: Listing, samples: SampleTable) -> dict[str, Any]:
     """Forms, lengths, files and roles of records; roles of the first ones only."""
     import numpy as np
 
+    from latentcache.verify.findings import path_json
+
     chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
     files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
     some = [int(one) for one in np.flatnonzero(files)[:SHOWN]]
     found: dict[str, Any] = {"conversations": chat, "texts": len(samples) - chat}
-    found["files"] = [{**path_fields(samples.files.names[one]), "records": int(files[one])} for one in some]
+    found["files"] = [{**path_json(samples.files.names[one]), "records": int(files[one])} for one in some]
     characters = samples.columns.get("characters")
     if characters is not None and len(characters):
         found["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}

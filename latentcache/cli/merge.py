@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latentcache.cli import build, flags
+from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def merge(
     field: flags.Kinds = None,
     quiet: flags.Quiet = False,
     as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Merge caches into one; settings that differ are rejected by field."""
 
     def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import SHOWN, counted, out, repeats_text, show_table
+from latentcache.cli.console import SHOWN, Result, counted, repeats_lines, table
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError
 
@@ -36,8 +36,7 @@ def plan(
     overflow: flags.Overflow = None,
     requested: flags.Requested,
     source: flags.Source,
-    as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
     from latentcache.plan.batching import BatchPlan, require_steps
 
@@ -58,17 +57,13 @@ def plan(
                 raise _no_documents(path, layout)
     payload = _payload(planned.report, grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
-    if not as_json:
-        _show(payload)
+    error: EmptyPlanError | None = None
     try:
         with console.python_as_flags():
             require_steps(planned.report)
-    except EmptyPlanError as error:
-        console.fail("plan", error, as_json=as_json, payload=payload)
-        return error.exit_code
-    if as_json:
-        console.emit("plan", payload, exit_code=0)
-    return 0
+    except EmptyPlanError as failure:
+        error = failure
+    return Result(payload, _lines(payload), error=error)
 
 
 class _Planned(NamedTuple):
@@ -188,26 +183,24 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     }
 
 
-def _show(payload: dict[str, Any]) -> None:
+def _lines(payload: dict[str, Any]) -> Iterator[str]:
     names = ("samples", "batches", "repeated", "dropped")
     rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
     for bucket in payload["buckets"]:
         size = [str(bucket[name]) for name in ("frames", "height", "width") if name in bucket]
         label = "x".join(size) or bucket.get("length", bucket.get("label")) or "all"
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
-    show_table(rows, indent="")
-    if text := repeats_text(payload["repeats"]):
-        out(text)
+    yield from table(rows, indent="")
+    yield from repeats_lines(payload["repeats"])
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
-    out(
+    yield (
         f"{counted(payload['steps_per_epoch'], 'step')} per epoch at batch size {payload['batch_size']}"
         f" on {ranks}{accumulation}: {counted(payload['samples_used'], 'sample')} used,"
         f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
-    for told in payload["overfilled"][:SHOWN]:
-        out(f"warning: {told}")
+    yield from (f"warning: {one}" for one in payload["overfilled"][:SHOWN])
     if payload["overfilled"]:
-        out("  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets")
+        yield "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets"
     if payload["quarantined"]:
-        out(f"{counted(payload['quarantined'], 'rejected sample')} not counted: `latentcache build` lists them")
+        yield f"{counted(payload['quarantined'], 'rejected sample')} not counted: `latentcache build` lists them"

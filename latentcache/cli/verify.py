@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latentcache.cli import console, flags
-from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
+from latentcache.cli import flags
+from latentcache.cli.console import SHOWN, Result, counted, human_bytes, say, told
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import Snapshot
-    from latentcache.verify.findings import Finding, VerifyReport
+    from latentcache.verify.findings import VerifyReport
     from latentcache.verify.repair import RepairPlan, RepairReport
     from latentcache.verify.selection import Depth
     from latentcache.verify.verify import Requested as AskedRecipes
@@ -53,8 +53,7 @@ def verify(
     allow_failed: str | None = option(
         None, "--allow-failed N|X%", "Rejected inputs tolerated before exit status 1. [default: as the cache]"
     ),
-    as_json: flags.Json = False,
-) -> int:
+) -> Result:
     """Check a cache against its sources."""
     if reencode:
         from latentcache.pipeline.reencode import Reencode
@@ -91,11 +90,7 @@ def verify(
         report = repaired.plan.report if repaired else verify_cache(cache, **look)
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
-    if as_json:
-        console.emit("verify", payload, exit_code=exit_code)
-    else:
-        _show(report)
-    return exit_code
+    return Result(payload, _lines(report), exit_code=exit_code)
 
 
 def _check_flags(
@@ -188,43 +183,18 @@ def _confirmed(plan: RepairPlan, *, yes: bool) -> bool:
 # text
 
 
-def _show(report: VerifyReport) -> None:
+def _lines(report: VerifyReport) -> Iterator[str]:
     """Findings as text, most severe first, then counts and fixes."""
-    from latentcache.verify.findings import CATEGORIES
-
-    for category in CATEGORIES:
-        found = [finding for finding in report.findings if finding.category == category]
-        for finding in found[:SHOWN]:
-            _show_one(finding)
-        if len(found) > SHOWN:
-            out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")
+    yield from told(report.findings)
     counts = ", ".join(
         f"{number} {name}"
         for name, number in report.counts.items()
-        if name in CATEGORIES and (number or name == "ok")
+        if name != "unreferenced" and (number or name == "ok")
     )
     read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
-    out(f"{counts} ({read})")
-    for line in _remarks(report):
-        out(line)
-    for fix in dict.fromkeys(finding.fix for finding in report.findings if finding.fix):
-        out(f"fix: {fix}")
-
-
-def _show_one(finding: Finding) -> None:
-    line = f":{finding.line}" if finding.line else ""
-    name = f"{finding.path}{line}" if finding.path else finding.file or finding.key
-    if finding.count > 1:
-        name = f"{counted(finding.count, 'sample')}{f' of {name}' if name else ''}"
-    is_rejected = finding.category == "quarantined"
-    field = f" {finding.field}" if finding.field and is_rejected else ""
-    sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
-    out(f"{finding.category} {name}{field} [{finding.reason}]{': ' + sides if sides else ''}".replace("  ", " "))
-    if finding.names:
-        more = finding.count - len(finding.names)
-        out(f"  {', '.join(finding.names)}{f' and {more} more' if more > 0 else ''}")
-    if is_rejected and finding.hint:  # no command repairs it: the fix differs per file
-        out(f"  fix: {finding.hint}")
+    yield f"{counts} ({read})"
+    yield from _remarks(report)
+    yield from (f"fix: {fix}" for fix in dict.fromkeys(finding.fix for finding in report.findings if finding.fix))
 
 
 def _remarks(report: VerifyReport) -> Iterator[str]:

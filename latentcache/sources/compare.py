@@ -140,11 +140,6 @@ class Compared:
         said = {"expected": _value(self.samples, row, state), "found": words, "hint": hint}
         return Found(category=category, reason=reason, path=path, line=line, field=name, **said)
 
-    def found_new(self, row: int) -> Found:
-        """What there is to say of one row of ``new``."""
-        path, line = self.now.samples.where(row)
-        return Found(category="missing", reason="not-built", path=path, line=line)
-
 
 def compare(
     samples: SampleTable,

@@ -56,10 +56,11 @@ class Garbage(Value):
     """Why it stays and until when; empty if it goes."""
 
     def as_json(self) -> dict[str, Any]:
-        """The item of ``gc --json``, without its hint."""
+        """The item of ``gc --json``."""
         more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
         more["holders"] = [asdict(holder) for holder in self.holders]
         item = {"category": self.state, "reason": self.reason, "path": "", "file": self.file, "bytes": self.num_bytes}
+        item["hint"] = f"it stays {self.until}" if self.until else "no kept snapshot needs it"
         return item | {name: value for name, value in more.items() if value}
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field, fields, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.table import SampleTable
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.value import Value
 
 CATEGORIES = ("corrupt", "unverifiable", "drift", "missing", "stale", "quarantined", "touched", "ok")
@@ -59,25 +59,33 @@ class Finding(Value):
     fix: str = ""
     count: int = 1
     names: tuple[str, ...] = ()
-    """The first samples, if ``count`` is above 1."""
+    """The first samples, if it stands for several."""
+    target: str = ""
+    """Field of the cache that rejects it; in JSON if ``field`` is empty."""
+
+    @classmethod
+    def of_rejected(cls, category: str, one: Rejected) -> Finding:
+        """A rejected input, or a note."""
+        return cls(
+            category=category,
+            reason=one.reason,
+            path=one.name,
+            line=one.line,
+            field=one.field,
+            target=one.target,
+            found=one.detail,
+            hint=one.hint or ("check the record" if one.line else "check the file"),
+            count=one.count,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The item of the JSON contract; parts that are empty are left out."""
-        item: dict[str, Any] = {
-            "category": self.category,
-            "reason": self.reason,
-            "path": _text(self.path),
-            "hint": self.hint,
-        }
-        if item["path"] != self.path:
-            item["path_b64"] = base64.b64encode(self.path.encode("utf-8", "surrogateescape")).decode("ascii")
-        for name in ("line", "key", "field", "file", "expected", "found", "fix"):
-            value = getattr(self, name)
-            if value:
-                item[name] = _text(value) if isinstance(value, str) else value
-        if self.count > 1:
-            item |= {"count": self.count, "names": [_text(name) for name in self.names]}
-        return item
+        item = {"category": self.category, "reason": self.reason, **path_json(self.path), "hint": self.hint}
+        names = ("line", "key", "file", "expected", "found", "fix")
+        more: dict[str, Any] = {name: getattr(self, name) for name in names}
+        more |= {"field": self.field or self.target, "count": self.count if self.count > 1 else 0}
+        more["names"] = [_text(name) for name in self.names]
+        return item | {name: _text(one) if isinstance(one, str) else one for name, one in more.items() if one}
 
 
 class RecipeChange(Value):
@@ -109,8 +117,8 @@ class Reencoded(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON form; a difference that is not finite is null."""
-        data = asdict(self)
-        return data | {name: data[name] if data[name] < float("inf") else None for name in ("largest", "mean")}
+        finite = {name: vars(self)[name] for name in ("largest", "mean")}
+        return vars(self) | {name: value if value < float("inf") else None for name, value in finite.items()}
 
 
 class VerifyReport(Value):
@@ -153,12 +161,9 @@ class VerifyReport(Value):
 
     def as_json(self) -> dict[str, Any]:
         """Payload of ``verify --json``."""
-        data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "findings"}
+        data = {name: value for name, value in vars(self).items() if name != "findings"}
         return data | {
-            "checked": dict(self.checked),
-            "recipe_ids": dict(self.recipe_ids),
-            "not_compared": list(self.not_compared),
-            "recipe_diff": [asdict(change) for change in self.recipe_diff],
+            "recipe_diff": [vars(change) for change in self.recipe_diff],
             "reencoded": None if self.reencoded is None else self.reencoded.as_json(),
             "elapsed_s": round(self.elapsed_s, 3),
             "items": [finding.as_json() for finding in self.findings],
@@ -262,6 +267,12 @@ class Findings:
             return ""
         files = np.unique(np.asarray(own.file)[samples])
         return str(self.table.files.names[int(files[0])]) if len(files) == 1 else ""
+
+
+def path_json(name: str) -> dict[str, Any]:
+    """``path``, and ``path_b64`` if the name is not UTF-8."""
+    path, raw = _text(name), name.encode("utf-8", "surrogateescape")
+    return {"path": path} if path == name else {"path": path, "path_b64": base64.b64encode(raw).decode("ascii")}
 
 
 def _text(value: str) -> str:

@@ -24,7 +24,7 @@ from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.entries import Store, View
-from latentcache.verify.findings import EACH, HINTS, NAMES, Finding, RecipeChange
+from latentcache.verify.findings import HINTS, Finding, Findings, RecipeChange
 
 
 def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
@@ -104,13 +104,9 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
                 found=partial(_told, compared, some, "found"),
                 hint=first.hint,
             )
-    total, first_new = len(compared.new), map(compared.found_new, compared.new[:EACH].tolist())
-    new = [_finding(found) for found in (*compared.others, *first_new)]
-    if total > EACH:
-        many = new[len(compared.others) :]
-        names = tuple(f"{one.path}:{one.line}" if one.line else one.path for one in many[:NAMES])
-        new[len(compared.others) :] = [replace(many[0], path="", line=0, count=total, names=names)]
-    store.findings.others += new
+    new = Findings(compared.now.samples)
+    new.add("missing", "not-built", compared.new)
+    store.findings.others += [*map(_finding, compared.others), *new.result(np.ones(len(new.table), dtype=np.bool_))]
     looked: NDArray[np.bool_] = compared.state != State.NOT_CHECKED
     return chosen & looked
 

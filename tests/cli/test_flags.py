@@ -44,12 +44,12 @@ def seen(monkeypatch):
     monkeypatch.setattr(registry, "field_kinds", lambda: kinds)
     found = []
 
-    def command(*, requested: flags.Requested, as_json: flags.Json = False) -> int:
+    def command(*, requested: flags.Requested) -> flags.Result:
         found.append(requested)
-        return 0
+        return flags.Result({})
 
     app = typer.Typer()
-    app.command()(flags.with_settings(command))
+    app.command()(flags.as_command("toy", command))
 
     def call(*words):
         typer.main.get_command(app).main(args=[str(word) for word in words], standalone_mode=False)

@@ -31,9 +31,7 @@ def states(found):
 
 
 def new(found):
-    items = [found.found_new(row) for row in found.new.tolist()]
-    assert {(item.category, item.reason) for item in items} <= {("missing", "not-built")}
-    return [f"{item.path}:{item.line}" if item.line else item.path for item in items]
+    return [":".join(str(part) for part in found.now.samples.where(row) if part) for row in found.new.tolist()]
 
 
 def others(found):
