@@ -22,18 +22,21 @@ _IN_PAGE = 128
 _PAGE = 4096
 #: A free buffer serves requests down to this part of its size.
 _LARGEST_WASTE = 4
+#: Free buffers of a size class for each that is used at once. Free-threaded Python drops references in bursts: with
+#: five sizes in turn and 8 kept batches 6.3 % of all batches got new memory at 1, 1.7 % at 2 and 0.35 % at 3.
+_SPARE = 3
 
 
 class BufferPool:
     """Buffers in size classes. Threads may share it; there is no lock that a fork could inherit held.
 
     Args:
-        keep: Free buffers to keep of each size class.
+        used: Buffers of one size class that are used at once. Three times as many are kept when they are free.
         pinned: True for page-locked memory, which a CUDA device reads by itself.
     """
 
-    def __init__(self, keep: int, *, pinned: bool = False) -> None:
-        self._keep, self._pinned = keep, pinned
+    def __init__(self, used: int, *, pinned: bool = False) -> None:
+        self._keep, self._pinned = _SPARE * used, pinned
         self._free: dict[int, deque[memoryview]] = {}
         self._loans: dict[int, _Loan] = {}
         self.fresh = 0

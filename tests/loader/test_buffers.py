@@ -72,6 +72,14 @@ def test_another_size_finds_memory_too_but_no_giant():
     assert pool.fresh == 2
 
 
+def test_a_burst_of_dropped_batches_is_kept_and_then_no_more():
+    pool = BufferPool(4)
+    for batches, fresh in ((12, 12), (12, 12), (13, 13), (13, 14)):
+        held = [pool.take(3000) for _ in range(batches)]
+        assert pool.fresh == fresh
+        held.clear()
+
+
 def test_threads_never_get_the_same_memory():
     pool, wrong = BufferPool(8), []
 
