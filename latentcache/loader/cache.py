@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from latentcache.errors import (
     CacheIncompleteError,
+    PlanError,
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
@@ -25,12 +26,11 @@ from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
 from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, default_fields, warn_of_empty
 from latentcache.loader.view import View
-from latentcache.plan.length_buckets import checked_lengths
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
-from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_rows, padded_rows
+from latentcache.plan.rows import NoLoss, Overflow, checked_lengths
 from latentcache.plan.samples import SampleIndex, times_counted
-from latentcache.plan.split import in_validation
+from latentcache.plan.shuffle import in_validation
 from latentcache.store.reader import Checksum, EntryReader
 from latentcache.store.snapshot import Snapshot, open_leased
 
@@ -325,7 +325,7 @@ class Cache(View):
             PlanError: A policy is ``error`` and there are such documents; file and line are named.
         """
         from latentcache.loader.row_reader import RowPart, RowSettings
-        from latentcache.loader.rows import Rows, no_rows
+        from latentcache.loader.rows import Rows
 
         self._refuse_weights("rows")
         given = {"pack": pack, "pad": pad, "chunk": chunk}
@@ -361,18 +361,28 @@ class Cache(View):
             isolated=kind == "pack" or (kind == "chunk" and not cross_document),
         )
         policy = overflow or ("error" if first.learns_parts else "split")
-        options: dict[str, Any] = {"overflow": policy, "no_loss": no_loss}
+        options: dict[str, Any] = {"kind": kind, "length": length, "no_loss": no_loss}
         if kind == "chunk":
-            chunked = {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
-            options = {**chunked, "no_loss": no_loss}
-        if any(one.pending for one in documents):
-            _refuse_unknown(kind, policy, no_loss, len(settings.lengths))
-        plan: Any = {"pack": packed_rows, "pad": padded_rows, "chunk": concat_and_chunk}[kind]
-        facts = {"kind": kind, "length": length, **options}
-        make = partial(plan, length=length, **options)
-        rows = Rows([RowPart(one, make, facts, self.name) for one in documents], settings)
+            options |= {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
+        else:
+            options["overflow"] = policy
+        # Of a streaming build each document has to be one row, whatever its length.
+        if any(one.pending for one in documents) and (
+            kind != "pad" or policy in ("split", "drop") or no_loss != "error" or len(settings.lengths) > 1
+        ):
+            raise UsageError(
+                f"rows({kind}=..., overflow={policy!r}, no_loss={no_loss!r}): not while the cache is being built",
+                why="their number depends on documents that are not tokenized yet",
+                fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
+            )
+        rows = Rows([RowPart(one, options, self.name) for one in documents], settings)
         if not len(rows):
-            raise no_rows(rows)
+            raise PlanError(
+                f"{self.name} makes no row of tokens",
+                where=f"{sum(map(len, documents))} documents, {sum(rows.tokens_dropped.values())} tokens left out",
+                why=", ".join(f"{reason}: {tokens}" for reason, tokens in rows.tokens_dropped.items() if tokens),
+                fix="longer rows, another overflow=, or more data",
+            )
         silent = [one for one in rows.dropped if one[0] == "no_loss"]
         if silent:
             warnings.warn(
@@ -575,16 +585,6 @@ def open_cache(
         )
     warn_of_empty(snapshot, stacklevel=4)
     return Cache([Part(snapshot)], checksum=checksum)
-
-
-def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> None:
-    """Refuse rows of a streaming build whose number depends on lengths that are not known yet."""
-    if kind != "pad" or overflow in ("split", "drop") or no_loss != "error" or lengths > 1:
-        raise UsageError(
-            f"rows({kind}=..., overflow={overflow!r}, no_loss={no_loss!r}): not while the cache is being built",
-            why="their number depends on documents that are not tokenized yet",
-            fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
-        )
 
 
 __all__ = ["Cache", "open_cache"]

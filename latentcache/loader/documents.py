@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import content_hash
-from latentcache.plan.documents import Corpus, begins, spread
+from latentcache.plan.documents import Corpus, Ints, begins, spread
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located
 from latentcache.store.snapshot import Snapshot
 
-Ints = NDArray[np.integer]
 #: Name of the ragged column that says which elements carry loss, if a kind has it: (first, count) of each span.
 _SPANS = "spans"
 
 
 class Documents:
-    """D documents. Picklable; opens files on first use in each process, and they close when it is forgotten.
+    """Documents. Picklable; opens files on first use in each process, and they close when it is forgotten.
 
     Args:
         snapshot: Where they are.
@@ -43,8 +42,6 @@ class Documents:
         if not found.spec.ragged or len(found.spec.dims) != 1:
             raise UsageError(f"field={field!r}: its items are not documents", fix="use cache.loader(...)")
         self.snapshot, self.field, self.recipe = snapshot, field, found.recipe
-        self.pending = snapshot.pending is not None
-        """True if a streaming build is still making them: lengths and spans are unknown."""
         self.dtype: np.dtype[Any] = numpy_dtype(found.spec.dtype)
         self._reader = EntryReader(snapshot.paths, snapshot, checksum=checksum)
         owner = np.asarray(found.sample)
@@ -54,14 +51,18 @@ class Documents:
             held = owner[place] == samples if len(owner) else np.zeros(len(samples), dtype=np.bool_)
             self._rows = place[held].astype(np.int32)
         self._samples = owner[self._rows]
-        self.lengths = np.asarray(found.length)[self._rows].astype(np.int64)
+        self.pending = snapshot.pending is not None
+        """True if a streaming build is still making them: there are no lengths and spans yet."""
+        rows = self._rows[: 0 if self.pending else None]
+        self.lengths = np.asarray(found.length)[rows].astype(np.int64)
         if _SPANS in found.ragged_columns:
             ends, values = (np.asarray(part) for part in found.ragged_columns[_SPANS])
-            counts = (ends - begins(ends))[self._rows]
-            self.span_ends, self.spans = np.cumsum(counts), values[spread(begins(ends)[self._rows], counts)]
+            first = begins(ends)[rows]
+            counts = ends[rows] - first
+            self.span_ends, self.spans = np.cumsum(counts), values[spread(first, counts)]
         else:  # all elements carry loss
-            self.span_ends = np.arange(1, len(self) + 1)
-            self.spans = np.stack([np.zeros(len(self), np.int64), self.lengths], axis=1)
+            self.span_ends = np.arange(1, len(rows) + 1)
+            self.spans = np.stack([np.zeros_like(self.lengths), self.lengths], axis=1)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -70,6 +71,11 @@ class Documents:
     def tokens(self) -> int:
         """Elements of all documents."""
         return int(self.lengths.sum())
+
+    @property
+    def corpus(self) -> Corpus:
+        """The documents as plans need them."""
+        return Corpus(length=self.lengths, span_ends=self.span_ends, spans=self.spans, where=self.where)
 
     @property
     def pad_id(self) -> int:
@@ -81,14 +87,6 @@ class Documents:
     def learns_parts(self) -> bool:
         """True if only some elements carry loss, so that a part of a document is another document."""
         return getattr(self.recipe, "loss", "all") != "all"
-
-    @property
-    def corpus(self) -> Corpus:
-        """The documents as plans need them; those of a streaming build are not there yet."""
-        some = slice(0 if self.pending else None)
-        return Corpus(
-            length=self.lengths[some], span_ends=self.span_ends[some], spans=self.spans[some], where=self.where
-        )
 
     @property
     def identity(self) -> bytes:
@@ -119,15 +117,12 @@ class Documents:
                 item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
                 ends, values = header.ragged_columns[_SPANS]
                 spans.append(values[int(ends[item - 1]) if item else 0 : int(ends[item])])
-        other.span_ends, other.spans = np.cumsum([len(one) for one in spans]), np.concatenate(spans)
+        other.span_ends, other.spans = np.cumsum(list(map(len, spans))), np.concatenate(spans)
         return other
 
     def read(self, document: int) -> NDArray[Any]:
         """(n,) the elements of one document. Errors as :meth:`gather`."""
-        found = np.empty(int(self.lengths[document]), dtype=self.dtype)
-        none, lengths = np.zeros(1, dtype=np.int64), self.lengths[document : document + 1]
-        self.gather(np.array([document]), none, lengths, found, none)
-        return found
+        return self._reader.read(self.field, int(self._rows[document]))
 
     def gather(self, document: Ints, start: Ints, length: Ints, out: NDArray[Any], at: Ints) -> None:
         """Read pieces of documents straight into their places in the caller's memory.

@@ -15,8 +15,8 @@ import contextlib
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,13 +28,13 @@ from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
 from latentcache.loader.device import Batch, Sent, Transfer
-from latentcache.loader.prefetch import Failed, Work, announced, read_ahead
+from latentcache.loader.prefetch import Work, announced, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
-from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
+from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
 from latentcache.plan.numbers import real, whole
-from latentcache.plan.resume import Position
-from latentcache.plan.samples import EpochPlan, Ints, plan_report
+from latentcache.plan.resume import Epochs, Position
+from latentcache.plan.samples import BatchIndex, EpochPlan, Ints
 from latentcache.store.reader import Place
 
 if TYPE_CHECKING:
@@ -47,21 +47,6 @@ if TYPE_CHECKING:
 _PLANNED, _PLANNED_ROWS = 12, 512
 #: Buckets that a warning names.
 _TOLD = 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchIndex:
-    """Everything that a worker has to know of one batch."""
-
-    epoch: int
-    step: int
-    """Step of the epoch, from 0."""
-    rows: Ints
-    """(B,) samples, or rows of tokens."""
-    bucket: int
-    is_pad: NDArray[np.bool_] | None = None
-    """(B,) padding rows; None: there are none."""
-    seed: int = 0
 
 
 class Loader:
@@ -100,11 +85,11 @@ class Loader:
                 fix="remainder='repeat', 'drop' or 'partial', or format='plain', which has is_pad",
             )
         self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
-        self.report: PlanReport = require_steps(plan_report(reader.index, batches))
-        self._position = Position(reader.index, self.report, seed=seed)
+        self._epochs, self._position = Epochs(reader.index, batches), Position(seed)
         self._substitutes = Substitutes(on_error)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._sampled = False
+        """True if a DataLoader serves this epoch."""
         self._warn()
 
     def __len__(self) -> int:
@@ -119,6 +104,11 @@ class Loader:
             f"  {report.samples_used} samples of {self._title}{excluded};"
             f" remainder={report.batches.remainder!r}{report.beside})"
         )
+
+    @property
+    def report(self) -> PlanReport:
+        """What an epoch does, bucket by bucket."""
+        return self._epochs.report
 
     @property
     def seed(self) -> int | None:
@@ -164,13 +154,12 @@ class Loader:
             UsageError: It is not a whole number from 0, or accelerate would deal the batches of this rank out again.
         """
         refuse_double_sharding(self.world_size)
-        epoch = whole("epoch", epoch, 0)
-        self._sampled &= epoch == self.epoch
-        self._position.set_epoch(epoch)
+        if whole("epoch", epoch, 0) != self.epoch:
+            self._position, self._sampled = Position(self.seed, int(epoch)), False
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
-        return self._position.remaining()
+        return self._epochs.remaining(self._position)
 
     def steps(self, epochs: float, grad_accum: int = 1) -> int:
         """Optimizer steps of a number of epochs; the rest at the end of an epoch is a step too.
@@ -215,7 +204,7 @@ class Loader:
                 fix="save the state_dict() of a torchdata StatefulDataLoader, or iterate over the loader itself",
                 slug="served-by-workers",
             )
-        return self._position.state()
+        return self._epochs.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was made, also with another batch size or number of ranks.
@@ -225,8 +214,7 @@ class Loader:
         Raises:
             PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken.
         """
-        self._position.load(state)
-        self._sampled = False
+        self._position, self._sampled = self._epochs.load(state), False
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``.
@@ -238,14 +226,12 @@ class Loader:
             UsageError: The loader was closed in the middle.
             CacheDamagedError: More samples are bad than may be replaced.
         """
-        position = self._position
-        plan = position.begin()
-        self._sampled, iteration, served = False, position.iteration, 0
-        index_of = self.indexer(position, plan)
-        batches = read_ahead(lambda first: announced(self._works(index_of, first, len(plan))), self._prefetch)
+        position, plan = self._epochs.begin(self._position)
+        self._position, self._sampled, served = position, False, 0
+        batches = read_ahead(lambda first: announced(self._works(plan, first)), self._prefetch)
         self._passes.add(batches)
         for batch in batches:
-            position.advance(iteration)  # before it is handed out: a checkpoint made then has this batch
+            position.delivered += 1  # before it is handed out: a checkpoint made then has this batch
             served += 1
             yield self._transfer.receive(batch)
         if served < len(plan):
@@ -254,16 +240,6 @@ class Loader:
                 why="an iteration that ends early would look like a whole epoch",
                 fix="close it after the epoch, or iterate again",
             )
-
-    def indexer(self, position: Position, plan: EpochPlan) -> Callable[[int], BatchIndex]:
-        """What gives the BatchIndex of each step of an iteration that began just now."""
-        seed, epoch, before = position.seed or 0, position.epoch, position.steps
-
-        def index_of(step: int) -> BatchIndex:
-            part = plan.batch(step, self.rank)
-            return BatchIndex(epoch, before + step, part.rows, part.bucket, part.is_pad, seed)
-
-        return index_of
 
     def batch(self, rows: Any, epoch: int | None = None) -> Batch:
         """One batch of these samples, which share a bucket, as an epoch serves them.
@@ -290,53 +266,40 @@ class Loader:
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
-        return self.make(BatchIndex(epoch, -1, asked, bucket, None, self.seed or 0))
+        return self._make(BatchIndex(epoch, -1, asked, bucket, None, self.seed or 0))
 
-    def make(self, index: BatchIndex) -> Batch:
-        """The batch of a BatchIndex."""
-        return self._transfer.receive(self.sent(index))
+    def _make(self, index: BatchIndex) -> Batch:
+        return self._transfer.receive(self._sent(index))
 
-    @property
-    def _plans(self) -> bool:
-        return self._reader.plans and not self._substitutes.active  # a bad sample is said and counted once
-
-    def _works(self, index_of: Callable[[int], BatchIndex], begin: int, steps: int) -> Iterator[Work[Sent]]:
+    def _works(self, plan: EpochPlan, begin: int) -> Iterator[_Step]:
         """What makes each batch; several are planned at once, which costs little more than one."""
-        count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if self._plans else 1
-        for first in range(begin, steps, count):
-            yield from self._planned([index_of(step) for step in range(first, min(first + count, steps))])
-
-    def _planned(self, indices: Sequence[BatchIndex]) -> list[Work[Sent]]:
-        if not self._plans:
-            return [_Step(self, index) for index in indices]
-        try:
-            return list(map(_Step, repeat(self), indices, self._reader.works(indices)))
-        except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
-            if len(indices) == 1:
-                return [Failed(error)]
-            return [work for index in indices for work in self._planned([index])]
+        plans = self._reader.plans and not self._substitutes.active  # a bad sample is said and counted once
+        count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if plans else 1
+        for first in range(begin, len(plan), count):
+            indices = [plan.batch(step, self.rank) for step in range(first, min(first + count, len(plan)))]
+            works: Iterable[Work[Batch] | None] = repeat(None)
+            if plans:
+                with contextlib.suppress(Exception):  # each is then planned, and fails, when the caller comes to it
+                    works = self._reader.works(indices)
+            yield from map(_Step, repeat(self), indices, works)
 
     def _read(self, index: BatchIndex) -> Batch:
         """A batch on the CPU, with other samples in the place of bad ones."""
-        if not self._substitutes.active:
-            return self._reader.works([index])[0].finish()
 
         def read(rows: Ints) -> Batch:
             return self._reader.works([replace(index, rows=rows)])[0].finish()
 
-        return self._substitutes.read(self._reader.index, index.rows, read, seed=index.seed, epoch=index.epoch)
+        return self._substitutes.read(self._reader.index, index, read)
 
-    def sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
+    def _sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
         """A batch on its way to the device."""
-        reader = self._reader
+        reader, is_pad, numbers = self._reader, index.is_pad, None
         batch = self._read(index) if work is None else work.finish()
-        if self.report.batches.remainder == "pad":
-            none = np.zeros(len(index.rows), dtype=np.bool_)
-            batch = reader.padded(batch, none if index.is_pad is None else index.is_pad)
+        if is_pad is None and self.report.batches.remainder == "pad":
+            is_pad = np.zeros(len(index.rows), dtype=np.bool_)
         if self._meta:
             numbers = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
-            batch |= {"meta": numbers | reader.meta(batch, index.is_pad)}
-        return self._transfer.send(reader.formatted(batch, self.format), reader.finish)
+        return self._transfer.send(reader.complete(batch, is_pad, numbers, self.format), reader.finish)
 
     def iterable(self, *, rows: bool = False) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.
@@ -375,24 +338,13 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         """A few KiB: another process reads the columns by itself."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_passes", "report")}
-        return {**state, "batches": self.report.batches}
+        return {**vars(self), "_epochs": self.report.batches, "_passes": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        batches = state.pop("batches")
         vars(self).update(state, _passes=weakref.WeakSet())
-        index = self._reader.index
-        self.report = plan_report(index, batches)
-        self._position.attach(index, self.report)
-
-    def copied_position(self) -> Position:
-        """A copy of the place of this loader, for an iteration elsewhere."""
-        self._sampled = True
-        return self._position.copied()
-
-    def go_to(self, position: Position) -> None:
-        """Take seed and epoch of another place, at the start of that epoch."""
-        self._position.go_to(position.seed, position.epoch)
+        self._epochs = Epochs(self._reader.index, state["_epochs"])
+        device = "cpu" if self._transfer.device.type == "cpu" else "other"  # CUDA may not work in this process
+        self._reader = self._reader.fresh(slots=self._prefetch + 2, device=device)
 
     def _warn(self) -> None:
         """Say what a user would not expect: samples that are excluded, and buckets that are mostly repeats."""
@@ -423,21 +375,18 @@ class Loader:
 class _Step:
     """Makes the batch of one step; ``work`` reads it, if that was planned."""
 
-    def __init__(self, loader: Loader, index: BatchIndex, work: Work[Batch] | None = None) -> None:
+    def __init__(self, loader: Loader, index: BatchIndex, work: Work[Batch] | None) -> None:
         self._loader, self._index, self._work = loader, index, work
 
     def places(self) -> Sequence[Place]:
-        """See ``prefetch.Work``."""
         return () if self._work is None else self._work.places()
 
     def begin(self) -> None:
-        """See ``prefetch.Work``."""
         if self._work is not None:
             self._work.begin()
 
     def finish(self) -> Sent:
-        """See ``prefetch.Work``."""
-        return self._loader.sent(self._index, self._work)
+        return self._loader._sent(self._index, self._work)
 
 
 class Sampler(TorchSampler[BatchIndex]):
@@ -461,30 +410,31 @@ class SamplerIterator:
     """One iteration over a sampler; torchdata's ``StatefulDataLoader`` saves and loads its state."""
 
     def __init__(self, loader: Loader) -> None:
-        self._loader, self._position = loader, loader.copied_position()
-        self._next: Iterator[BatchIndex] | None = None
+        loader._sampled = True
+        self._loader, self._position = loader, replace(loader._position)
+        self._plan: EpochPlan | None = None
+        self._steps = 0
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> BatchIndex:
-        if self._next is None:
-            plan = self._position.begin()
-            self._iteration = self._position.iteration
-            self._next = map(self._loader.indexer(self._position, plan), range(len(plan)))
-        found = next(self._next)
-        self._position.advance(self._iteration)
-        return found
+        if self._plan is None:
+            self._position, self._plan = self._loader._epochs.begin(self._position)
+            self._steps = 0
+        if self._steps == len(self._plan):
+            raise StopIteration
+        self._steps, self._position.delivered = self._steps + 1, self._position.delivered + 1
+        return self._plan.batch(self._steps - 1, self._loader.rank)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
-        return self._position.state()
+        return self._loader._epochs.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
-        self._position.load(state)
-        self._loader.go_to(self._position)
-        self._next = None
+        self._position, self._plan = self._loader._epochs.load(state), None
+        self._loader._position = Position(self._position.seed, self._position.epoch)
 
 
 class BatchDataset(Dataset[Batch]):
@@ -512,7 +462,7 @@ class BatchDataset(Dataset[Batch]):
                 " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)",
                 slug="foreign-sampler",
             )
-        return self._loader.make(index)
+        return self._loader._make(index)
 
 
 class LoaderIterable(IterableDataset[Batch]):

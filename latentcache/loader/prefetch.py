@@ -49,28 +49,10 @@ class Work(Protocol[Made_co]):
         """Where its bytes are, as far as they are known."""
 
     def begin(self) -> None:
-        """Begin with what goes on by itself."""
+        """Begin with what goes on by itself; if that fails, :meth:`finish` does it again."""
 
     def finish(self) -> Made_co:
         """The result."""
-
-
-class Failed:
-    """Work that failed before it was begun: the error comes at its place."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def places(self) -> Sequence[Place]:
-        """None."""
-        return ()
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def finish(self) -> Any:
-        """Raise the error."""
-        raise self._error
 
 
 class _EndError(Exception):
@@ -141,10 +123,8 @@ class _Queue(Generic[Made]):
     def _next(self) -> Made:
         begun = self._begun
         while len(begun) + self._ready.qsize() <= self._depth and (work := next(self._works, None)) is not None:
-            try:
+            with contextlib.suppress(Exception):  # raised when the caller comes to it
                 work.begin()
-            except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
-                work = Failed(error)
             begun.append(work)
         if not begun:
             raise _EndError

@@ -7,10 +7,10 @@ the padding beside them, and widened to 64 bits for all rows at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,18 +22,12 @@ from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, check_row_format, row_format
 from latentcache.loader.samples import split
 from latentcache.plan.batching import Bucket
-from latentcache.plan.documents import Corpus, RowPlan, begins, spread
-from latentcache.plan.length_buckets import fitting
-from latentcache.plan.loss_spans import LossSpans, loss_spans
+from latentcache.plan.documents import Ints, begins, loss_spans, spread
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.samples import SampleIndex
+from latentcache.plan.rows import plan_rows
+from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.store.reader import Gathering, Located, Place
 from latentcache.value import Value
-
-if TYPE_CHECKING:
-    from latentcache.loader.loader import BatchIndex
-
-Ints = NDArray[np.integer]
 
 
 class RowSettings(Value):
@@ -56,31 +50,28 @@ class RowPart:
 
     Args:
         documents: The documents. Of a streaming build each is one row, and waited for batch by batch.
-        make: Plans the rows of documents.
-        facts: What the rows follow from, as JSON values.
+        options: What the rows follow from: arguments of ``plan_rows``, as JSON values.
         name: Of the cache.
     """
 
-    def __init__(
-        self, documents: Documents, make: Callable[[Corpus], RowPlan], facts: Mapping[str, Any], name: str = ""
-    ) -> None:
-        self.documents, self._make, self._facts, self.name = documents, make, facts, name
+    def __init__(self, documents: Documents, options: Mapping[str, Any], name: str = "") -> None:
+        self.documents, self._options, self.name = documents, options, name
         corpus = documents.corpus
-        self.plan = plan = make(corpus)
+        self.plan = plan = plan_rows(corpus, **options)
         self.lengths = np.zeros(len(documents), dtype=np.int64) if documents.pending else plan.row_lengths()
         self._begins, places = begins(plan.ends), begins(np.cumsum(plan.length, dtype=np.int64))
         self._columns = places - np.repeat(places[self._begins], plan.ends - self._begins)
         """(P,) where each piece begins in its row."""
-        self.spans: LossSpans | None = None if corpus.all_learned else loss_spans(corpus, plan)
+        self.spans = None if corpus.all_learned else loss_spans(corpus, plan)
 
     def identity(self) -> bytes:
         """16 bytes that name these rows."""
-        return json_hash({**self._facts, "documents": self.documents.identity.hex()})
+        return json_hash({**self._options, "documents": self.documents.identity.hex()})
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
         pending = self.documents.pending
-        return self.documents.where(row if pending else int(self.plan.document[self.plan.pieces(row).start]))
+        return self.documents.where(row if pending else int(self.plan.document[self._begins[row]]))
 
     def fresh(self) -> RowPart:
         """The same rows with files of its own."""
@@ -98,16 +89,16 @@ class RowPart:
         """
         if not self.documents.pending:
             return self, rows
-        return RowPart(self.documents.arrived(rows), self._make, self._facts), np.arange(len(rows))
+        return RowPart(self.documents.arrived(rows), self._options), np.arange(len(rows))
 
     def pieces(self, rows: Ints, at: Ints, fronts: Ints, room: Ints) -> Pieces:
-        """Where the documents of rows are.
+        """Where the documents of (n,) rows are; the rest is (n,) too.
 
         Args:
-            rows: (n,) numbers of rows.
-            at: (n,) their numbers among all rows that are read, rising.
-            fronts: (n,) where the tokens of each begin in the memory of its batch.
-            room: (n,) tokens in that memory.
+            rows: Their numbers.
+            at: Their numbers among all rows that are read, rising.
+            fronts: Where the tokens of each begin in the memory of its batch.
+            room: Tokens in that memory.
         """
         plan, first = self.plan, self._begins[rows]
         counts = plan.ends[rows] - first
@@ -137,11 +128,7 @@ class Pieces:
 class RowReader:
     """Rows of several parts, as a loader reads them. Picklable; opens files on first use in each process.
 
-    Args:
-        parts: Rows of caches.
-        settings: How they are served.
-        mixture: How often each source is served.
-        named: True if batches have the names of their rows.
+    ``named``: batches have the names of their rows.
     """
 
     excluded, has_labels = 0, True
@@ -149,19 +136,18 @@ class RowReader:
     def __init__(
         self, parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None = None, named: bool = False
     ) -> None:
-        self.parts, self.settings, self._mixture, self.named = tuple(parts), settings, mixture, named
+        self.parts, self.settings, self.mixture, self.named = tuple(parts), settings, mixture, named
         self._starts = np.cumsum([0, *(len(part.lengths) for part in self.parts)])
         self.lengths: NDArray[np.int64] = np.concatenate([part.lengths for part in self.parts])
         self.plans = not any(part.documents.pending for part in self.parts)
         """True if batches can be planned before they are wanted."""
-        several = len(settings.lengths) > 1
         self.index = SampleIndex(
-            bucket=fitting(self.lengths, settings.lengths) if several else np.zeros(len(self.lengths), np.int32),
+            bucket=np.searchsorted(settings.lengths, self.lengths).astype(np.int32),
             buckets=tuple(Bucket(label=f"{one} tokens", dims={"length": one}) for one in settings.lengths),
-            identify=self.identify,
+            identify=self._identify,
             mixture=mixture,
-            names_of=self.names_of,
-            lengths=self.lengths if several else None,
+            names_of=lambda rows: [f"row {row} ({self.where(row)})" for row in rows.tolist()],
+            lengths=self.lengths if len(settings.lengths) > 1 else None,
             snapshot=self.parts[0].documents.snapshot.number,
         )
         self._open(4, "cpu")
@@ -171,7 +157,7 @@ class RowReader:
         self.counting = np.arange(self.settings.lengths[-1], dtype=np.int64)
 
     def __reduce__(self) -> Any:
-        return RowReader, (self.parts, self.settings, self._mixture, self.named)
+        return RowReader, (self.parts, self.settings, self.mixture, self.named)
 
     def fresh(self, *, slots: int, device: str) -> RowReader:
         """The same rows with files and memory of its own."""
@@ -180,7 +166,7 @@ class RowReader:
         other._open(slots, device)
         return other
 
-    def identify(self) -> str:
+    def _identify(self) -> str:
         """Hex digits that name the rows and how they are served."""
         whole = b"".join(part.identity() for part in self.parts) + repr(self.settings).encode()
         return content_hash(whole).hex()
@@ -189,10 +175,6 @@ class RowReader:
         """File and line of the first document in a row."""
         part = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self.parts[part].where(row - int(self._starts[part]))
-
-    def names_of(self, rows: Ints) -> list[str]:
-        """``row N (file:line)`` of rows."""
-        return [f"row {row} ({self.where(row)})" for row in rows.tolist()]
 
     def works(self, batches: Sequence[BatchIndex]) -> list[RowBatch]:
         """Batches of one epoch; rows of tokens are the same in every epoch."""
@@ -216,25 +198,26 @@ class RowReader:
             for first, some, width in zip(ends.tolist(), rows, widths, strict=False)
         ]
 
-    def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
-        """No labels in padding rows; they keep ids and attention: some kernels give nan for a row without."""
-        marks = torch.from_numpy(is_pad)
-        if is_pad.any():
-            batch["labels"][marks] = IGNORED
-        return batch | {"is_pad_row": marks}
-
-    def meta(self, batch: Batch, is_pad: NDArray[np.bool_] | None) -> dict[str, Any]:
-        """Tokens of documents in this batch, and those that are learned; padding rows do not count."""
-        mask = batch["attention_mask"].numpy()
-        trainable = int(np.count_nonzero(batch["labels"].numpy() != IGNORED))
-        return {"tokens": int((mask if is_pad is None else mask[~is_pad]).sum()), "trainable_tokens": trainable}
-
     def check_format(self, name: str | None) -> str | None:
         """See ``formats.check_row_format``."""
         return check_row_format(name, isolated=self.settings.isolated)
 
-    def formatted(self, batch: Batch, name: str | None) -> Batch:
-        """See ``formats.row_format``."""
+    def complete(
+        self, batch: Batch, is_pad: NDArray[np.bool_] | None, numbers: dict[str, Any] | None, name: str | None
+    ) -> Batch:
+        """The batch in a format; if wanted with marks of padding rows, and with numbers, which do not count these.
+
+        Padding rows have no labels; they keep ids and attention: some kernels give nan for a row without.
+        """
+        if is_pad is not None:
+            marks = torch.from_numpy(is_pad)
+            batch["labels"][marks] = IGNORED
+            batch["is_pad_row"] = marks
+        if numbers is not None:
+            mask = batch["attention_mask"].numpy()
+            tokens = int((mask if is_pad is None else mask[~is_pad]).sum())
+            learned = int(np.count_nonzero(batch["labels"].numpy() != IGNORED))
+            batch["meta"] = numbers | {"tokens": tokens, "trainable_tokens": learned}
         return row_format(batch, name or "plain", self.settings.field)
 
     def finish(self, batch: Batch) -> Batch:
@@ -243,17 +226,7 @@ class RowReader:
 
 
 class RowBatch:
-    """One of several batches that were planned together.
-
-    Args:
-        reader: What reads it.
-        rows: (B,) its rows.
-        own: Their numbers among those of all batches.
-        width: Tokens in a row.
-        lengths: (N,) tokens of documents in each row of all batches.
-        fronts: (N,) where they begin in the memory of their batch.
-        parts: The rows of all batches.
-    """
+    """One of several batches that were planned together: ``own`` are its rows among those of all batches."""
 
     def __init__(
         self, reader: RowReader, rows: Ints, own: slice, width: int, lengths: Ints, fronts: Ints, parts: list[Pieces]

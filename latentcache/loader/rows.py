@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from latentcache.errors import PlanError, UsageError
+from latentcache.errors import UsageError
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.formats import Batch, RowCollator
 from latentcache.loader.loader import NoSuchRowError, checked_rows
@@ -42,13 +42,13 @@ class Rows(View, Dataset[Batch]):
     first document of a row, 0 for the padding.
     """
 
-    def __init__(self, parts: Sequence[RowPart], settings: RowSettings, *, mixture: Mixture | None = None) -> None:
+    def __init__(self, parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None = None) -> None:
         super().__init__()
         self.parts, self.settings, self.mixture = tuple(parts), settings, mixture
         self._reader = RowReader(self.parts, settings, mixture)
 
     def __reduce__(self) -> Any:
-        return _rows, (self.parts, self.settings, self.mixture)
+        return Rows, (self.parts, self.settings, self.mixture)
 
     def __len__(self) -> int:
         """Rows."""
@@ -130,9 +130,7 @@ class Rows(View, Dataset[Batch]):
             MissingEntryError: A shard is gone.
         """
         if not is_whole(row, -len(self)) or int(row) >= len(self):
-            raise NoSuchRowError(
-                f"row {row!r} of {len(self)} rows", why=f"rows count from 0 to {len(self) - 1}", fix="rows[0]"
-            )
+            raise NoSuchRowError(f"row {row!r} of {len(self)} rows", why="rows count from 0", fix="rows[0]")
         return {key: value[0] for key, value in self.batch([int(row) % len(self)], width=self.length).items()}
 
     def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
@@ -206,7 +204,7 @@ class Rows(View, Dataset[Batch]):
         return self._reader.index
 
     def _combined(self, parts: Sequence[RowPart], mix: Mixture | None) -> Rows:
-        return Rows(parts, self.settings, mixture=mix)
+        return Rows(parts, self.settings, mix)
 
     def _held(self, by: str) -> int:
         """Tokens or documents in all rows."""
@@ -227,21 +225,6 @@ class Rows(View, Dataset[Batch]):
         reader = copy(self._reader)
         reader.named = "names" in (fields or ())
         return reader
-
-
-def _rows(parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None) -> Rows:
-    return Rows(parts, settings, mixture=mixture)
-
-
-def no_rows(view: Rows) -> PlanError:
-    """The error of a view without a row."""
-    plan, documents = view.parts[0].plan, view.parts[0].documents
-    return PlanError(
-        f"{view.name} makes no row of tokens",
-        where=f"{len(documents)} documents, {plan.tokens_dropped} tokens left out",
-        why=", ".join(f"{reason}: {part.tokens}" for reason, part in plan.dropped.items() if part.tokens),
-        fix="longer rows, another overflow=, or more data",
-    )
 
 
 __all__ = ["NoSuchRowError", "Rows"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +28,11 @@ from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, s
 from latentcache.loader.samples import Joined, Part, ReadSettings, Selection, default_fields, prompt_row
 from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.samples import Ints
+from latentcache.plan.samples import BatchIndex, Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 from latentcache.store.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from latentcache.loader.loader import BatchIndex
 
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
@@ -48,8 +45,8 @@ Variants = Mapping[str, Ints]
 """First input of fields -> (n,) variant that each sample is served in; without it the first."""
 #: Variant of a sample whose texts are left out.
 DROPPED = -1
-#: The samples themselves, beside the names of fields.
-_SAMPLES = ""
+#: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket.
+_SAMPLES, _TEXTS, _BUCKET = "", "texts of inputs", "bucket"
 _ANY = CaptionVariants()
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
@@ -133,48 +130,41 @@ class SampleReader:
         parts: Sequence[Part],
         asked: Sequence[str] | None,
         settings: ReadSettings,
-        *,
         checksum: Checksum = "first",
         mixture: Mixture | None = None,
         selection: Selection | None = None,
     ) -> None:
-        self._given = (tuple(parts), asked, settings), {"checksum": checksum, "mixture": mixture}
+        self._given = (tuple(parts), asked, settings, checksum, mixture)
         self._settings, self._snapshot = settings, parts[0].snapshot
         self.fields, self.metadata = _asked(self._snapshot, asked)
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
         found = selection
         if found is None or found.fields != self.fields:
             found = Selection(parts, self.fields, repeats=settings.repeats, mixture=mixture)
-        self.index, self.excluded, self.names_of = found.index, found.excluded, found.names_of
-        self._shapes, self._split = found.shapes, found.split
+        self._selection, self.index, self.excluded = found, found.index, found.excluded
         self.plans = all(part.snapshot.pending is None for part in parts)
         """False while a build still makes items."""
         self._sources = [_Source(part, one, checksum) for part, one in zip(parts, found.joined, strict=True)]
         self._check_values()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
-        self._forms = self._forms_of()
-        self._open()
+        self._open(4, "cpu")
 
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
         fields = self._snapshot.fields
-        shapes = [dict(shape.shapes) for shape in self._shapes]
+        shapes = [dict(shape.shapes) for shape in self._selection.shapes]
         served = {one: (fields[one].recipe, [found[one] for found in shapes if one in found]) for one in self.fields}
         return check_sample_format(name, [*self.fields, *self.metadata], served)
-
-    def formatted(self, batch: Batch, name: str | None) -> Batch:
-        """The batch with a trainer's names."""
-        return sample_format(batch, name)
 
     def works(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
         """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
         turn = batches[0].seed, batches[0].epoch
         counts = [len(batch.rows) for batch in batches]
         ends = [0, *accumulate(counts)]
-        split = self._split(np.concatenate([batch.rows for batch in batches]))
+        split = self._selection.split(np.concatenate([batch.rows for batch in batches]))
         chosen = [self._chosen(self._sources[number], local, turn) for number, _, local in split]
         found = _merged([at for _, at, _ in split], [facts for _, facts in chosen])
-        shapes = [self._shapes[batch.bucket] for batch in batches]
+        shapes = [self._selection.shapes[batch.bucket] for batch in batches]
         if "target_size" in self.metadata:
             found[_SAMPLES, "target_size"] = np.repeat([shape.dims[1:] for shape in shapes], counts, axis=0)
         fields = []
@@ -191,13 +181,15 @@ class SampleReader:
             for number in range(len(batches))
         ]
 
-    def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
-        """The batch with ``is_pad``, (B,) bool: samples have no labels that could say so."""
-        return batch | {"is_pad": torch.from_numpy(is_pad)}
-
-    def meta(self, batch: Batch, is_pad: NDArray[np.bool_] | None) -> dict[str, Any]:
-        """Nothing beside epoch and step."""
-        return {}
+    def complete(
+        self, batch: Batch, is_pad: NDArray[np.bool_] | None, numbers: dict[str, Any] | None, name: str | None
+    ) -> Batch:
+        """The batch in a format, with ``is_pad``, (B,) bool, and numbers if they are wanted."""
+        if is_pad is not None:
+            batch["is_pad"] = torch.from_numpy(is_pad)
+        if numbers is not None:
+            batch["meta"] = numbers
+        return sample_format(batch, name)
 
     def finish(self, batch: Batch) -> Batch:
         """Scale, shift and cast, in place where the type stays: on a device, because on the CPU ``read`` has."""
@@ -220,17 +212,17 @@ class SampleReader:
             out = stored.new_empty(0, dtype=dtype)
         return affine.apply(stored, out)
 
-    def fresh(self, *, slots: int = 4, device: str = "cpu") -> SampleReader:
+    def fresh(self, *, slots: int, device: str) -> SampleReader:
         """The same samples with files and memory of its own, for a kind of device."""
         other = copy(self)
         other._open(slots, device)
         return other
 
     def __reduce__(self) -> Any:
-        return _opened, (*self._given, self._slots, self._on_device)
+        return SampleReader, self._given
 
-    def _open(self, slots: int = 4, device: str = "cpu") -> None:
-        self._slots, self._on_device = slots, device != "cpu"
+    def _open(self, slots: int, device: str) -> None:
+        self._on_device = device != "cpu"
         self._sources = [source.fresh() for source in self._sources]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=device == "cuda")
         self._scaled: dict[str, Scaling] = {}
@@ -249,18 +241,19 @@ class SampleReader:
         rows = {name: self._items(source, name, local, variants) for name in self.fields}
         found: Facts = {}
         for name in self.fields:
-            if self._draws[name] or "keys" in self.described:
+            if self._draws[name] or "keys" in self.metadata:
                 found[name, "key"] = source.keys(name, rows[name])
             if self._specs[name].ragged:
                 found[name, "length"] = source.lengths(name, rows[name])
         if any(self._draws.values()):
             found[_SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
-        for name, column, field in self._forms:
-            if field is None:
+        for name, holder in self.metadata.items():
+            column = METADATA.get(name, name)
+            if holder == _TEXTS:
                 found[_SAMPLES, name] = self._texts(source, column, sample, variants, again, turn)
-            else:
-                column_rows = rows[field] if field else sample
-                found[_SAMPLES, name] = source.column(field, column)[column_rows].astype(np.int64)
+            elif holder == _SAMPLES or holder in rows:
+                column_rows = rows.get(holder, sample)
+                found[_SAMPLES, name] = source.column(holder, column)[column_rows].astype(np.int64)
         return rows, found
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
@@ -336,21 +329,6 @@ class SampleReader:
         ]
         full = [(count, *shape) for count, shape in zip(counts.tolist(), shapes, strict=True)]
         return name, full, parts
-
-    def _forms_of(self) -> list[tuple[str, str, str | None]]:
-        """Name in a batch, its column, and what has this column: a field, the samples, or None for texts."""
-        samples, found = self._snapshot.samples, list[tuple[str, str, str | None]]()
-        self.described = ("names", *self.metadata)
-        for name in self.described:
-            column, field = METADATA.get(name, name), None
-            if column in ("dims", "keys"):
-                continue
-            if column in samples.columns:
-                field = _SAMPLES
-            elif column != "names" and column not in samples.inputs:
-                field = next(one for one in self.fields if column in self._snapshot.fields[one].columns)
-            found.append((name, column, field))
-        return found
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks.
@@ -483,7 +461,7 @@ class SampleBatch:
             batch[name] = self._values(name, stored)
             if (name, "length") in facts:
                 batch[f"{name}_mask"] = torch.from_numpy(np.arange(stored.shape[1]) < facts[name, "length"][:, None])
-        for name in self._reader.described:
+        for name in self._reader.metadata:
             if name == "keys" and (_SAMPLES, "names") in facts:  # not of a prompt
                 batch[name] = {field: torch.from_numpy(facts[field, "key"]) for field in self._reader.fields}
             elif (_SAMPLES, name) in facts:
@@ -541,40 +519,36 @@ def _merged(at: Sequence[Ints], parts: Sequence[Facts]) -> Facts:
     return merged
 
 
-def _opened(given: tuple[Any, ...], more: Mapping[str, Any], slots: int, on_device: bool) -> SampleReader:
-    """A reader in another process, which reads the columns by itself; that process may not be able to use CUDA."""
-    reader = SampleReader(*given, **more)
-    reader._open(slots, "any" if on_device else "cpu")
-    return reader
-
-
-def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Fields and metadata of a batch."""
+def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Fields of a batch, and its metadata by name: what has each."""
     names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked or ()))
     fields = default_fields(snapshot) if asked is None else tuple(name for name in names if name in snapshot.fields)
-    possible = [name for name, source in METADATA.items() if _has(snapshot, fields, source)]
+    found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
+    possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": _BUCKET}
     if asked is None:
-        return fields, (*possible, "keys")
+        return fields, {"names": _TEXTS} | possible
     known = [*snapshot.fields, "names", "keys", "meta", *possible]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(known)}")
+        raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(dict.fromkeys(known))}")
     packed = [name for name in fields if snapshot.fields[name].spec.collate == "pack"]
     if packed:
         raise UsageError(
             f"fields: {packed[0]} holds documents, which have different lengths",
             fix="cache.rows(pack=4096).loader(...)",
         )
-    return fields, tuple(name for name in names if name not in fields and name not in ("names", "meta"))
+    return fields, {"names": _TEXTS} | {name: possible[name] for name in names if name in possible}
 
 
-def _has(snapshot: Snapshot, fields: Sequence[str], source: str) -> bool:
-    """True if samples or these fields have a column of metadata."""
+def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:
+    """What has a column of metadata, of the samples and of these fields; None: nothing has."""
     samples = snapshot.samples
-    text = samples.inputs[source].text if source in samples.inputs else None
-    if text is not None or source in samples.columns:
-        return True
-    stacked = [snapshot.fields[name] for name in fields if not snapshot.fields[name].spec.ragged]
-    if source == "dims":
-        return any(group.dims[1] * group.dims[2] > 1 for field in stacked for group in field.groups)
-    return any(source in field.columns for field in stacked)
+    if column in samples.inputs and samples.inputs[column].text is not None:
+        return _TEXTS
+    if column in samples.columns:
+        return _SAMPLES
+    stacked = {name: snapshot.fields[name] for name in fields if not snapshot.fields[name].spec.ragged}
+    if column == "dims":
+        sized = any(group.dims[1] * group.dims[2] > 1 for field in stacked.values() for group in field.groups)
+        return _BUCKET if sized else None
+    return next((name for name, field in stacked.items() if column in field.columns), None)

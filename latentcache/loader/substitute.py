@@ -17,7 +17,7 @@ import numpy as np
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError
 from latentcache.plan.numbers import choice
-from latentcache.plan.samples import Ints, SampleIndex
+from latentcache.plan.samples import BatchIndex, Ints, SampleIndex
 from latentcache.plan.shuffle import visit
 
 OnError = Literal["error", "substitute"]
@@ -46,26 +46,20 @@ class Substitutes:
         """Sample -> how often another took its place, as far as this process has read."""
         return {_name(index, row): times for row, times in list(self._times.items())}
 
-    def read(self, index: SampleIndex, rows: Ints, read: Read[Made], *, seed: int, epoch: int) -> Made:
-        """What ``read`` gives for the rows, or for the rows that take the place of bad ones.
-
-        Args:
-            index: What may be bad.
-            rows: Samples of one bucket.
-            read: Reads samples, all of them checked.
-            seed: Of the order.
-            epoch: Number of the epoch.
+    def read(self, index: SampleIndex, batch: BatchIndex, read: Read[Made]) -> Made:
+        """What ``read`` gives for the rows of a batch, or for the rows that take the place of bad ones.
 
         Raises:
             CorruptEntryError: A sample fails its check, under ``error``.
             MissingEntryError: A shard is gone, under ``error``.
             CacheDamagedError: Too many samples are bad, or all of a bucket.
         """
+        rows = batch.rows
         if not self.active:
             return read(rows)
         while True:
             known = [row for row in rows.tolist() if row in self._bad]
-            others = {row: self._other(index, row, seed, epoch) for row in known}
+            others = {row: self._other(index, row, batch.seed, batch.epoch) for row in known}
             served = np.array([others.get(row, row) for row in rows.tolist()]) if others else rows
             try:
                 made = read(served)

@@ -9,15 +9,15 @@ plain values, the same on every rank; a state of other samples is refused by nam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import index as as_index
 from typing import Any
 
 import numpy as np
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
-from latentcache.plan.samples import EpochPlan, SampleIndex, plan_epoch
+from latentcache.plan.batching import BatchPlan, Remainder, require_steps
+from latentcache.plan.samples import EpochPlan, SampleIndex, plan_epoch, plan_report
 
 STATE_VERSION = 1
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
@@ -58,95 +58,55 @@ def rest_of_epoch(
                 slug="resume-mismatch",
             )
     assert plan is not None  # there is a leg
-    return plan.part(begin, len(plan))
+    return replace(plan.part(begin, len(plan)), before=sum(steps for *_, steps in legs))
 
 
+@dataclass(slots=True)
 class Position:
-    """The place of one loader in one epoch.
+    """Where one iteration is. The next one has its own, so one that goes on beside it counts for nothing."""
 
-    Args:
-        index: What is served.
-        report: The steps of an epoch.
-        seed: Of the order; that of the checkpoint after :meth:`load`.
+    seed: int | None
+    epoch: int = 0
+    earlier: tuple[Leg, ...] = ()
+    """Steps of this epoch that were delivered with other sizes."""
+    delivered: int = 0
+    """Steps of this epoch that were delivered with the sizes in use."""
+    is_loaded: bool = False
+    """True until an iteration goes on from here."""
+
+
+class Epochs:
+    """All epochs of the samples of an index.
+
+    Raises:
+        EmptyPlanError: They have no step.
+        PlanError: Under ``error``, a bucket does not divide into full batches.
     """
 
-    def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int | None) -> None:
-        self.attach(index, report)
-        self.seed, self.epoch, self.iteration = seed, 0, 0
-        self._before: tuple[Leg, ...] = ()  # of other sizes
-        self._delivered, self._loaded, self._identity = 0, False, ""
+    def __init__(self, index: SampleIndex, batches: BatchPlan) -> None:
+        self._index, self.report = index, require_steps(plan_report(index, batches))
 
-    def attach(self, index: SampleIndex, report: PlanReport) -> None:
-        """Go on over the same samples in another process."""
-        self._index, self._report = index, report
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_index", "_report")}
-
-    def copied(self) -> Position:
-        """A place of its own that begins as this one."""
-        other = Position.__new__(Position)
-        vars(other).update(vars(self))
-        return other
-
-    @property
-    def legs(self) -> tuple[Leg, ...]:
-        """What was delivered of this epoch; the last leg has the sizes in use."""
-        batches = self._report.batches
-        return (*self._before, (batches.batch_size, batches.world_size, self._delivered))
-
-    @property
-    def steps(self) -> int:
-        """Steps of this epoch that were delivered."""
-        return sum(steps for *_, steps in self.legs)
-
-    def go_to(self, seed: int | None, epoch: int) -> None:
-        """Go to the start of an epoch of a seed."""
-        self.seed, self.epoch, self._before, self._delivered, self._loaded = seed, epoch, (), 0, False
-        self.iteration += 1
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the current epoch keeps its place (a trainer that resumes names it again)."""
-        if epoch != self.epoch:
-            self.go_to(self.seed, epoch)
-
-    def begin(self) -> EpochPlan:
-        """What the next iteration serves: the rest of a loaded epoch, once; else the whole epoch again.
+    def begin(self, position: Position) -> tuple[Position, EpochPlan]:
+        """The position of a new iteration, and what it serves: the rest of a loaded epoch; else the whole epoch.
 
         A loaded epoch that is complete is served again too, so an iteration is never empty.
         """
-        if not self._loaded or not self.remaining():
-            self.go_to(self.seed, self.epoch)
-        self._loaded = False
-        self.iteration += 1
-        return self._rest()
+        goes_on = position.is_loaded and self.remaining(position)
+        begun = replace(position, is_loaded=False) if goes_on else Position(position.seed, position.epoch)
+        return begun, self._rest(begun)
 
-    def advance(self, iteration: int) -> None:
-        """One more batch was delivered by an iteration; nothing is counted if that iteration is over."""
-        if iteration == self.iteration:
-            self._delivered += 1
+    def remaining(self, position: Position) -> int:
+        """Batches of one rank that are left of the epoch."""
+        return len(self._rest(position)) if position.earlier else self.report.steps - position.delivered
 
-    def remaining(self) -> int:
-        """Batches of this rank that are left of the epoch."""
-        return len(self._rest()) if self._before else self._report.steps - self._delivered  # without planning it
-
-    def _rest(self) -> EpochPlan:
-        return rest_of_epoch(self._index, self.legs, self._report.batches.remainder, seed=self.seed, epoch=self.epoch)
-
-    def _facts(self) -> dict[str, Any]:
-        """What a checkpoint must agree with."""
-        self._identity = self._identity or self._index.identify()
-        mixture = self._report.mixture
-        sources = [[one.entries, one.samples] for one in mixture.sources] if mixture else None
-        return {"plan_id": self._identity, "remainder": self._report.batches.remainder, "weights": sources}
-
-    def state(self) -> dict[str, Any]:
+    def state(self, position: Position) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
-        head = {"version": STATE_VERSION, "seed": self.seed, "epoch": self.epoch, "legs": list(map(list, self.legs))}
-        return {**head, "snapshot": self._index.snapshot, **self._facts()}
+        head = {"version": STATE_VERSION, "seed": position.seed, "epoch": position.epoch}
+        legs = list(map(list, self._legs(position)))
+        return {**head, "legs": legs, "snapshot": self._index.snapshot, **self._facts()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go where a checkpoint says; batch size and number of ranks may differ from those of the checkpoint.
+    def load(self, state: Mapping[str, Any]) -> Position:
+        """The position of a checkpoint; batch size and number of ranks may differ from those of the checkpoint.
 
         Raises:
             PlanError: The checkpoint belongs to other samples, another policy or other weights, is newer, or is
@@ -180,12 +140,27 @@ class Position:
                     " set_epoch",
                     slug="resume-mismatch",
                 )
-        batches, place = self._report.batches, self.copied()
-        place.go_to(seed, epoch)
-        place._loaded, place._before = True, tuple(leg for leg in legs if leg[2])
-        if place._before and place._before[-1][:2] == (batches.batch_size, batches.world_size):
-            *before, (_, _, place._delivered) = place._before
-            place._before = tuple(before)
-        if place._before or place.remaining() < 0:
-            place._rest()  # refuses what does not fit
-        vars(self).update(vars(place))
+        batches, delivered = self.report.batches, 0
+        earlier = tuple(leg for leg in legs if leg[2])
+        if earlier and earlier[-1][:2] == (batches.batch_size, batches.world_size):
+            *before, (_, _, delivered) = earlier
+            earlier = tuple(before)
+        position = Position(seed, epoch, earlier, delivered, is_loaded=True)
+        if earlier or self.remaining(position) < 0:
+            self._rest(position)  # refuses what does not fit
+        return position
+
+    def _legs(self, position: Position) -> tuple[Leg, ...]:
+        """What was delivered of an epoch; the last leg has the sizes in use."""
+        batches = self.report.batches
+        return (*position.earlier, (batches.batch_size, batches.world_size, position.delivered))
+
+    def _rest(self, position: Position) -> EpochPlan:
+        legs, remainder = self._legs(position), self.report.batches.remainder
+        return rest_of_epoch(self._index, legs, remainder, seed=position.seed, epoch=position.epoch)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint must agree with."""
+        mixture = self.report.mixture
+        sources = [[one.entries, one.samples] for one in mixture.sources] if mixture else None
+        return {"plan_id": self._index.identity, "remainder": self.report.batches.remainder, "weights": sources}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,6 @@ from latentcache.plan.batching import (
     rows_of_last_steps,
 )
 from latentcache.plan.documents import spread
-from latentcache.plan.length_buckets import merged_upward
 from latentcache.plan.mixing import Mixture, occurrences
 from latentcache.plan.shuffle import by_bucket, shuffled
 from latentcache.value import Value
@@ -41,7 +41,7 @@ class SampleIndex(Value, eq=False):
     """(N,) bucket of each, as a position in :attr:`buckets`; with :attr:`lengths` the smallest that holds the row."""
     buckets: tuple[Bucket, ...]
     identify: Callable[[], str]
-    """Gives the name of these samples and buckets, which a checkpoint must agree with; asked for once."""
+    """Gives :attr:`identity`."""
     mixture: Mixture | None = None
     lengths: Ints | None = None
     """(N,) tokens of each row if there are several allowed lengths: a row may then be served at a longer one."""
@@ -50,22 +50,46 @@ class SampleIndex(Value, eq=False):
     snapshot: int = 0
     """Number of the snapshot, for messages."""
 
+    @cached_property
+    def identity(self) -> str:
+        """The name of these samples and buckets, which a checkpoint must agree with."""
+        return self.identify()
+
     def served_at(self, global_batch: int, rows: Ints | slice = slice(None)) -> NDArray[np.int32]:
-        """(N,) bucket that serves each in steps of ``global_batch``; rows of tokens may move to longer lengths."""
+        """(n,) bucket that serves each of some rows in steps of ``global_batch``.
+
+        A row of tokens is in the smallest allowed length that holds it, or in a longer one: incomplete batches move
+        up, the longest rows first, so only the longest length in use has a remainder and no row is skipped (report
+        R1). A remainder is not repeated from fewer rows than a batch unless there are no more. With weights every
+        length may have an incomplete batch.
+        """
         if self.lengths is None or self.mixture is not None:
             return self.bucket[rows]
-        return merged_upward(self.lengths[rows], [bucket.dims["length"] for bucket in self.buckets], global_batch)
+        order = np.argsort(self.lengths[rows], kind="stable")
+        upto = np.cumsum(np.bincount(self.bucket[rows], minlength=len(self.buckets)))
+        top = int(np.searchsorted(upto, len(order)))
+        if top:
+            upto[:top] -= upto[:top] % global_batch
+            if len(order) - upto[top - 1] < global_batch:
+                upto[:top] = np.minimum(upto[:top], max(int(upto[top - 1]) - global_batch, 0))
+        bucket = np.empty(len(order), dtype=np.int32)
+        bucket[order] = np.repeat(np.arange(len(upto)), np.diff(upto, prepend=0))
+        return bucket
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRows:
-    """The samples of one rank in one step."""
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchIndex:
+    """Everything that a worker has to know of one batch."""
 
+    epoch: int
+    step: int
+    """Step of the epoch, from 0."""
     rows: Ints
-    """(B,)"""
-    is_pad: NDArray[np.bool_] | None
-    """(B,) padding rows; None: there are none."""
+    """(B,) samples, or rows of tokens."""
     bucket: int
+    is_pad: NDArray[np.bool_] | None = None
+    """(B,) padding rows; None: there are none."""
+    seed: int = 0
 
 
 class EpochPlan(Value, eq=False):
@@ -80,14 +104,21 @@ class EpochPlan(Value, eq=False):
     """(K,) padding rows: a real row again, which has no loss and counts as nothing."""
     bucket: NDArray[np.int32]
     """(steps,) bucket of each step."""
+    seed: int | None
+    epoch: int
+    before: int = 0
+    """Steps of the epoch before these."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def batch(self, step: int, rank: int = 0) -> BatchRows:
+    def batch(self, step: int, rank: int = 0) -> BatchIndex:
         """The samples of one rank in one step."""
         part = slice(int(self.starts[step]) + rank, int(self.starts[step + 1]), self.world_size)
-        return BatchRows(self.rows[part], None if self.is_pad is None else self.is_pad[part], int(self.bucket[step]))
+        is_pad = None if self.is_pad is None else self.is_pad[part]
+        return BatchIndex(
+            self.epoch, self.before + step, self.rows[part], int(self.bucket[step]), is_pad, self.seed or 0
+        )
 
     def real(self) -> Ints:
         """(n,) the samples that count, without padding."""
@@ -191,7 +222,8 @@ def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch
         places = spread((np.cumsum(sizes) - sizes)[order], sizes[order])
         rows, is_pad = rows[places], is_pad[places]
     padded = is_pad if is_pad.any() else None
-    return EpochPlan(rows=rows, starts=starts, world_size=batches.world_size, is_pad=padded, bucket=bucket[order])
+    return EpochPlan(rows=rows, starts=starts, world_size=batches.world_size, is_pad=padded, bucket=bucket[order],
+                     seed=seed, epoch=epoch)  # fmt: skip
 
 
 def _filled(rows: Ints, plan: BucketPlan, batches: BatchPlan) -> tuple[Ints, NDArray[np.bool_]]:

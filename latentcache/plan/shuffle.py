@@ -7,10 +7,13 @@ nothing that grows with m.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
+
+from latentcache.plan.numbers import real
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -86,6 +89,18 @@ def visit(count: int, *numbers: int) -> tuple[int, int]:
     while gcd(stride, count) > 1:
         stride += 1  # comes to count + 1 at the latest, which has none in common with count
     return state % count, stride
+
+
+def in_validation(content: NDArray[np.uint8], fraction: float) -> NDArray[np.bool_]:
+    """Samples of the validation part, by content hashes (S, 16) alone: not by names, order or other samples.
+
+    So none crosses to the other part when data is added, and a larger fraction keeps all of a smaller one.
+    """
+    fraction = real("validation", fraction, 0, 1, why="the fraction of the samples to hold out", fix="split(0.05)")
+    if fraction == 1:
+        return np.ones(len(content), dtype=np.bool_)
+    leading = np.ascontiguousarray(content[:, :8]).view(">u8").reshape(-1)  # as good as uniform
+    return np.asarray(leading < np.uint64(int(Fraction(fraction) * (_MASK + 1))))
 
 
 def _mix(value: int) -> int:

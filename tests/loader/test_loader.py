@@ -156,6 +156,17 @@ def test_a_state_goes_on_with_the_next_batch(source, done):
     assert digests(other) == whole
 
 
+def test_only_delivered_batches_count_and_an_iteration_that_is_over_counts_nothing(source):
+    loader = source.loader(batch_size=2)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    loader.set_epoch(0)  # a trainer that resumes names it again
+    assert loader.remaining() == len(loader) - 2
+    loader.set_epoch(1)
+    next(iterator)
+    assert (loader.epoch, loader.remaining()) == (1, len(loader))
+
+
 def test_a_state_of_another_cache_is_refused(many, rows, tmp_path):
     state = many.loader(batch_size=2).state_dict()
     for other in (rows.loader(batch_size=2), many.split(0.5)[0].loader(batch_size=2)):

@@ -14,7 +14,7 @@ from latentcache import combine
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import Bucket
-from latentcache.plan.samples import SampleIndex
+from latentcache.plan.samples import BatchIndex, SampleIndex
 
 
 def index_of(count, buckets=1):
@@ -31,7 +31,7 @@ class Store:
         self.substitutes = Substitutes("substitute")
 
     def read(self, rows, epoch=0):
-        return self.substitutes.read(self.index, rows, self, seed=1, epoch=epoch)
+        return self.substitutes.read(self.index, BatchIndex(epoch, 0, rows, 0, seed=1), self)
 
     @property
     def counts(self):

@@ -43,7 +43,7 @@ def laid_out(index, batches, seed=0, epoch=0):
 
 
 def batches_of(plan):
-    """[[BatchRows of each rank] of each step]"""
+    """[[BatchIndex of each rank] of each step]"""
     return [[plan.batch(step, rank) for rank in range(plan.world_size)] for step in range(len(plan))]
 
 

@@ -12,7 +12,7 @@ from made_plans import batches_of, columns, epochs, index_of, laid_out, plans, s
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.plan.batching import BatchPlan, require_steps
-from latentcache.plan.resume import Position
+from latentcache.plan.resume import Epochs, Position
 from latentcache.plan.samples import plan_epoch, plan_report
 
 #: 10 samples of the first bucket, 5 of the second, 3 of the third, steps of 4: the order never changes.
@@ -101,11 +101,9 @@ def test_without_a_seed_every_epoch_has_the_order_of_the_data(world_size):
         plan = plan_epoch(index, batches, seed=None, epoch=epoch)
         assert plan.real().tolist()[:5] == [1, 2, 4, 6, 7]
         assert plan.bucket.tolist() == [0, 0, 0, 1, 1]
-    place, other = (Position(index, plan_report(index, batches), seed=seed) for seed in (None, 5))
-    place.begin()
-    place.advance(place.iteration)
-    other.load(json.loads(json.dumps(place.state())))
-    assert other.begin().rows.tolist() == plan.rows.tolist()[2:]
+    epochs = Epochs(index, batches)
+    state = json.loads(json.dumps(epochs.state(Position(None, delivered=1))))
+    assert epochs.begin(epochs.load(state))[1].rows.tolist() == plan.rows.tolist()[2:]
 
 
 @pytest.mark.parametrize(

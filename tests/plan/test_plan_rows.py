@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
+from made_plans import corpus_of, documents, index_of, learned_columns, rows_of, with_loss
 
 from latentcache.errors import PlanError, UsageError
-from latentcache.plan.length_buckets import checked_lengths, fitting, merged_upward
-from latentcache.plan.loss_spans import loss_spans
-from latentcache.plan.rows import concat_and_chunk, packed_rows, padded_rows
-from latentcache.plan.split import in_validation
+from latentcache.plan.documents import loss_spans
+from latentcache.plan.rows import checked_lengths, concat_and_chunk, packed_rows, padded_rows
+from latentcache.plan.shuffle import in_validation
 
 THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
 ALLOWED = (4, 8, 16, 32)
@@ -120,8 +119,8 @@ def test_chunks_cut_one_string():
 
 @given(tokens_made, st.integers(1, 12))
 def test_incomplete_lengths_move_up_and_nothing_is_lost(tokens, batch):
-    bucket, fits = merged_upward(tokens, ALLOWED, batch), fitting(tokens, ALLOWED)
-    assert (np.array(ALLOWED)[fits] >= tokens).all()
+    fits = np.searchsorted(ALLOWED, tokens)
+    bucket = index_of(fits, lengths=tokens, allowed=ALLOWED).served_at(batch)
     assert (bucket >= fits).all()
     counts = np.bincount(bucket, minlength=len(ALLOWED))
     top = int(np.flatnonzero(counts)[-1]) if len(tokens) else 0

@@ -12,8 +12,8 @@ from made_plans import POLICIES, batches_of, index_of, plans
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.plan.batching import BatchPlan
 from latentcache.plan.mixing import mixture, occurrences
-from latentcache.plan.resume import Position, rest_of_epoch
-from latentcache.plan.samples import plan_epoch, plan_report
+from latentcache.plan.resume import Epochs, Position, rest_of_epoch
+from latentcache.plan.samples import plan_epoch
 
 SEED, EPOCH = 3, 2
 columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: np.array(some, np.int32))
@@ -153,45 +153,26 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
     ],
 )
 def test_a_position_that_cannot_be_read_is_refused(change):
-    good = position().state()
+    epochs = epochs_of()
+    good = epochs.state(Position(0))
     for bad in ({**good, **change}, {name: good[name] for name in good if name not in change}, {"version": 2}, None):
         with pytest.raises(PlanError) as caught:
-            position().load(bad)
+            epochs.load(bad)
         assert caught.value.slug == "resume-version"
 
 
-def position(count=10, *, seed=0, mix=None, **more):
-    index = index_of(np.zeros(count, np.int32), mixture=mix)
-    batches = BatchPlan(**{"batch_size": 2} | more)
-    return Position(index, plan_report(index, batches), seed=seed)
-
-
-def serve(place, steps):
-    place.begin()
-    for _ in range(steps):
-        place.advance(place.iteration)
-
-
-def test_only_delivered_batches_count_and_an_iteration_that_is_over_counts_nothing():
-    place = position()
-    serve(place, 2)
-    old = place.iteration
-    assert (place.steps, place.remaining()) == (2, 3)
-    place.set_epoch(0)  # a trainer that resumes names it again
-    assert place.steps == 2
-    place.set_epoch(1)
-    place.advance(old)
-    assert (place.epoch, place.steps, place.remaining()) == (1, 0, 5)
+def epochs_of(count=10, **more):
+    return Epochs(index_of(np.zeros(count, np.int32)), BatchPlan(**{"batch_size": 2} | more))
 
 
 def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
-    place, other = position(), position()
-    serve(place, 2)
-    other.load(json.loads(json.dumps(place.state())))
-    assert (len(other.begin()), len(other.begin())) == (3, 5)
-    serve(place, 5)
-    other.load(place.state())
-    assert (other.remaining(), len(other.begin())) == (0, 5)
+    epochs = epochs_of()
+    place = epochs.load(json.loads(json.dumps(epochs.state(Position(0, delivered=2)))))
+    begun, plan = epochs.begin(place)
+    assert (len(plan), plan.before, begun.delivered, epochs.remaining(begun)) == (3, 2, 2, 3)
+    assert [len(epochs.begin(one)[1]) for one in (begun, Position(0, delivered=2))] == [5, 5]
+    place = epochs.load(epochs.state(Position(0, delivered=5)))
+    assert (epochs.remaining(place), len(epochs.begin(place)[1])) == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -204,18 +185,16 @@ def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
     ],
 )
 def test_a_state_of_something_else_is_refused_by_name(change, said):
-    place = position()
+    epochs = epochs_of()
     with pytest.raises(PlanError) as caught:
-        place.load({**place.state(), **change})
+        epochs.load({**epochs.state(Position(0)), **change})
     assert said in f"{caught.value.what} {caught.value.why}"
     assert caught.value.slug == "resume-mismatch"
     assert caught.value.fix
 
 
 def test_a_rest_that_fills_no_batch_is_refused_and_not_served_again():
-    place = position(10, remainder="drop")
-    serve(place, 4)
-    other = position(10, batch_size=4, remainder="drop")
+    state = epochs_of(remainder="drop").state(Position(0, delivered=4))
     with pytest.raises(EmptyPlanError, match="fills no batch of size 4") as caught:
-        other.load(place.state())
+        epochs_of(batch_size=4, remainder="drop").load(state)
     assert "smaller batch_size" in caught.value.fix
