@@ -16,7 +16,6 @@ import numpy as np
 
 from latentcache.errors import (
     CacheIncompleteError,
-    PlanError,
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
@@ -376,21 +375,7 @@ class Cache(View):
                 fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
             )
         rows = Rows([RowPart(one, options, self.name) for one in documents], settings)
-        if not len(rows):
-            raise PlanError(
-                f"{self.name} makes no row of tokens",
-                where=f"{sum(map(len, documents))} documents, {sum(rows.tokens_dropped.values())} tokens left out",
-                why=", ".join(f"{reason}: {tokens}" for reason, tokens in rows.tokens_dropped.items() if tokens),
-                fix="longer rows, another overflow=, or more data",
-            )
-        silent = [one for one in rows.dropped if one[0] == "no_loss"]
-        if silent:
-            warnings.warn(
-                f"{rows.tokens_dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be"
-                f" learned of them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses"
-                " them)",
-                stacklevel=2,
-            )
+        rows._warn()
         return rows
 
     def documents(self, field: str | None = None) -> Documents:

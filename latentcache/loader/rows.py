@@ -8,6 +8,7 @@ views of it, so a collator that is given all of them gives it back without a cop
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from latentcache.errors import UsageError
+from latentcache.errors import PlanError, UsageError
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.formats import Batch, RowCollator
 from latentcache.loader.loader import NoSuchRowError, checked_rows
@@ -199,6 +200,29 @@ class Rows(View, Dataset[Batch]):
         for size in (plan.batch_size, plan.world_size):
             batches = batches // size if drop_last else -(-batches // size)
         return math.ceil(epochs * max(-(-batches // accumulated), 1))
+
+    def _warn(self) -> None:
+        """Say which documents are left out because nothing would be learned of them.
+
+        Raises:
+            PlanError: There is no row.
+        """
+        dropped = self.tokens_dropped
+        if not len(self):
+            documents = sum(len(part.documents) for part in self.parts)
+            raise PlanError(
+                f"{self.name} makes no row of tokens",
+                where=f"{documents} documents, {sum(dropped.values())} tokens left out",
+                why=", ".join(f"{reason}: {tokens}" for reason, tokens in dropped.items() if tokens),
+                fix="longer rows, another overflow=, or more data",
+            )
+        silent = [one for one in self.dropped if one[0] == "no_loss"]
+        if silent:
+            warnings.warn(
+                f"{dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be learned of"
+                f" them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses them)",
+                stacklevel=3,
+            )
 
     def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
         return self._reader.index

@@ -43,7 +43,7 @@ def rest_of_epoch(
         elif batches.layout != layout and begin < len(plan):
             served = np.concatenate([served, plan.part(0, begin).real()])
             plan, begin = plan_epoch(index, batches, seed=seed, epoch=epoch, served=served), 0
-            if not len(plan):
+            if not len(plan) and remainder == "drop":  # else all that was due is served
                 raise EmptyPlanError(
                     f"the rest of epoch {epoch} fills no batch of size {batch_size}",
                     why=f"remainder={remainder!r} leaves out what fills no step of {batches.global_batch_size}",

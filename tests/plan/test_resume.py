@@ -141,6 +141,14 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
             assert both[row] >= times
 
 
+def test_a_rest_of_repeats_alone_is_nothing_with_other_sizes():
+    bucket = np.array([0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1], np.int32)
+    index = index_of(bucket, mixture=mixture(["a", "b"], [7, 4], [2, 1], samples=20))
+    sizes = BatchPlan(batch_size=3, world_size=3)
+    assert len(rest(index, (sizes, 3), seed=2, epoch=6)) == 1
+    assert len(rest(index, (sizes, 3), (BatchPlan(batch_size=3), 0), seed=2, epoch=6)) == 0
+
+
 @pytest.mark.parametrize(
     "change",
     [
