@@ -53,9 +53,9 @@ DAMAGED = (
         (b"", "empty", AGAIN),
         (b"abc", "not a safetensors file", RESAVE),
         (b"just some words in a file", "not a safetensors file", RESAVE),
-        (struct.pack("<Q", 1 << 40) + b"{}", "not a safetensors file", RESAVE),
-        (struct.pack("<Q", 50) + b'{"a"', "cut short", AGAIN),
-        (safetensors_bytes({"a": entry()}), "cut short", AGAIN),
+        (struct.pack("<Q", 1 << 40) + b"{}", "a damaged safetensors file", AGAIN),
+        (struct.pack("<Q", 50) + b'{"a"', "a damaged safetensors file", AGAIN),
+        (safetensors_bytes({"a": entry()}), "a damaged safetensors file", AGAIN),
         *((data, "a damaged safetensors file", AGAIN) for data in DAMAGED),
     ],
 )  # fmt: skip

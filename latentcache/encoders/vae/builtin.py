@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.dtypes import as_floats, stored
+from latentcache.fields.dtypes import stored
 from latentcache.fields.latents import EncoderSpec
 from latentcache.fields.protocol import Finished, Pending
 from latentcache.identity.content import json_hash
@@ -34,16 +34,6 @@ _CHANNELS = 4
 _VERSION = 1
 
 
-class EncodedBatch(NamedTuple):
-    """Raw latents of one batch, in the order of its pixels. The arrays own their memory."""
-
-    latents: NDArray[Any]
-    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels,
-    all means before all logvars."""
-    finite: NDArray[np.bool_]
-    """(B,) True if every value of the item is finite in the storage type."""
-
-
 class Encoder:
     """Turns pixels into raw (unscaled) latents."""
 
@@ -53,17 +43,18 @@ class Encoder:
     """Where it runs: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
 
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
-        """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size; the result is an EncodedBatch.
+        """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.
 
-        ``images`` are not needed after the call. ``precise``: in float32 throughout, for images whose latents were
-        not finite. Raises DeviceMemoryError (nothing of the batch is left on the device), DeviceError, or
-        EncoderError if the model cannot encode this size.
+        The result is one array of its own memory, in the storage type (bfloat16 as uint16): (B, C, H/f, W/f); moments
+        have 2C channels, all means before all logvars. ``images`` are not needed after the call. ``precise``: in
+        float32 throughout, for images whose latents were not finite. Raises DeviceMemoryError (nothing of the batch
+        is left on the device), DeviceError, or EncoderError if the model cannot encode this size.
         """
         raise NotImplementedError
 
-    def encode(self, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> EncodedBatch:
+    def encode(self, images: Pixels | Sequence[Pixels], *, precise: bool = False) -> NDArray[Any]:
         """Encode one batch and wait for it."""
-        found: EncodedBatch = self.submit(list(images), precise=precise).result()
+        found: NDArray[Any] = self.submit(list(images), precise=precise).result()
         return found
 
     def close(self) -> None:
@@ -94,12 +85,14 @@ class StubEncoder(Encoder):
         """Encode now; ``precise`` changes nothing."""
         pixels = np.stack(images)
         if pixels.ndim == 4:
-            return Finished(self._stored(self._values(pixels)))
-        clips = pixels[:, ::FRAME_STEP]
-        values = self._values(np.ascontiguousarray(clips).reshape(-1, *clips.shape[2:]))
-        return Finished(self._stored(np.stack(np.split(values, len(clips))).swapaxes(1, 2)))
+            values = self._values(pixels)
+        else:
+            clips = pixels[:, ::FRAME_STEP]
+            frames = self._values(np.ascontiguousarray(clips).reshape(-1, *clips.shape[2:]))
+            values = np.stack(np.split(frames, len(clips))).swapaxes(1, 2)
+        return Finished(stored(np.ascontiguousarray(values), self.spec.storage_dtype))
 
-    def _values(self, pixels: Pixels) -> NDArray[np.floating]:
+    def _values(self, pixels: Pixels) -> NDArray[np.float32]:
         """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments."""
         sums = _block_sums(pixels)
         everything = sums.sum(axis=3, keepdims=True)
@@ -108,12 +101,6 @@ class StubEncoder(Encoder):
         time.sleep(self._delay_s * len(pixels))
         values = means.transpose(0, 3, 1, 2).astype(np.float32)
         return values if self.spec.posterior == "mode" else np.concatenate([values, values - 2], axis=1)
-
-    def _stored(self, values: NDArray[np.floating]) -> EncodedBatch:
-        """In the storage type: one rounding, to nearest even, from float32."""
-        latents = stored(np.ascontiguousarray(values, dtype=np.float32), self.spec.storage_dtype)
-        finite = np.isfinite(as_floats(latents)).reshape(len(values), -1)
-        return EncodedBatch(latents, np.logical_and.reduce(finite, axis=1))
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:

@@ -1,5 +1,8 @@
 """The encoder half of a diffusers autoencoder on a device: uint8 pixels in, raw latents out.
 
+Weights are read tensor by tensor, the encoder half alone, into a module of the class of diffusers. No tensor keeps
+its random start; no pickle, no remote code, no network.
+
 Pixels become raw latents by ``x / 127.5 - 1`` in float32 on the device and the mode of the posterior or its moments,
 without slicing or autocast, with tiles only if the recipe has them. Guarantee: before anything runs, every tensor of
 the encoder is there and has the right shape; the decoder is dropped before the encoder moves; an output of another
@@ -12,20 +15,25 @@ import gc
 from collections.abc import Sequence
 from typing import Any, cast
 
+import diffusers
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from latentcache.encoders.faults import Guard, first_line
 from latentcache.encoders.pixels import Pixels
-from latentcache.encoders.vae.builtin import EncodedBatch, Encoder
+from latentcache.encoders.vae.builtin import Encoder
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior, no_tiling
-from latentcache.encoders.vae.families import FAMILIES
+from latentcache.encoders.vae.families import FAMILIES, GENERIC
 from latentcache.encoders.vae.fold import fold_single_frames
-from latentcache.encoders.vae.modules import load_module
+from latentcache.encoders.vae.names import encoder_tensors, is_encoder
+from latentcache.encoders.weights import Tensors, read_headers, read_json
 from latentcache.errors import DeviceError, EncoderError
 from latentcache.fields.protocol import Finished, Pending
 
+_DECODER_PARTS = ("decoder", "post_quant_conv")
 _OUTPUTS = ("latent_dist", "latent", "latents")
 #: Types that NumPy lacks travel as their bits.
 _TRAVELS_AS = {torch.bfloat16: torch.uint16}
@@ -87,7 +95,9 @@ class VaeEncoder(Encoder):
         module = self._module(dtype)
         # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved. On the CPU such input
         # costs digits: torch's group normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 so).
-        slab, as_clip = _up(images, self._device).movedim(-1, 1), self._clips and images[0].ndim == 3
+        slab = _host((len(images), *images[0].shape), torch.uint8, self._device)
+        np.stack(images, out=slab.numpy())
+        slab, as_clip = slab.to(self._device, non_blocking=True).movedim(-1, 1), self._clips and images[0].ndim == 3
         values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype)
         values = values if self._device.type == "cuda" else values.contiguous()
         values = values.unsqueeze(2) if as_clip else values
@@ -95,9 +105,13 @@ class VaeEncoder(Encoder):
         latents = latents.squeeze(2) if as_clip and latents.ndim == 5 else latents
         self._check_shape(latents, (len(images), *images[0].shape))
         kept = latents.float().to(self._storage).contiguous()
-        finite = torch.isfinite(kept).flatten(1).all(1)
         bits = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
-        return _down(bits, finite, self._guard, subject)
+        if self._device.type != "cuda":
+            return Finished(bits.cpu().numpy())
+        bits = _host(bits.shape, bits.dtype, self._device).copy_(bits, non_blocking=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))  # whoever waits sleeps: the core belongs to decoders
+        return copying(bits, event, self._guard, subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
@@ -148,25 +162,7 @@ class VaeEncoder(Encoder):
         return self._modules[dtype]
 
 
-def _up(images: Sequence[Pixels], device: torch.device) -> Tensor:
-    """Images (H, W, 3) of one size as (B, H, W, 3) on a device; their memory is free after the call."""
-    slab = _host((len(images), *images[0].shape), torch.uint8, device)
-    np.stack(images, out=slab.numpy())
-    return slab.to(device, non_blocking=True)
-
-
-def _down(latents: Tensor, finite: Tensor, guard: Guard, subject: str) -> Pending:
-    """Begin to copy a batch to host memory, once it is computed."""
-    device = latents.device
-    if device.type != "cuda":
-        return Finished(EncodedBatch(latents.cpu().numpy(), finite.cpu().numpy()))
-    latents, finite = (_host(one.shape, one.dtype, device).copy_(one, non_blocking=True) for one in (latents, finite))
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))  # whoever waits sleeps: the core belongs to the decoders
-    return copying(latents, finite, event, guard, subject)
-
-
-def copying(latents: Tensor, finite: Tensor, event: Any, guard: Guard, subject: str) -> Pending:
+def copying(latents: Tensor, event: Any, guard: Guard, subject: str) -> Pending:
     """A batch on its way to host memory; the error of a failed device is raised by ``result``."""
 
     def done() -> bool:
@@ -175,11 +171,11 @@ def copying(latents: Tensor, finite: Tensor, event: Any, guard: Guard, subject: 
         except RuntimeError:
             return True
 
-    def arrays() -> EncodedBatch:
+    def array() -> NDArray[Any]:
         event.synchronize()
-        return EncodedBatch(latents.numpy().copy(), finite.numpy().copy())  # in memory of their own
+        return latents.numpy().copy()  # in memory of its own
 
-    return Pending(lambda: guard.run(arrays, subject), done)
+    return Pending(lambda: guard.run(array, subject), done)
 
 
 def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -188,3 +184,62 @@ def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
         return torch.empty(tuple(shape), dtype=dtype)
     with torch.cuda.device(device):  # a thread begins on device 0, and would open it for this alone
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+
+def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
+    """The encoder half in evaluation mode on the CPU, weights frozen."""
+    ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
+    tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
+    log = diffusers.utils.logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()  # of fields that are checked here
+    try:
+        module = _skeleton(description, "meta")
+        if dict(module.named_buffers()).keys() - module.state_dict().keys():  # the class computes them
+            module = _skeleton(description, "cpu")
+        _fill(module, tensors)
+    except RuntimeError as error:
+        what, why = f"the weights do not fit {description.spec.family}", " ".join(str(error).split())[:500]
+        fix = "download the weights again, or use the config.json that belongs to them"
+        raise EncoderError(what, where=str(description.weights[0]), why=why, fix=fix) from error
+    finally:
+        log.set_verbosity(verbosity)
+    return module.to(dtype).eval().requires_grad_(False)
+
+
+def drop_decoder(module: nn.Module) -> nn.Module:
+    """Replace the decoder half by empty modules (some classes count its layers in every ``encode``)."""
+    for part in _DECODER_PARTS:
+        if getattr(module, part, None) is not None:
+            setattr(module, part, nn.Identity())
+    return module
+
+
+def _skeleton(description: ModelDescription, device: str) -> nn.Module:
+    """The encoder half with the right shapes; on ``meta`` without values."""
+    family, path = description.spec.family, description.config_path
+    found: Any = getattr(diffusers, family, None)
+    if found is None or path is None:
+        what, fix = f"diffusers {diffusers.__version__} has no class {family}", "pip install --upgrade diffusers"
+        raise EncoderError(what, where=str(path), fix=fix)
+    try:
+        with torch.device(device):
+            module: nn.Module = found.from_config(read_json(path))
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
+        what, fix = f"{family} cannot be made from its configuration", "use the config.json published with the model"
+        raise EncoderError(what, where=str(path), why=str(error), fix=fix) from error
+    return drop_decoder(module)
+
+
+def _fill(module: nn.Module, tensors: Tensors) -> None:
+    """Read the tensors of the encoder half; raises RuntimeError if they are not those of the class."""
+    needed = module.state_dict()
+    state = {name: torch.zeros_like(t, device="cpu") for name, t in needed.items() if not is_encoder(name)}
+    for path in sorted({info.path for info in tensors.values()}):
+        with safe_open(path, framework="pt") as file:
+            for name, info in tensors.items():
+                if info.path == path:
+                    tensor: Tensor = file.get_tensor(info.name)
+                    linear = name in needed and needed[name].shape == info.shape
+                    state[name] = tensor.reshape(info.shape) if linear else tensor
+    module.load_state_dict(state, strict=True, assign=True)

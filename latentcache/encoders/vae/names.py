@@ -8,7 +8,6 @@ checkpoint. Sources: CompVis/latent-diffusion ``ldm/modules/diffusionmodules/mod
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from latentcache.encoders.weights import TensorInfo, Tensors
 
@@ -42,7 +41,7 @@ def encoder_tensors(tensors: Tensors, *, ldm: bool) -> dict[str, TensorInfo]:
     prefix = next(p for p in PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
     mine = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
     kept = {_modern(name) if ldm else name: one for name, one in mine.items() if is_encoder(name)}
-    return {name: replace(one, shape=_linear(name, one.shape)) for name, one in sorted(kept.items())}
+    return {name: one._replace(shape=_linear(name, one.shape)) for name, one in sorted(kept.items())}
 
 
 def is_encoder(name: str) -> bool:

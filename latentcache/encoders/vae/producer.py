@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.encoders.pixels import PixelProducer, Pixels
-from latentcache.encoders.vae.builtin import EncodedBatch, Encoder, StubEncoder
+from latentcache.encoders.vae.builtin import Encoder, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
-from latentcache.fields.dtypes import as_floats
+from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.protocol import Failure, Made, Pending, Prepared, ProducerContext
@@ -64,11 +65,11 @@ class VaeProducer(PixelProducer):
         if self._encoder is not None:
             self._encoder.close()
 
-    def _made(self, values: Sequence[Pixels], encoded: EncodedBatch) -> list[Made | Failure]:
+    def _made(self, values: Sequence[Pixels], encoded: NDArray[Any]) -> list[Made | Failure]:
         """Items that are finite; the others are encoded again, one by one: float32 needs twice the memory."""
         return [
-            Made(array=np.ascontiguousarray(latents)) if finite else self._precisely(value)
-            for value, latents, finite in zip(values, encoded.latents, encoded.finite, strict=True)
+            Made(array=np.ascontiguousarray(latents)) if is_finite(latents) else self._precisely(value)
+            for value, latents in zip(values, encoded, strict=True)
         ]
 
     def _precisely(self, value: Pixels) -> Made | Failure:
@@ -76,12 +77,12 @@ class VaeProducer(PixelProducer):
         assert self._encoder is not None
         reason, detail = "non-finite", "the encoder gives NaN or infinity for it, also in float32"
         try:
-            latents, finite = self._encoder.encode([value], precise=True)
+            latents = self._encoder.encode([value], precise=True)[0]
         except DeviceMemoryError as error:
             reason, detail = "out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}"
         else:
-            if finite[0]:
-                return Made(array=np.ascontiguousarray(latents[0]))
+            if is_finite(latents):
+                return Made(array=np.ascontiguousarray(latents))
             if latents.dtype == np.float16 and not np.isnan(latents).any():  # too large to be stored
                 storage = self._recipe.encoder.storage_dtype
                 reason, detail = "storage-overflow", f"values beyond the range of {storage}"
@@ -108,11 +109,11 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
     alone, compute, what, fix = encoder.encode(image), encoder.spec.compute_dtype, "", "download the weights again"
-    if not alone.finite.all():
+    if not is_finite(alone):
         what, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
-        if compute != "float32" and encoder.encode(image, precise=True).finite.all():
+        if compute != "float32" and is_finite(encoder.encode(image, precise=True)):
             why, fix = "it overflows in this precision", "add --compute-dtype bfloat16 or float32"
-    elif (alone.latents == alone.latents[:, :, :1, :1]).all():
+    elif (alone == alone[:, :, :1, :1]).all():
         what, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
     if what:
         where = "one test image, before the build"
@@ -121,7 +122,7 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
         beside = encoder.encode(np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
     except DeviceMemoryError:
         return {}
-    pair = [as_floats(batch.latents[0]) for batch in (alone, beside)]
+    pair = [as_floats(batch[0]) for batch in (alone, beside)]
     noise = {"devices": [encoder.device], **measured(*(latents[: encoder.spec.channels] for latents in pair))}
     logvar = pair[0][encoder.spec.channels :]
     return noise | ({"scale_logvar": float(logvar.std())} if len(logvar) else {})

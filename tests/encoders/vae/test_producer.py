@@ -8,10 +8,11 @@ from made_weights import rewrite
 from PIL import Image
 
 from latentcache.encoders.vae import producer as producer_module
-from latentcache.encoders.vae.builtin import EncodedBatch, Encoder, StubEncoder, builtin_spec
+from latentcache.encoders.vae.builtin import Encoder, StubEncoder, builtin_spec
 from latentcache.encoders.vae.describe import describe
 from latentcache.encoders.vae.producer import VaeProducer, checked_noise, open_encoder
 from latentcache.errors import DeviceMemoryError, EncoderError, UsageError
+from latentcache.fields.dtypes import is_finite
 from latentcache.fields.latents import Latents, LatentsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Failure, Finished, Job, Output, ProducerContext, Read
 from latentcache.geometry.placement import flipped, place_in
@@ -176,12 +177,11 @@ class Faulty(Encoder):
         self.calls.append((len(images), precise))
         if (precise and not self.precise_memory) or (self.most is not None and len(images) > self.most):
             raise DeviceMemoryError("no memory left", why=f"{len(images)} images are too many")
-        batch = self.stub.encode(np.stack(images))
-        latents, finite = batch.latents.copy(), batch.finite.copy()
+        latents = self.stub.encode(np.stack(images)).copy()
         for number, image in enumerate(images):
             if image.tobytes() in self.broken and not (precise and self.mends):
-                latents[number, 0, 0, 0], finite[number] = self.value, False
-        return Finished(EncodedBatch(latents=latents, finite=finite))
+                latents[number, 0, 0, 0] = self.value
+        return Finished(latents)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def four(tmp_path):
 
 
 def alone(items):
-    return [StubEncoder(builtin_spec()).encode(item.value[None]).latents[0].tobytes() for item in items]
+    return [StubEncoder(builtin_spec()).encode(item.value[None])[0].tobytes() for item in items]
 
 
 def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
@@ -256,8 +256,8 @@ def test_overflow_in_float16_is_mended_by_precise(copied, images):
 
     rewrite(model.weights, overflow)
     encoder = open_encoder(described_model(model.folder, compute_dtype="float16"), device="cpu")
-    assert not encoder.encode(images).finite.any()
-    assert encoder.encode(images, precise=True).finite.all()
+    assert not any(map(is_finite, encoder.encode(images)))
+    assert is_finite(encoder.encode(images, precise=True))
     with pytest.raises(EncoderError) as caught:
         checked_noise(encoder)
     assert caught.value.what == "AutoencoderKL gives values that are not finite in float16"
