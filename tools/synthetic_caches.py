@@ -34,7 +34,8 @@ from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import FieldRows
 
-KIND, PROMPTS = Latents(), PromptEmbeds()
+KIND: FieldKind = Latents()
+PROMPTS = PromptEmbeds()
 
 
 class _Bare(Latents):

@@ -7,36 +7,48 @@ padding, truncation) belongs to a view of the loader; engine, library versions, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import UsageError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.dtypes import Limit
 from latentcache.fields.protocol import (
     Array,
     Difference,
+    Differences,
     FieldKind,
     FieldPlan,
     FieldRecipe,
     FieldSpec,
     Group,
+    Recipe,
     Settings,
     WorkSize,
     setting,
 )
 from latentcache.fields.table import SampleTable
-from latentcache.fields.tokenizer_match import tokenizer_differences
-from latentcache.identity.tokenizer import differing_parts
+from latentcache.identity.tokenizer import (
+    LoadedTokenizer,
+    differing_parts,
+    from_loaded,
+    read_tokenizer,
+    template_hash,
+    tokenizer_fingerprint,
+    tokenizer_parts,
+)
 
 #: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 2
 #: Which tokens carry loss. ``all``: every one. ``assistant``: the assistant's turns, with the token that ends a turn.
 LOSSES = ("all", "assistant")
-
+#: Recipe setting -> the role whose id it needs: how a text begins and ends.
+_ENDS = (("add_bos", "bos_id", "bos_token"), ("add_eos", "eos_id", "eos_token"))
 #: Kinds of content that a chat template may leave out -> bit in the column ``not_rendered``.
 NOT_RENDERED = (
     *("system turn", "developer turn", "user turn", "assistant turn", "tool turn"),
@@ -139,7 +151,7 @@ class InputIds(FieldKind):
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
 
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+    def plan(self, samples: SampleTable, recipe: InputIdsRecipe) -> FieldPlan:
         """One item per sample; the content of a record is known before it is tokenized."""
         rows = np.flatnonzero(samples.inputs["record"].file >= 0).astype(np.int32)
         size = samples.columns.get("characters")
@@ -151,14 +163,12 @@ class InputIds(FieldKind):
             groups=(Group(label="", shape=(-1,)),),
         )
 
-    def limit(self, recipe: FieldRecipe) -> Limit:
+    def limit(self, recipe: InputIdsRecipe) -> Limit:
         """Ids of the vocabulary."""
-        assert isinstance(recipe, InputIdsRecipe)
         return Limit(0xFFFF if recipe.dtype == "uint16" else 0xFFFF_FFFF, recipe.num_ids)
 
-    def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, recipe: InputIdsRecipe) -> str:
         """Ids outside the vocabulary."""
-        assert isinstance(recipe, InputIdsRecipe)
         if self.limit(recipe).holds(payload):
             return ""
         return f"token id {int(payload.max())} is outside the vocabulary of {recipe.num_ids}"
@@ -174,7 +184,7 @@ class InputIds(FieldKind):
         wrong[row[bad]] = True
         return wrong
 
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: InputIdsRecipe) -> Difference:
         """Exact; says where two documents begin to differ."""
         both = min(len(stored), len(made))
         at = int(np.append(np.flatnonzero(stored[:both] != made[:both]), both)[0])
@@ -186,11 +196,8 @@ class InputIds(FieldKind):
         return Difference(differs=True, detail=detail)
 
     def differences(
-        self,
-        cached: FieldRecipe,
-        requested: FieldRecipe,
-        provenance: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
-    ) -> list[tuple[str, Any, Any]]:
+        self, cached: Recipe, requested: Recipe, provenance: Sequence[Mapping[str, Any]] = ({}, {})
+    ) -> Differences:
         """Settings of the identity that differ; of a tokenizer its parts, if both provenances have them."""
         mine, theirs = cached.identity(), requested.identity()
         found = [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
@@ -199,16 +206,12 @@ class InputIds(FieldKind):
         )
         return [row for one in found for row in (parts if parts and one[0] == "tokenizer" else [one])]
 
-    def model_differences(
-        self, recipe: FieldRecipe, provenance: Mapping[str, Any], wanted: Any
-    ) -> list[tuple[str, Any, Any]]:
-        """Parts of a tokenizer that differ; ``wanted`` as in ``tokenizer_match.tokenizer_differences``."""
-        assert isinstance(recipe, InputIdsRecipe)
+    def model_differences(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
+        """As :func:`tokenizer_differences`."""
         return tokenizer_differences(recipe, provenance, wanted)
 
-    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+    def describe(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Tokenizer, template and loss."""
-        assert isinstance(recipe, InputIdsRecipe)
         template = f", chat template {recipe.chat_template[:8]}" if recipe.chat_template else ""
         name = provenance.get("tokenizer", "")
         return {"tokenizer": f"{name} ({recipe.tokenizer[:8]}{template}), loss on {recipe.loss}"}
@@ -221,7 +224,7 @@ class InputIds(FieldKind):
             ("not-rendered", f"the chat template leaves out: {kind}", found) for kind, found in rows if len(found)
         ]
 
-    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
+    def numbers(self, recipe: InputIdsRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
         """Tokens, tokens with loss, and special-token text in content; ``spans`` are (ends, values)."""
         _, spans = columns["spans"]
         values = np.asarray(spans).reshape(-1, 2)
@@ -230,3 +233,39 @@ class InputIds(FieldKind):
             "loss_tokens": int(values[:, 1].sum(dtype=np.int64)),
             "special_token_text": int(np.asarray(columns["control"]).sum(dtype=np.int64)),
         }
+
+
+def tokenizer_differences(cached: InputIdsRecipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
+    """(setting, cached, wanted) of everything that differs.
+
+    ``wanted`` is the fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
+    tokenizer of transformers. ``provenance`` of the cache has the ``parts`` of its tokenizer.
+    """
+    if isinstance(wanted, str) and re.fullmatch("[0-9a-f]{32}", wanted) and not Path(wanted).exists():
+        return [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []
+    is_path = isinstance(wanted, str | os.PathLike)
+    found = _read(Path(wanted).expanduser()) if is_path else from_loaded(wanted)
+    parts, now = dict(provenance.get("parts") or {}), tokenizer_parts(found.json, found.special)
+    fingerprint, different = tokenizer_fingerprint(now), list[tuple[str, Any, Any]]()
+    if fingerprint != cached.tokenizer:
+        different += differing_parts(parts, now) if parts else [("tokenizer", cached.tokenizer, fingerprint)]
+        if parts and not is_path:
+            # A loaded tokenizer has roles that its class names and its files lack; they move no id, but for ends.
+            different = [one for one in different if one[0] != "special_tokens"]
+            used = [] if cached.chat_template else [end for end in _ENDS if getattr(cached, end[0])]
+            ends = [(name, getattr(cached, name), found.id_of(role)) for _, name, role in used]
+            different += [end for end in ends if end[1] != end[2]]
+    if cached.chat_template and not provenance.get("chat_template"):
+        template = template_hash(found.chat_template, dict(cached.template_options))
+        different += [("chat_template", cached.chat_template, template)] if template != cached.chat_template else []
+    return different
+
+
+def _read(path: Path) -> LoadedTokenizer:
+    advice = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
+    if not path.exists():
+        raise ModelNotFoundError(f"there is no tokenizer at {path}", where=str(path.absolute()), fix=advice)
+    found = read_tokenizer(path)
+    if found is None:
+        raise UnsupportedModelError(f"{path} has no tokenizer.json", where=str(path), fix=advice)
+    return found

@@ -303,9 +303,8 @@ class Latents(FieldKind):
         """Videos are samples if clips are encoded."""
         return {"videos": True} if settings.frames else {}
 
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+    def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
-        assert isinstance(recipe, LatentsRecipe)
         size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
@@ -355,9 +354,8 @@ class Latents(FieldKind):
         """As :func:`clip_frames`."""
         return clip_frames(samples, rows, None if self.follows else recipe.geometry.clips, self.name)
 
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: LatentsRecipe) -> Difference:
         """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""
-        assert isinstance(recipe, LatentsRecipe)
         return compare_floats(
             stored,
             made,
@@ -367,9 +365,8 @@ class Latents(FieldKind):
             parts=2 if recipe.encoder.posterior == "moments" else 1,
         )
 
-    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+    def describe(self, recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Encoder, model and pixels."""
-        assert isinstance(recipe, LatentsRecipe)
         encoder, pixels = recipe.encoder, recipe.pixels
         shape = f"{encoder.channels} channels, f{encoder.factor}, {encoder.storage_dtype}"
         kept = "" if encoder.posterior == "mode" else f", {encoder.posterior} of the posterior"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from latentcache.errors import count_of
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
-from latentcache.fields.protocol import Array, Difference, FieldKind, FieldPlan, FieldRecipe, WorkSize
+from latentcache.fields.protocol import Array, Difference, FieldKind, FieldPlan, WorkSize
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import content_hash
 
@@ -62,7 +62,7 @@ class Mask(Paired):
     describer = "latentcache.encoders.vae.describe:describe_mask"
     producer = "latentcache.encoders.pixels:MaskProducer"
 
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+    def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """As of the image, with a note on samples without a mask."""
         found, rows = super().plan(samples, recipe), self._without(samples)
         if not len(rows):
@@ -83,13 +83,12 @@ class Mask(Paired):
         found[np.asarray(samples.inputs["mask"].file) < 0] = np.frombuffer(FULL, dtype=np.uint8)
         return found
 
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: LatentsRecipe) -> Difference:
         """Different if any number is."""
         return FieldKind.compare(self, stored, made, noise, recipe)
 
-    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+    def describe(self, recipe: LatentsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Size of a cell."""
-        assert isinstance(recipe, LatentsRecipe)
         factor = recipe.encoder.factor
         return {"mask": f"mean of {factor} x {factor} pixels, one byte per cell, 0.0 to 1.0 in a batch"}
 
@@ -105,7 +104,7 @@ class Control(Paired):
         self.kind = 11 + number
         self.inputs = self.needed = ("image", self.name)
 
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+    def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """As of the image; samples without such an image are rejected."""
         found = super().plan(samples, recipe)
         detail = f"it has no image for {self.name}"

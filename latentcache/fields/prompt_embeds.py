@@ -8,7 +8,7 @@ that belong to no sample, the empty and the negative one, are variants of the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, field
 from typing import Any
 
@@ -196,9 +196,8 @@ class PromptEmbeds(FieldKind):
             return own
         return load(_FOLLOWED)(self.name, model, said) or own
 
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+    def plan(self, samples: SampleTable, recipe: PromptRecipe) -> FieldPlan:
         """Items of the samples with a caption, and of the prompts; the content of a caption is known before."""
-        assert isinstance(recipe, PromptRecipe)
         caption = samples.inputs["caption"]
         assert caption.text is not None
         there = np.asarray(caption.content).any(axis=1)
@@ -243,49 +242,37 @@ class PromptEmbeds(FieldKind):
         hint = "a larger --caption-variants stores all of them"
         return counts, (samples.note(left, self.name, "captions-left", detail=detail, hint=hint),) if left else ()
 
-    def keys(
-        self,
-        content: NDArray[np.uint8],
-        group: NDArray[np.integer],
-        variant: NDArray[np.integer],
-        groups: Sequence[Group],
-        recipe: FieldRecipe,
+    def key_content(
+        self, content: NDArray[np.uint8], variant: NDArray[np.integer], recipe: PromptRecipe
     ) -> NDArray[np.uint8]:
-        """See :meth:`FieldKind.keys`; the content of a prompt is that of its own text."""
-        assert isinstance(recipe, PromptRecipe)
+        """The content of a prompt is that of its own text."""
         for text, number in recipe.prompts.items():
-            own = variant == number
-            if own.any():
-                content = np.where(own[:, None], np.frombuffer(content_hash(text.encode()), dtype=np.uint8), content)
-        return super().keys(content, group, variant, groups, recipe)
+            own = np.frombuffer(content_hash(text.encode()), dtype=np.uint8)
+            content = np.where((variant == number)[:, None], own, content)
+        return content
 
-    def text(self, text: str, variant: int, recipe: FieldRecipe) -> str:
+    def text(self, text: str, variant: int, recipe: PromptRecipe) -> str:
         """The text of a caption's variant, or of a prompt."""
-        assert isinstance(recipe, PromptRecipe)
         return recipe.text(text, variant)
 
-    def limit(self, recipe: FieldRecipe) -> Limit | None:
+    def limit(self, recipe: PromptRecipe) -> Limit | None:
         """Finite values; those of 8 bits have a scale in each row, and no bound."""
-        assert isinstance(recipe, PromptRecipe)
         return None if recipe.is_float8 else finite_limit(recipe.storage_dtype)
 
-    def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, recipe: PromptRecipe) -> str:
         """Values that are not finite."""
-        assert isinstance(recipe, PromptRecipe)
         return "" if is_finite(recipe.floats(payload) if recipe.is_float8 else payload) else "not finite"
 
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: PromptRecipe) -> Difference:
         """Different if beyond the noise of the build; see ``fields.noise``."""
-        assert isinstance(recipe, PromptRecipe)
         storage = recipe.storage_dtype
         if recipe.is_float8:
             stored, made, storage = recipe.floats(stored), recipe.floats(made), "float16"
             made = float8.within_a_step(made, stored) if stored.shape == made.shape else made
         return compare_floats(stored, made, noise, compute_dtype=recipe.compute_dtype, storage_dtype=storage)
 
-    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+    def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Pipeline, model and shape."""
-        assert isinstance(recipe, PromptRecipe)
         shape = f"{recipe.width}, {recipe.storage_dtype}"
         if recipe.is_sequence:
             shape = f"{recipe.length} x {shape}, {'without' if recipe.trimmed else 'with'} padding"
@@ -304,7 +291,7 @@ class PromptEmbeds(FieldKind):
         words = f"{self.name}: captions are cut to the length of the pipeline, by {cut.max(initial=0)} tokens at most"
         return [("caption-cut", words, np.flatnonzero(cut))] if cut.any() else []
 
-    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
+    def numbers(self, recipe: PromptRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
         """Captions that are longer than the model takes, and the rounding of float8, relative to the values."""
         found: dict[str, float] = {"truncated_captions": int(np.count_nonzero(np.asarray(columns["cut"])))}
         error = np.asarray(columns["error"]).astype(np.float64)

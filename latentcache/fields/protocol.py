@@ -26,6 +26,10 @@ from latentcache.value import Value, parsed
 
 Array = NDArray[Any]
 S = TypeVar("S")
+Recipe = Any
+"""The recipe of a kind, of its class :attr:`FieldKind.recipe`."""
+Differences = list[tuple[str, Any, Any]]
+"""Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
 #: Kinds below are reserved for this package; others use 128 to 255.
 FIRST_FOREIGN_KIND = 128
 
@@ -479,7 +483,7 @@ class FieldKind:
         """Inverse of ``recipe.as_json()``; raises RecipeError."""
         return self.recipe.from_json(data)
 
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+    def plan(self, samples: SampleTable, recipe: Recipe) -> FieldPlan:
         """The items that this recipe makes from these samples."""
         raise TypeError(f"{type(self).__name__} lacks plan")
 
@@ -489,7 +493,7 @@ class FieldKind:
         group: NDArray[np.integer],
         variant: NDArray[np.integer],
         groups: Sequence[Group],
-        recipe: FieldRecipe,
+        recipe: Recipe,
     ) -> NDArray[np.uint8]:
         """(n, 32) item keys of n contents (n, 16) in their groups; rows of zeros where the content is zeros."""
         variants = int(variant.max()) + 1 if len(variant) else 1
@@ -499,13 +503,19 @@ class FieldKind:
         if not len(content):
             table = np.zeros((1, KEY_BYTES), dtype=np.uint8)
         keys = table[group.astype(np.intp) * variants + variant]
-        keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content
+        keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content = self.key_content(content, variant, recipe)
         halves = np.ascontiguousarray(content).view(np.uint64)
         keys[halves[:, 0] | halves[:, 1] == 0] = 0
         return keys
 
+    def key_content(
+        self, content: NDArray[np.uint8], variant: NDArray[np.integer], recipe: Recipe
+    ) -> NDArray[np.uint8]:
+        """(n, 16) contents that enter the keys of variants."""
+        return content
+
     def plan_keys(
-        self, plan: FieldPlan, content: NDArray[np.uint8], recipe: FieldRecipe, items: Any = slice(None)
+        self, plan: FieldPlan, content: NDArray[np.uint8], recipe: Recipe, items: Any = slice(None)
     ) -> NDArray[np.uint8]:
         """(n, 32) keys of items of a plan; zeros while the content is unknown. ``content``: see :meth:`content`."""
         own = np.asarray(content[plan.sample[items]])
@@ -524,16 +534,16 @@ class FieldKind:
         found[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         return found
 
-    def text(self, text: str, variant: int, recipe: FieldRecipe) -> str:
+    def text(self, text: str, variant: int, recipe: Recipe) -> str:
         """What a variant is made of, from the text of its input: one of several, which are joined by NUL."""
         return CaptionVariants().text(text, variant)
 
-    def limit(self, recipe: FieldRecipe) -> Limit | None:
+    def limit(self, recipe: Recipe) -> Limit | None:
         """Bound that says all that :meth:`check` does, for many entries at once; None: :meth:`check` is asked."""
         own = type(self).check is not FieldKind.check
         return None if own else finite_limit(recipe.spec.dtype)
 
-    def check(self, group: Group, payload: Array, recipe: FieldRecipe) -> str:
+    def check(self, group: Group, payload: Array, recipe: Recipe) -> str:
         """Why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
 
         ``payload`` is (n, ...) of n entries of one item; of blocks their items, of ragged items their elements.
@@ -544,7 +554,7 @@ class FieldKind:
         """(R,) rows whose own columns do not fit their ``length`` (R,); a ragged column is (ends (R,), values)."""
         return np.zeros(len(length), dtype=np.bool_)
 
-    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: FieldRecipe) -> Difference:
+    def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: Recipe) -> Difference:
         """Compare a stored item with the same item made again, both in the storage type.
 
         ``noise`` is what the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.
@@ -553,25 +563,20 @@ class FieldKind:
         return Difference(differs=not same, detail="" if same else "the bytes differ")
 
     def differences(
-        self,
-        cached: FieldRecipe,
-        requested: FieldRecipe,
-        provenance: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
-    ) -> list[tuple[str, Any, Any]]:
+        self, cached: Recipe, requested: Recipe, provenance: Sequence[Mapping[str, Any]] = ({}, {})
+    ) -> Differences:
         """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
         mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
         pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
         return [pair for pair in pairs if pair[1] != pair[2]]
 
-    def model_differences(
-        self, recipe: FieldRecipe, provenance: Mapping[str, Any], wanted: Any
-    ) -> list[tuple[str, Any, Any]]:
+    def model_differences(self, recipe: Recipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
         """(setting, cached, wanted) in which a model differs from the one this recipe was made with."""
         raise UnsupportedModelError(
             f"{self.name}: cannot be compared with a model here", fix="latentcache verify CACHE --model MODEL"
         )
 
-    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+    def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """What ``info`` prints about the field: label -> text, in order."""
         return {}
 
@@ -579,6 +584,6 @@ class FieldKind:
         """What a user should know of items that are made: (reason, sentence, rows), from the field's own columns."""
         return []
 
-    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
+    def numbers(self, recipe: Recipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
         """What ``info`` and ``build`` print beside items, from the field's own columns of a snapshot."""
         return {}

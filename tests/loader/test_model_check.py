@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.errors import ModelNotFoundError, StaleCacheError, UnsupportedModelError
-from latentcache.fields.tokenizer_match import tokenizer_differences
+from latentcache.fields.input_ids import tokenizer_differences
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello you"}]}
 ROLES = {"eos_token": "<|im_end|>"}
