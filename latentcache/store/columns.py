@@ -121,7 +121,7 @@ class Column(_Lazy):
     def __reduce__(self) -> Any:
         if not self._file.lasts:
             return np.asarray, (np.asarray(self),)
-        return _column_of, (self._file, self._name)
+        return operator.getitem, (self._file, self._name)
 
     def __repr__(self) -> str:
         return f"Column({self._name!r}, {self.dtype}, {self.shape})"
@@ -207,10 +207,7 @@ class Column(_Lazy):
         firsts, values = self._run_table()
         low = int(np.searchsorted(firsts, first, "right")) - 1
         high = int(np.searchsorted(firsts, first + count, "left")) if count else low
-        if high - low == 1:  # most columns of one data set: several times as quick
-            if self.form.step:
-                start = int(values[low]) + first - int(firsts[low])
-                return np.arange(start, start + count, dtype=self.dtype)
+        if high - low == 1 and not self.form.step:  # most columns of one data set: no memory
             return np.broadcast_to(values[low], (count, *self.shape[1:]))
         bounds = np.clip(firsts[low : high + 1], first, first + count)
         counts = bounds[1:] - bounds[:-1]
@@ -498,7 +495,3 @@ def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: in
 
 def _bytes(values: NDArray[Any]) -> memoryview:
     return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
-
-
-def _column_of(file: ColumnFile, name: str) -> Column:
-    return file[name]

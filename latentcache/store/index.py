@@ -128,38 +128,37 @@ class Values(NamedTuple):
 def walk(descriptor: int, meta: Meta) -> Values:
     """Every committed key with the place of its value."""
     nothing = np.zeros(0, dtype=np.int64)
-    found, seen = [Values(np.zeros((0, KEY_BYTES), dtype=np.uint8), nothing, nothing)], set[int]()
-    numbers = [] if meta.root == _NO_PAGE else [meta.root]
-    found += (_leaf_values(meta, *some) for some in _leaf_pages(descriptor, meta, seen, numbers, 1))
-    keys, offsets, lengths = zip(*found, strict=True)
-    return Values(np.concatenate(keys), np.concatenate(offsets), np.concatenate(lengths))
+    found = [Values(np.zeros((0, KEY_BYTES), dtype=np.uint8), nothing, nothing)]
+    found += (_leaf_values(meta, *some) for some in _leaf_pages(descriptor, meta))
+    return Values(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def _leaf_pages(
-    descriptor: int, meta: Meta, seen: set[int], numbers: list[int], level: int
-) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
-    """Leaves among these pages and below them, in order: page numbers, and (L, page size) their bytes."""
-    if level > _MOST_LEVELS:
-        raise ValueError(f"more than {_MOST_LEVELS} levels")
+def _leaf_pages(descriptor: int, meta: Meta) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
+    """Leaves in order, some at a time: page numbers, and (L, page size) their bytes."""
+    numbers, seen = [] if meta.root == _NO_PAGE else [meta.root], set[int]()
     step = max(1, _BLOCK_BYTES // meta.page_size)
-    for start in range(0, len(numbers), step):
-        some = numbers[start : start + step]
-        if max(some) > meta.last_page or len({*some}) < len(some) or not seen.isdisjoint(some):
-            raise ValueError("a page is out of reach or met twice")
-        seen.update(some)
-        pages = np.empty((len(some), meta.page_size), dtype=np.uint8)
-        for page, number in zip(pages, some, strict=True):
-            if os.preadv(descriptor, [page.data], number * meta.page_size) != meta.page_size:
-                raise ValueError("a page ends early")
-        kinds = pages.view("<u2")[:, _FLAGS_WORD] & (_BRANCH_PAGE | _LEAF_PAGE)
-        if (kinds == _LEAF_PAGE).all():
-            yield some, pages
-        elif (kinds == _BRANCH_PAGE).all():
-            for page in pages:
-                low, high, flags, _ = _node_words(page, _nodes(page[None]))
-                yield from _leaf_pages(descriptor, meta, seen, (low | high << 16 | flags << 32).tolist(), level + 1)
-        else:
-            raise ValueError("pages of one level are of several kinds")
+    for _ in range(_MOST_LEVELS):
+        below = list[int]()
+        for start in range(0, len(numbers), step):
+            some = numbers[start : start + step]
+            if max(some) > meta.last_page or len({*some}) < len(some) or not seen.isdisjoint(some):
+                raise ValueError("a page is out of reach or met twice")
+            seen.update(some)
+            pages = np.empty((len(some), meta.page_size), dtype=np.uint8)
+            for page, number in zip(pages, some, strict=True):
+                if os.preadv(descriptor, [page.data], number * meta.page_size) != meta.page_size:
+                    raise ValueError("a page ends early")
+            kinds = pages.view("<u2")[:, _FLAGS_WORD] & (_BRANCH_PAGE | _LEAF_PAGE)
+            if (kinds == _LEAF_PAGE).all():
+                yield some, pages
+            elif (kinds == _BRANCH_PAGE).all():
+                low, high, flags, _ = _node_words(pages, _nodes(pages))
+                below += (low | high << 16 | flags << 32).tolist()
+            else:
+                raise ValueError("pages of one level are of several kinds")
+        numbers = below
+    if numbers:
+        raise ValueError(f"more than {_MOST_LEVELS} levels")
 
 
 def _nodes(pages: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -435,7 +434,7 @@ def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
 
 
 def checked_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
-    """The index of a sealed shard with all columns checked. Arguments and errors as :func:`load_index`."""
+    """As :func:`load_index`, with all columns checked."""
     index = load_index(folder, check_data=check_data)
     index.columns.check()
     return index

@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.fields.protocol import FieldKind, FieldRecipe, Group
-from latentcache.fields.table import Input, Rejected, SampleTable
+from latentcache.fields.protocol import FieldKind, FieldRecipe
+from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
@@ -96,20 +96,19 @@ def new_field(
     *,
     kind: FieldKind,
     recipe: FieldRecipe,
-    groups: Sequence[Group],
     sample: NDArray[np.integer],
     group: NDArray[np.integer],
     variant: NDArray[np.integer],
     place: NDArray[np.integer],
-    provenance: Mapping[str, Any] | None = None,
-    noise: Mapping[str, Any] | None = None,
     known: FieldRows | None = None,
+    **about: Any,
 ) -> FieldRows:
     """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
 
     ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order; ``place`` (R,) are rows of
     ``known`` below its length; from there on, less this length, places in the catalog. ``known`` is the field in the
-    current snapshot, if rows of it are taken over; its columns are read when they are written.
+    current snapshot, if rows of it are taken over; its columns are read when they are written. ``about``: ``groups``,
+    ``provenance`` and ``noise``.
     """
     place, base = np.asarray(place), 0 if known is None else len(known)
     if (np.diff(sample) <= 0).any():
@@ -149,9 +148,6 @@ def new_field(
     return field_columns(
         kind,
         recipe,
-        groups=tuple(groups),
-        provenance=provenance or {},
-        noise=noise or {},
         key=key,
         sample=sample,
         entry=entry,
@@ -161,6 +157,7 @@ def new_field(
         ragged_columns=ragged,
         **of_entries,
         **of_rows,
+        **about,
     )
 
 
@@ -348,7 +345,7 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
             "entries": sum(len(one.offset) for one in new.fields),
             "quarantined": len(rejected),
         },
-        "inputs": {name: sorted(_input_columns(one)) for name, one in new.samples.inputs.items()},
+        "inputs": {name: [part[1:] for part in sorted(_parts("", one))] for name, one in new.samples.inputs.items()},
         "columns": {"file": COLUMNS, "checksum": prints[1]},
         "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
         "fields": {one.name: _described(one) for one in new.fields},
@@ -409,22 +406,14 @@ def _field_columns(one: FieldRows) -> dict[str, Any]:
 
 
 def _sample_columns(samples: SampleTable) -> dict[str, Any]:
-    files = samples.files
-    columns = {
-        "samples/names": samples.names,
-        "files/names": files.names,
-        "files/stat": files.stat,
-        "files/content": files.content,
-    }
-    if files.reading is not None:
-        columns["files/reading"] = files.reading
+    columns = {"samples/names": samples.names, **_parts("files", samples.files)}
     for name, one in samples.inputs.items():
-        columns |= {f"inputs/{name}/{part}": values for part, values in _input_columns(one).items()}
+        columns |= _parts(f"inputs/{name}", one)
     return columns | {f"samples/columns/{name}": values for name, values in samples.columns.items()}
 
 
-def _input_columns(one: Input) -> dict[str, Any]:
-    found = {"content": one.content, "file": one.file, "line": one.line, "text": one.text}
+def _parts(prefix: str, one: Files | Input) -> dict[str, Any]:
+    found = {f"{prefix}/{item.name}": getattr(one, item.name) for item in fields(one)}
     return {name: values for name, values in found.items() if values is not None}
 
 
