@@ -188,28 +188,18 @@ def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packe
         key = first.key[:CONTENT_AT] + content_hash(contents) + first.key[_CONTENT.stop :]
         columns[CONTENT] = np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES)
         if any(item.same for item in items):
-            hashes = b"".join(item.same or bytes(HASH_BYTES) for item in items)
-            columns[SAME] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+            same_hashes = b"".join(item.same or bytes(HASH_BYTES) for item in items)
+            columns[SAME] = np.frombuffer(same_hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         if ragged:
             columns[LENGTH] = np.array([len(item.array) for item in items], dtype=np.uint32)
     payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     table = struct.pack(f"<{array.ndim}I", *array.shape) + _pack_table(columns | _own_columns(items, kind))
     used = FIXED_BYTES + len(table) + CHECKSUM_BYTES
     head_bytes = used + (_REST - used) % 64
-    flags, own = PACKED * packed | RAGGED * ragged, (key, recipe.recipe_id, same or bytes(HASH_BYTES))
-    front = (
-        MAGIC,
-        key[0],
-        DTYPES[dtype][0],
-        array.ndim,
-        flags,
-        head_bytes,
-        len(items),
-        len(payload),
-        checksum(payload),
-    )
+    front = MAGIC, key[0], DTYPES[dtype][0], array.ndim, PACKED * packed | RAGGED * ragged, head_bytes
+    sizes, hashes = (len(items), len(payload), checksum(payload)), (key, recipe.recipe_id, same or bytes(HASH_BYTES))
     value = bytearray(head_bytes + len(payload))
-    _FIXED.pack_into(value, 0, *front, *own)
+    _FIXED.pack_into(value, 0, *front, *sizes, *hashes)
     value[FIXED_BYTES : FIXED_BYTES + len(table)] = table
     with memoryview(value) as memory:
         struct.pack_into("<Q", value, head_bytes - CHECKSUM_BYTES, checksum(memory[: head_bytes - CHECKSUM_BYTES]))

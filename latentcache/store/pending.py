@@ -141,16 +141,6 @@ class Pending:
         self._lease: Lease | None = None
         self._lock = threading.Lock()
 
-    def available(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """(n,) True for rows that can be read now."""
-        found: NDArray[np.bool_] = self.places[field].at.shard[rows] >= 0
-        return found
-
-    def failed(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """(n,) True for rows that will not come."""
-        found: NDArray[np.bool_] = self.places[field].failed[rows]
-        return found
-
     def length(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.uint32]:
         """(n,) elements of rows of a ragged field; 0 for rows that are not there."""
         found: NDArray[np.uint32] = self.places[field].at.length[rows]
@@ -168,12 +158,12 @@ class Pending:
             MissingEntryError: A row was rejected.
             NotYetEncodedError: A row did not come in time, or the build has ended without it.
         """
-        wait_s, ended = self.timeout_s if timeout_s is None else timeout_s, False
+        wait_s, ended, places = self.timeout_s if timeout_s is None else timeout_s, False, self.places[field]
         deadline = time.monotonic() + wait_s
-        while len(absent := rows[~self.available(field, rows)]):
+        while len(absent := rows[places.at.shard[rows] < 0]):
             if ended:
                 self._read_rejected(field)
-            for row in absent[self.failed(field, absent)].tolist():
+            for row in absent[places.failed[absent]].tolist():
                 name, why = self._name(field, row)
                 raise MissingEntryError(f"the {field} of {name} cannot be made", where=str(self._paths.root), why=why)
             if ended or time.monotonic() >= deadline:
@@ -192,11 +182,8 @@ class Pending:
                     self._lease = Lease(self._paths.snapshot(self._paths.current_snapshot()) / MANIFEST)
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"snapshot": self._snapshot, "timeout_s": self.timeout_s}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return Pending, (self._snapshot, self.timeout_s)
 
     def _poll_shards(self) -> bool:
         new = [folder for folder in self._paths.sealed_shards() if folder.name not in self.shards]
@@ -221,7 +208,7 @@ class Pending:
 
     def _fail(self, sample: int, field: str, why: str) -> None:
         """A sample will not come: in one field, or in all."""
-        for name in [field] if field else list(self.places):
+        for name in [field] if field else self.places:
             self.places[name].failed |= np.asarray(self._snapshot.fields[name].sample) == sample
             self._reasons[name, sample] = why
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,17 +31,6 @@ Checksum = Literal["first", "always"]
 Place = tuple[int, int, int]
 """Descriptor of a shard, first byte, number of bytes."""
 _NO_ROWS = np.zeros(0, dtype=np.intp)
-
-
-class Segments(NamedTuple):
-    """Where the bytes of n items are."""
-
-    shard: NDArray[np.int32]
-    """(n,) position in the snapshot's shards."""
-    offset: NDArray[np.int64]
-    """(n,) byte in ``data.mdb``."""
-    bytes: NDArray[np.int64]
-    """(n,)"""
 
 
 class _Field:
@@ -74,8 +64,8 @@ class _Field:
         if len(entries):
             self.all_proven = bool(self.proven.all()) if self.proven[-1] and self.proven[0] else False
 
-    def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Segments:
-        """Where items are, or elements of them from ``start`` on."""
+    def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> tuple[Ints, Ints, Ints]:
+        """(n,) shards, first bytes and bytes of items, or of elements of them from ``start`` on."""
         entry = self.entries_of(rows)
         width: Any = self.width[0] if self.group is None else self.width[self.group[rows]]
         count: Any = 1 if self.length is None else self.length[rows].astype(np.int64)
@@ -88,7 +78,7 @@ class _Field:
         size: Any = count * width
         if not isinstance(size, np.ndarray):
             size = np.full(len(entry), size, dtype=np.int64)
-        return Segments(self.shard[entry], offset, size)
+        return self.shard[entry], offset, size
 
 
 class EntryReader:
@@ -108,18 +98,10 @@ class EntryReader:
         self._files: dict[int, File] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
-    def dtype(self, field: str) -> np.dtype[Any]:
-        """The numpy type that carries the values of a field."""
-        return self._field(field).dtype
-
     def ready(self, field: str, rows: Ints, timeout_s: float | None = None) -> None:
         """Return when items can be read: at once, unless the snapshot is pending."""
         if self.snapshot.pending is not None:
             self.snapshot.pending.ready(field, np.asarray(rows), timeout_s)
-
-    def segments(self, field: str, rows: Ints) -> Segments:
-        """Where the bytes of items are."""
-        return self._field(field).segments(rows)
 
     def gather(
         self, field: str, rows: Ints, out: Any, at: Ints, *, start: Ints | None = None, length: Ints | None = None
@@ -150,10 +132,10 @@ class EntryReader:
         """
         one = self._field(field)
         self.ready(field, rows)
-        where = one.segments(rows, start, length)
-        if len(at) and (int(at.min()) < 0 or bool((at + where.bytes > room).any())):
+        shard, offset, size = one.segments(rows, start, length)
+        if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
-        pieces = Pieces(*self._opened(where.shard), where.offset, where.bytes, at)
+        pieces = Pieces(*self._opened(shard), offset, size, at)
         return Located(self, one, rows, pieces, not one.packed and start is None)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
@@ -221,11 +203,8 @@ class EntryReader:
         """Close the files. The reader opens them again when it is asked for more."""
         _close_all(self._files)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "snapshot": self.snapshot, "checksum": self.checksum}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return partial(EntryReader, checksum=self.checksum), (self.paths, self.snapshot)
 
     def _field(self, name: str) -> _Field:
         found = self._fields.get(name)
@@ -244,7 +223,7 @@ class EntryReader:
             return np.arange(len(rows))
         return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven[one.entries_of(rows)])
 
-    def _opened(self, shards: NDArray[np.int32]) -> tuple[list[File], Ints | int]:
+    def _opened(self, shards: Ints) -> tuple[list[File], Ints | int]:
         """The files of n items, opened on first use, and (n,) which of them each is in."""
         if (shards == shards[:1]).all():
             return [self.file(int(shard)) for shard in shards[:1]], 0

@@ -19,14 +19,7 @@ import lmdb
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.atomic_io import (
-    DISK_FULL,
-    make_folder,
-    reading,
-    sync_file,
-    sync_folder,
-    writing,
-)
+from latentcache.store.atomic_io import DISK_FULL, make_folder, reading, sync_file, sync_folder, writing
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import write_index
 from latentcache.store.paths import OPEN_SUFFIX
@@ -50,8 +43,6 @@ class ShardWriter:
         fresh = not folder.exists()
         make_folder(folder)
         self.folder = folder
-        self.num_entries = 0
-        self.num_bytes = 0
         self._environment: Any = None
         try:
             with _storing(folder):
@@ -83,13 +74,11 @@ class ShardWriter:
         with _storing(self.folder):
             while True:
                 try:
-                    added = self._commit(entries)
+                    self._commit(entries)
                     break
                 except lmdb.MapFullError:
                     self._grow(sum(len(entry.value) for entry in entries))
             failpoint("after-commit")
-        self.num_entries += len(added)
-        self.num_bytes += sum(added)
 
     def seal(self, name: str = "") -> Path:
         """Close the shard and give it its final name; remove an empty one.
@@ -110,14 +99,12 @@ class ShardWriter:
         if self._environment is not None:
             self._environment.close()
 
-    def _commit(self, entries: Sequence[NewEntry]) -> list[int]:
-        """Sizes of the values that were added."""
+    def _commit(self, entries: Sequence[NewEntry]) -> None:
         with self._environment.begin(write=True) as transaction:
             failpoint("before-put")
-            put = transaction.put
-            added = [len(entry.value) for entry in entries if put(entry.key, entry.value, overwrite=False)]
+            for entry in entries:
+                transaction.put(entry.key, entry.value, overwrite=False)
             failpoint("after-put")
-        return added
 
     def _grow(self, batch_bytes: int) -> None:
         """Double the map, or as far as the disk allows."""

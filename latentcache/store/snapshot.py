@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ class Snapshot(Value):
     def __reduce__(self) -> Any:
         """A finished build is opened again; the files of one that runs may be gone by then, so it has its columns."""
         if not self.number:
-            return _with_columns, (vars(replace(self, columns=None)),)
+            return partial(Snapshot, **vars(replace(self, columns=None))), ()
         kinds = {name: rows.kind for name, rows in self.fields.items()}
         return _reopened, (self.paths, self.number, kinds, self.lease)
 
@@ -330,10 +330,6 @@ def _reopened(paths: CachePaths, number: int, kinds: Mapping[str, FieldKind | No
         recipe = rows.recipe if kind is None else kind.recipe_from_json(rows.recipe_json)
         fields[name] = replace(rows, kind=kind, recipe=recipe)
     return replace(snapshot, fields=fields, lease=lease)
-
-
-def _with_columns(values: dict[str, Any]) -> Snapshot:
-    return Snapshot(**values)
 
 
 def current_or_none(cache: Path) -> Snapshot | None:

@@ -67,7 +67,7 @@ def test_items_are_read_as_their_shards_are_sealed(building, pickled):
     assert len(snapshot.samples) == len(snapshot.fields["words"]) == 60
     for name in KINDS:
         assert reader.read(name, 3).tobytes() == item_of(name, 3).array.tobytes()
-    assert not snapshot.pending.available("plane", np.array([3, 7]))[1]
+    assert snapshot.pending.places["plane"].at.shard[7] == -1
 
     def later():
         for part in range(3):
@@ -98,8 +98,8 @@ def test_an_item_that_failed_is_named_with_its_reason(building):
         with pytest.raises(MissingEntryError, match="truncated after 100 bytes") as caught:
             snapshot.pending.ready(field, np.array([row]), 5)
         assert f"{row:04d}.png" in caught.value.what
-    assert snapshot.pending.failed("plane", np.array([7, 8])).tolist() == [True, False]
-    assert not snapshot.pending.failed("words", np.array([7])).any()
+    assert snapshot.pending.places["plane"].failed[7:9].tolist() == [True, False]
+    assert not snapshot.pending.places["words"].failed[7]
 
 
 def test_an_item_that_does_not_come_in_time(building):

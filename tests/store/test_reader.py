@@ -68,9 +68,9 @@ def test_parts_of_ragged_items(many):
 def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum):
     reader = reader_of(paths, checksum=checksum)
     rows = reader.snapshot.fields[name]
-    where = reader.segments(name, np.array([5]))
-    data = paths.data(reader.snapshot.shards[int(where.shard[0])])
-    flip(data, int(where.offset[0]) + 1)
+    shard, offset, _ = (int(one[0]) for one in reader._field(name).segments(np.array([5])))
+    data = paths.data(reader.snapshot.shards[shard])
+    flip(data, offset + 1)
     for read in (lambda: reader.read(name, 5), lambda: gathered(reader, name, [5])):
         with pytest.raises(CorruptEntryError, match="checksum") as caught:
             read()
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum)
         assert caught.value.sample in owners
         assert caught.value.key == rows.key[entry].tobytes().hex()
         assert str(data) in caught.value.where
-    flip(data, int(where.offset[0]) + 1)
+    flip(data, offset + 1)
     assert reader.read(name, 5).tobytes() == item_of(name, 5).array.tobytes()
 
 
