@@ -46,13 +46,9 @@ PLACE_TYPES.names = ("shard", "entry", "offset", "head", "bytes", "checksum", "s
 class Catalog:
     """Finds committed items by key, or by the input of the encoder. A place is the number of an item.
 
-    Args:
-        folders: Of the shards, by which :attr:`shards` are named.
-        counts: Items of each shard.
-        indexes: Indexes that are open already, by position.
-        damaged: Shards that could not be opened; their items count as missing.
-        without: Shards whose items are not found.
-        tables: As :meth:`save_lookup` has them; by default they are made of the indexes when they are first needed.
+    ``counts`` are the items of each shard in ``folders``, ``indexes`` those that are open already. Shards that are
+    ``damaged`` could not be opened; items of those in ``without`` are not found. ``tables``, as :meth:`save_lookup`
+    has them, are made of the indexes when they are first needed.
     """
 
     def __init__(

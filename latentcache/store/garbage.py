@@ -99,11 +99,8 @@ def salvage(paths: CachePaths, source: Path, *, skip: Catalog | None = None) -> 
 def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip: Catalog | None = None) -> Salvaged:
     """Copy entries of a shard, of this or another cache, into a new sealed one of this cache.
 
-    Args:
-        paths: The cache; the caller holds its builder lock.
-        source: Folder of the shard.
-        places: (n,) ``PLACE_DTYPE``.
-        skip: Entries with all items in it are not wanted.
+    The caller holds the builder lock. ``places`` are (n,) ``PLACE_DTYPE``; entries with all items in ``skip`` are not
+    wanted.
     """
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
@@ -137,12 +134,8 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip:
 def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
     """Take a sealed shard out of use; builds find its entries no more. Durable; the caller holds the builder lock.
 
-    Snapshots that name the shard keep reading it, and the collector removes it when none does.
-
-    Args:
-        paths: The cache.
-        shard: Its name.
-        reason: ``damaged`` or ``compacted``; for people.
+    Snapshots that name the shard keep reading it, and the collector removes it when none does. The reason
+    (``damaged`` or ``compacted``) is for people.
     """
     mark = paths.tombstone(shard)
     if not mark.exists():
@@ -222,14 +215,10 @@ def relocate(
     *,
     complete: bool,
 ) -> int:
-    """Publish a snapshot whose entries are in other shards; entries that these lack lose their rows.
+    """Publish a snapshot whose entries were ``moved`` from shard to shard; those that are not there lose their rows.
 
-    Args:
-        paths: The cache, whose builder lock the caller holds.
-        snapshot: What is replaced.
-        moved: Old shard -> new shard.
-        drop: Field -> (E,) True for entries that lose their rows.
-        complete: False if rows that are needed are lost.
+    The caller holds the builder lock. ``drop`` has by field (E,) True for entries that lose their rows. ``complete``
+    is False if rows that are needed are lost.
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
     fields = []

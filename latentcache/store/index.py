@@ -386,15 +386,8 @@ def whole_entry(
 ) -> tuple[EntryHeader, bytes, bytes]:
     """The head of an entry, parsed and as it is, and its payload, all proven.
 
-    Args:
-        descriptor: Of the shard.
-        offset: Byte at which the payload begins.
-        head: Bytes of the head before it.
-        key: The key it must have; None if any is right.
-
-    Raises:
-        CorruptEntryError, CacheFormatError: As :func:`checked_head`; or the payload fails its check.
-        OSError: The file cannot be read.
+    The payload begins at byte ``offset``, ``head`` bytes of head are before it; ``key`` None: any is right. Errors as
+    :func:`checked_head`; CorruptEntryError also if the payload fails its check.
     """
     if not head <= offset <= (size := os.fstat(descriptor).st_size):
         raise CorruptEntryError("an entry is outside its file", key=(key or b"").hex())
@@ -417,9 +410,7 @@ def write_index(folder: Path, name: str) -> int:
 def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
     """Open the index of a sealed shard.
 
-    Args:
-        folder: ``shards/<id>``.
-        check_data: See that it belongs to the shard as it is now; False for a shard that may be damaged.
+    ``check_data`` sees that it belongs to the shard as it is now; False for a shard that may be damaged.
 
     Raises:
         CacheDamagedError: The index is damaged, or the shard is truncated or another one.

@@ -71,7 +71,7 @@ class CachePaths:
 
     def all_sealed(self) -> list[Path]:
         """All sealed shards, tombstoned ones too."""
-        return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
+        return [path for path in _listed(self.shards, only_folders=True) if path.suffix != OPEN_SUFFIX]
 
     def tombstoned(self) -> set[str]:
         """Names of the shards that were taken out of use."""
@@ -79,7 +79,7 @@ class CachePaths:
 
     def open_shards(self) -> list[Path]:
         """Shards that are being written, or were when their builder died."""
-        return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
+        return [path for path in _listed(self.shards, only_folders=True) if path.suffix == OPEN_SUFFIX]
 
     def is_ours(self) -> bool:
         """Whether a build was ever started here."""
@@ -131,18 +131,11 @@ class CachePaths:
         folders = [path for path in _listed(self.snapshots_folder) if path.name.isdecimal()]
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
-    def _shard_folders(self) -> list[Path]:
-        try:
-            return [path for path in _listed(self.shards) if path.is_dir()]
-        except OSError as error:
-            raise_unreadable(error, self.shards)
-            raise
 
-
-def _listed(folder: Path) -> list[Path]:
+def _listed(folder: Path, *, only_folders: bool = False) -> list[Path]:
     """What is in a folder, in the order of the names; ``glob`` would take a folder that may not be read for empty."""
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if not only_folders or path.is_dir())
     except FileNotFoundError:
         return []
     except OSError as error:

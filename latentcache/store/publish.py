@@ -272,14 +272,8 @@ def publish_snapshot(
 ) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
 
-    Args:
-        paths: The cache.
-        new: The snapshot.
-        current: One whose columns it may have taken over; then these are not encoded to see that nothing is new.
-        told: Is shown the manifest first; True if it tells nothing new.
-
-    Returns:
-        Its number; 0 if nothing was published.
+    ``told`` is shown the manifest first, and says if it tells nothing new. If all columns are those of ``current``,
+    they are not encoded for that. Returns the snapshot's number; 0 if nothing was published.
     """
     number = max(paths.snapshots(), default=0) + 1
     if current is not None and _has_columns_of(new, current):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,8 +135,7 @@ class EntryReader:
         shard, offset, size = one.segments(rows, start, length)
         if len(at) and (int(at.min()) < 0 or bool((at + size > room).any())):
             raise IndexError(f"items of {field} do not fit into the memory")
-        pieces = Pieces(*self._opened(shard), offset, size, at)
-        return Located(self, one, rows, pieces, not one.packed and start is None)
+        return Located(self, one, rows, not one.packed and start is None, *self._opened(shard), offset, size, at)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -265,22 +264,21 @@ class EntryReader:
         )
 
 
-class Located(NamedTuple):
+class Located(Pieces):
     """Where n items of a field are; see :meth:`EntryReader.located`."""
 
-    reader: EntryReader
-    field: _Field
-    rows: Ints
-    pieces: Pieces
-    whole: bool
-    """True if each item is an entry, and all of it is wanted."""
+    def __init__(self, reader: EntryReader, field: _Field, rows: Ints, whole: bool, *pieces: Any) -> None:
+        super().__init__(*pieces)
+        self.reader, self.field, self.rows = reader, field, rows
+        self.whole = whole
+        """True if each item is an entry, and all of it is wanted."""
 
     def places(self, first: int, last: int) -> list[Place]:
         """Where the bytes of some of them are, for reading ahead."""
-        return list(zip(*self.pieces.columns[:3, first:last].tolist(), strict=True))
+        return list(zip(*self.columns[:3, first:last].tolist(), strict=True))
 
 
-class Gathering:
+class Gathering(Reading):
     """Reads some of located items into the caller's memory, and proves them.
 
     Args:
@@ -300,29 +298,24 @@ class Gathering:
             reader.prove(one, located.rows[first:last])
         elif not one.all_proven or reader.checksum == "always":
             self._new = reader.unproven(one, located.rows[first:last])
-        self._scaled, hashed = scaling is not None, len(self._new) > 0
-        self._reading = Reading(located.pieces, out, first, last, hashed=hashed, scaling=scaling)
+        super().__init__(located, out, first, last, hashed=len(self._new) > 0, scaling=scaling)
 
-    def begin(self) -> None:
-        """Have the compiled library begin, if it is there, and return at once."""
-        self._reading.begin()
-
-    def finish(self) -> None:
+    def finish(self) -> bool:
         """Return when everything is read and proven."""
-        hashes = self._reading.hashes
-        if not self._reading.finish():
+        if not super().finish():
             self._read_each()
-            hashes = None
-            if self._scaled:
+            self.hashes = None
+            if self._kept[2] is not None:
                 where = str(self._located.reader.paths.root)
                 raise CacheDamagedError("a read failed, and worked when repeated", where=where)
         if len(self._new):
-            self._prove(hashes)
+            self._prove()
+        return True
 
     def _read_each(self) -> None:
         """Read one item after the other; one that does not come whole is named."""
         one, memory = self._located.field, self._out.data
-        columns = self._located.pieces.columns[:4, self._first : self._last].tolist()
+        columns = self._located.columns[:4, self._first : self._last].tolist()
         for row, file, place, size, front in zip(self._located.rows[self._first :], *columns, strict=False):
             found, why = -1, "the shard ends early"
             try:
@@ -332,12 +325,12 @@ class Gathering:
             if found != size:
                 raise self._located.reader.corrupt(one, int(one.entries_of(np.array([row]))[0]), why)
 
-    def _prove(self, hashes: Any) -> None:
-        """Hold items that were just read against their checksums; ``hashes`` were made while they were read."""
-        one, new = self._located.field, self._first + self._new
+    def _prove(self) -> None:
+        """Hold items that were just read against their checksums."""
+        one, new, hashes = self._located.field, self._first + self._new, self.hashes
         entries = one.entries_of(self._located.rows[new])
         if hashes is None:
-            size, begin = self._located.pieces.columns[2:4, new]
+            size, begin = self._located.columns[2:4, new]
             pieces, memory = zip(begin.tolist(), (begin + size).tolist(), strict=True), self._out.data
             hashes = np.array([checksum(memory[first:last]) for first, last in pieces], dtype=np.uint64)
         else:

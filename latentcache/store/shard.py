@@ -81,13 +81,9 @@ class ShardWriter:
             failpoint("after-commit")
 
     def seal(self, name: str = "") -> Path:
-        """Close the shard and give it its final name; remove an empty one.
+        """Close the shard and give it its final name, by default that of the open shard; remove an empty one.
 
-        Args:
-            name: Another one than that of the open shard, which is then free for the next.
-
-        Returns:
-            The sealed folder (which does not exist when the shard was empty).
+        Returns the sealed folder, which does not exist when the shard was empty.
         """
         with _storing(self.folder):
             self._environment.sync(True)
@@ -137,12 +133,7 @@ def _fill_lock(path: Path) -> None:
 
 
 def seal_folder(folder: Path, name: str = "") -> Path:
-    """Index a closed shard and rename ``<id>.open`` to ``<id>``. Idempotent; safe to kill at any point.
-
-    Args:
-        folder: The open shard.
-        name: Another final name.
-    """
+    """Index a closed shard, rename ``<id>.open`` to ``<id>`` or ``name``. Idempotent; safe to kill at any point."""
     sealed = folder.with_name(name or folder.name.removesuffix(OPEN_SUFFIX))
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
@@ -167,16 +158,10 @@ def seal_folder(folder: Path, name: str = "") -> Path:
 def recover_shard(
     folder: Path, quarantine: Path, salvage: Callable[[Path], object] = lambda folder: None
 ) -> Path | None:
-    """Seal what a dead builder left open. The caller holds the builder lock.
+    """Seal what a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
 
-    Args:
-        folder: ``shards/<id>.open``.
-        quarantine: Where a damaged one goes.
-        salvage: Called before that, to save what is whole of it.
-
-    Returns:
-        The sealed folder; None when nothing was committed, or when the shard is damaged and was moved to
-        ``quarantine``.
+    Returns the sealed folder; None when nothing was committed, or when the shard is damaged: then it was moved to
+    ``quarantine``, after ``salvage`` has saved what is whole of it.
     """
     data = folder / "data.mdb"
     with writing(folder):

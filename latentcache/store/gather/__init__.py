@@ -16,13 +16,11 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-
-from latentcache.value import Value
 
 Ints = NDArray[np.integer]
 #: Types that the library scales, and their numbers there.
@@ -35,14 +33,13 @@ _SCAN_BYTES = 1 << 20
 _ALONE_BYTES = 128 << 10
 
 
-class Scaling(Value, eq=False):
+class Scaling(NamedTuple):
     """``value * factor + term`` for items of shape (channels, ...), computed in float32 and rounded once."""
 
     kind: int
     factor: NDArray[np.float32]
-    """(channels,)"""
+    """(channels,), as ``term``."""
     term: NDArray[np.float32]
-    addresses: tuple[int, int]
 
 
 class _Job(ctypes.Structure):
@@ -100,17 +97,13 @@ LIBRARY = compiled(Path(__file__).with_name("_gather.so"))
 def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) -> Scaling | None:
     """What a :class:`Reading` can do to values of a type; None: the caller has to."""
     kind = _KINDS.get(dtype, 0) if LIBRARY and LIBRARY.hash else 0
-    factor, term = np.ascontiguousarray(factor), np.ascontiguousarray(term)
-    addresses = _address(factor), _address(term)
-    return Scaling(kind=kind, factor=factor, term=term, addresses=addresses) if kind else None
+    return Scaling(kind, np.ascontiguousarray(factor), np.ascontiguousarray(term)) if kind else None
 
 
 class File:
-    """A file that is open for reading.
+    """A file that is open for reading. Who opened it closes it; pieces that are being read keep the map.
 
-    Args:
-        descriptor: Of the file, whose owner closes it; pieces that are being read keep the map.
-        mapped: False to read it by position also if the compiled library is there.
+    With ``mapped=False`` it is read by position also if the compiled library is there.
     """
 
     def __init__(self, descriptor: int, *, mapped: bool = True) -> None:
@@ -122,42 +115,33 @@ class File:
 
 
 class Pieces:
-    """n pieces of files.
+    """n pieces of files, which are open until everything is read.
 
-    Args:
-        files: Open until everything is read.
-        which: (n,) position of the file that holds each, or that of all.
-        offset: (n,) first byte of each in its file.
-        size: (n,) bytes of each.
-        at: (n,) where each belongs in the memory that it is read into.
+    ``which`` (n,) is the position of the file that holds each, or that of all, ``offset`` (n,) its first byte there,
+    ``size`` (n,) its bytes, ``at`` (n,) where it belongs in the memory that it is read into.
     """
 
     def __init__(self, files: Sequence[File], which: Ints | int, offset: Ints, size: Ints, at: Ints) -> None:
         self._files, self.columns = files, np.empty((5, len(offset)), dtype=np.int64)
-        descriptor, address, mapped = np.array([file.about for file in files] or [(0, 0, 0)], dtype=np.int64).T[
-            :, which
-        ]
+        about = np.array([file.about for file in files] or [(0, 0, 0)], dtype=np.int64)
+        descriptor, address, mapped = about.T[:, which]
         inside = offset + size <= mapped  # a file that grows has more than its map
-        for column, values in zip(
-            self.columns, (descriptor, offset, size, at, (address + offset) * inside), strict=True
-        ):
-            column[:] = values
+        values = descriptor, offset, size, at, (address + offset) * inside
+        for column, given in zip(self.columns, values, strict=True):
+            column[:] = given
         self.address = _address(self.columns)
 
 
 class Reading:
-    """Some pieces of files on their way into memory.
+    """Pieces from ``first`` to before ``last`` on their way into memory ``out`` (m,), in which all must be.
 
-    Args:
-        pieces: The files.
-        out: (m,) of memory; all pieces must be inside.
-        first, last: Those that are wanted: from ``first`` to before ``last``.
-        hashed: True to make :attr:`hashes`.
-        scaling: From :func:`scaling`: done to the values of each piece.
+    ``hashed`` asks for :attr:`hashes`; ``scaling`` is done to the values of each piece.
     """
 
     hashes: NDArray[np.uint64] | None = None
     """(n,) xxh3-64 of the bytes as they are in the file; None: the caller has to make them."""
+    _begun = 0
+    """The process that has begun; 0: none."""
 
     def __init__(
         self,
@@ -169,7 +153,7 @@ class Reading:
         hashed: bool = False,
         scaling: Scaling | None = None,
     ) -> None:
-        self._library, self._begun = LIBRARY, 0
+        self._library = LIBRARY
         self._kept = pieces, out, scaling
         if self._library is None:
             return
@@ -181,7 +165,7 @@ class Reading:
             self._job.hash, self._job.hashes = self._library.hash, _address(self.hashes)
         if scaling is not None:
             self._job.kind, self._job.channels = scaling.kind, len(scaling.factor)
-            self._job.factor, self._job.term = scaling.addresses
+            self._job.factor, self._job.term = _address(scaling.factor), _address(scaling.term)
 
     def begin(self) -> None:
         """Have the compiled library begin, if it is there and it is worth it, and return at once."""
