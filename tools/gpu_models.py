@@ -14,8 +14,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from latentcache.encoders.vae.encoder import drop_decoder
-from latentcache.encoders.vae.fold import fold_single_frames
+from latentcache.encoders.vae.encoder import drop_decoder, fold_single_frames
 
 _KL: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 _KL |= {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32}

@@ -9,7 +9,7 @@ from latentcache.encoders.hub import is_stub
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
-from latentcache.encoders.vae.names import encoder_tensors
+from latentcache.encoders.vae.locate import encoder_tensors
 from latentcache.encoders.weights import not_finite, read_headers
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe

@@ -484,7 +484,6 @@ def _buckets_of(
 
 
 def _ordered(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Distinct numbers, upwards."""
     ordered = np.sort(numbers)
     return ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]
 

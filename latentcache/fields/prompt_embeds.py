@@ -44,7 +44,7 @@ COMPUTE_DTYPES = ("auto", *_FLOATS)
 NONE = "none"
 #: Increased if the same caption and pipeline give other embeddings.
 PROMPT_RULE = 1
-_FOLLOWED = "latentcache.encoders.prompt.locate:text_settings"
+_FOLLOWED = "latentcache.encoders.prompt.describe:text_settings"
 #: Cost of a caption beside its characters: every pipeline adds some tokens.
 _FIXED_COST = 32
 #: Variant numbers of the prompts of a field.

@@ -149,7 +149,6 @@ class LazyStrings(Strings):
 
 
 def _cut(text: str | bytes, begins: NDArray[np.integer], ends: NDArray[np.integer]) -> list[str]:
-    """Parts of a text as strings."""
     spans = zip(begins.tolist(), ends.tolist(), strict=True)
     if isinstance(text, str):
         return [text[begin:end] for begin, end in spans]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from latentcache.encoders.vae.names import encoder_tensors, is_encoder
+from latentcache.encoders.vae.locate import encoder_tensors, is_encoder
 from latentcache.encoders.weights import fingerprint, read_header, read_json, read_tensor, weights_in
 from latentcache.errors import EncoderError, UnsupportedModelError
 

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.encoders.prompt.locate import Pipeline, locate_pipeline
+from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
 from latentcache.fields import float8
 from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored

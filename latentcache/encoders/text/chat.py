@@ -138,7 +138,6 @@ class ChatRenderer:
         ]
 
     def _place(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
-        """Place of one turn in the whole text."""
         prompt, _ = self._run(chat.until(number), prompt=True)
         prompt += self._style.header
         last = number + 1 == len(chat.turns)
@@ -208,7 +207,6 @@ class ChatRenderer:
         return self._run(_Conversation(turns=list(turns)), prompt=prompt)[0]
 
     def _said(self, role: str, content: str) -> dict[str, Any]:
-        """One turn as the template takes it."""
         return {"role": role, "content": [{"type": "text", "text": content}] if self._as_parts else content}
 
     def _run(

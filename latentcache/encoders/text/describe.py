@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from latentcache.encoders.hub import Wanted, find, is_hub_id, is_stub, stub_delay
-from latentcache.encoders.text.stub import stub_recipe
+from latentcache.encoders.text.producer import stub_recipe
 from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings

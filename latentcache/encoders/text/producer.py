@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from latentcache.encoders.text.stub import StubTokenizer
+import numpy as np
+
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
+from latentcache.identity.content import json_hash
 from latentcache.sources.records import Record, record_from_json, record_size
 
 if TYPE_CHECKING:
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 #: Text of one worker that is worth a trial of the fast engine: the trial costs 2 s of processor time, which 6 MB of
 #: text save again.
 FAST_CHARACTERS = 8 << 20
+_BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
+_NUM_IDS = 261
+#: Increased if the same record gives other ids.
+_VERSION = 1
 
 
 def open_tokenizer(about: Mapping[str, Any], recipe: InputIdsRecipe) -> StubTokenizer | TextTokenizer:
@@ -69,3 +76,62 @@ def _not_empty(made: Made | Failure) -> Made | Failure:
         return made
     hint = "remove the record, or let every text end with a token (--add-eos)"
     return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
+
+
+def stub_recipe(
+    *, chat: bool = False, loss: str | None = None, add_bos: bool = False, add_eos: bool = True
+) -> InputIdsRecipe:
+    """Recipe of the stub; with ``chat`` the records are conversations, and it has the hash of their template."""
+    return InputIdsRecipe(
+        tokenizer=json_hash({"stub": "bytes", "version": _VERSION}).hex(),
+        num_ids=_NUM_IDS,
+        chat_template=json_hash({"stub": "turns", "version": _VERSION}).hex() if chat else "",
+        loss=loss or ("assistant" if chat else "all"),
+        add_bos=add_bos,
+        add_eos=add_eos,
+        bos_id=_BOS,
+        eos_id=_EOS,
+        pad_id=_PAD,
+    )
+
+
+class StubTokenizer:
+    """A tokenizer of bytes for tests, as :class:`TextTokenizer` is one; it sleeps ``delay_ms`` for each record.
+
+    Ids 0 to 255 are bytes; 256 begins a text, 257 ends one, 258 is padding, 259 begins a turn and 260 ends it. A turn
+    is 259, the role, a newline, the content and 260; its content and its end carry loss if the turn does. No text can
+    turn into an id above 255, so there is no special-token text. NumPy only.
+    """
+
+    def __init__(self, recipe: InputIdsRecipe, delay_ms: int = 0) -> None:
+        self.recipe, self._delay_s = recipe, delay_ms / 1000
+
+    def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
+        """One document for each record."""
+        time.sleep(self._delay_s * len(records))
+        return [self._document(record) for record in records]
+
+    def _document(self, record: Record) -> Made:
+        recipe, everything = self.recipe, self.recipe.loss == "all"
+        if record.messages is None:
+            text = record.text or ""
+            ids = chr(_BOS) * recipe.add_bos + _bytes(text) + chr(_EOS) * recipe.add_eos
+            begin = 0 if everything else record.begin
+            spans = [(len(_bytes(text[:begin])) + recipe.add_bos if begin else 0, len(ids))]
+        else:
+            ids, spans = "", []
+            for message in record.messages:
+                ids += chr(_TURN) + _bytes(f"{message.role}\n")
+                begin = len(ids)
+                ids += _bytes(message.content) + chr(_END)
+                spans += [(begin, len(ids))] if message.learned else []
+            spans = [(0, len(ids))] if everything else spans
+        own = [(begin, end - begin) for begin, end in spans if begin < end]
+        columns = {"spans": np.array(own, dtype=np.uint32).reshape(-1, 2), "control": 0, "not_rendered": 0}
+        array = np.frombuffer(ids.encode("utf-16-le"), dtype="<u2").astype(recipe.dtype, copy=False)
+        return Made(array=array, columns=columns)
+
+
+def _bytes(text: str) -> str:
+    """One character for each byte of UTF-8: ids are characters until all are there, which numpy then has at once."""
+    return text.encode().decode("latin-1")

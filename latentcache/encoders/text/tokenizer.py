@@ -99,7 +99,6 @@ class TextTokenizer:
         return [next(documents) if result is None else result for result in results]
 
     def _prepare(self, record: Record) -> _Prepared:
-        """The text of a record."""
         if record.messages is None:
             text = record.text or ""
             self._check_reserved(text)
@@ -195,7 +194,6 @@ class ReferenceEngine:
 
 
 def _places(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Begins and ends of tokens in the text."""
     places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     return places[:, 0], places[:, 1]
 

@@ -17,8 +17,7 @@ from typing import Any
 from latentcache.encoders.hub import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
 from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
-from latentcache.encoders.vae.locate import locate
-from latentcache.encoders.vae.names import encoder_tensors
+from latentcache.encoders.vae.locate import encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError

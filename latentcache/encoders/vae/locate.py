@@ -1,18 +1,22 @@
-"""From the name of a model to files on this disk: one ``config.json`` and its weights.
+"""From the name of a model to files on this disk, one ``config.json`` and its weights, and to the encoder's tensors.
 
 Guarantee: a path that does not exist is never looked up on the network; pickle weights are never chosen. No torch;
 huggingface_hub only for a hub id.
+
+The same encoder has the same names of tensors in a diffusers folder, in an original latent-diffusion file and inside
+a full checkpoint. Sources: CompVis/latent-diffusion ``ldm/modules/diffusionmodules/model.py`` (class Encoder) and
+diffusers ``models/autoencoders/vae.py``.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.hub import Wanted, expanded, find
-from latentcache.encoders.vae.names import PREFIXES
-from latentcache.encoders.weights import Tensors, read_header, read_json, weights_in
+from latentcache.encoders.weights import TensorInfo, Tensors, read_header, read_json, weights_in
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.value import Value
 
@@ -31,6 +35,30 @@ _CHECKPOINTS = (
     ("Wan 2.1", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "head.modulation", 0),
     ("Qwen-Image", "Qwen/Qwen-Image", "txt_norm.weight", 0),
 )
+
+#: Prefixes under which checkpoints keep an autoencoder: the first that fits is taken off.
+PREFIXES = ("first_stage_model.", "vae.", "")
+#: Names of tensors that no encoder uses: the other half, and additions of training checkpoints.
+_DECODER = ("decoder.", "post_quant_conv.", "loss.", "model_ema.")
+_COUNTER = ".num_batches_tracked"
+
+_LDM = (
+    (r"^encoder\.down\.(\d+)\.block\.", r"encoder.down_blocks.\1.resnets."),
+    (r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0."),
+    (r"^encoder\.mid\.block_1\.", "encoder.mid_block.resnets.0."),
+    (r"^encoder\.mid\.block_2\.", "encoder.mid_block.resnets.1."),
+    (r"^encoder\.mid\.attn_1\.norm\.", "encoder.mid_block.attentions.0.group_norm."),
+    (r"^encoder\.mid\.attn_1\.proj_out\.", "encoder.mid_block.attentions.0.to_out.0."),
+    (r"^encoder\.mid\.attn_1\.([qkv])\.", r"encoder.mid_block.attentions.0.to_\1."),
+    (r"^encoder\.norm_out\.", "encoder.conv_norm_out."),
+    (r"\.nin_shortcut\.", ".conv_shortcut."),
+    # Names that diffusers itself wrote before its version 0.17; it still reads them.
+    (r"(\.attentions\.0)\.query\.", r"\1.to_q."),
+    (r"(\.attentions\.0)\.key\.", r"\1.to_k."),
+    (r"(\.attentions\.0)\.value\.", r"\1.to_v."),
+    (r"(\.attentions\.0)\.proj_attn\.", r"\1.to_out.0."),
+)
+_ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
 
 
 class Located(Value):
@@ -54,7 +82,6 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
 
 
 def _files(path: Path, config: str | None = None) -> Located:
-    """Files of a folder, or of a file of weights."""
     lone = path.is_file()
     tensors = read_header(path) if lone else {}
     folder = path.parent if lone else _encoder_folder(path)
@@ -66,7 +93,6 @@ def _files(path: Path, config: str | None = None) -> Located:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """A parsed configuration of a diffusers model."""
     config = read_json(path)
     if not isinstance(config.get("_class_name"), str):
         raise UnsupportedModelError(
@@ -113,7 +139,6 @@ def _without_files(folder: Path) -> UnsupportedModelError:
 
 
 def _encoder_folder(folder: Path) -> Path:
-    """The folder itself, or the ``vae/`` of a pipeline."""
     vae, index = folder / "vae", folder / "model_index.json"
     if index.is_file() and not vae.is_dir():
         parts = sorted(name for name in read_json(index) if not name.startswith("_"))
@@ -137,6 +162,30 @@ def _given_config(config: str) -> Path:
         )
         raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     return path
+
+
+def encoder_tensors(tensors: Tensors, *, ldm: bool) -> dict[str, TensorInfo]:
+    """Tensors of the encoder half by their name in diffusers, sorted; ``ldm``: original names are translated."""
+    prefix = next(p for p in PREFIXES if not p or any(name.startswith(f"{p}encoder.") for name in tensors))
+    mine = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+    kept = {_modern(name) if ldm else name: one for name, one in mine.items() if is_encoder(name)}
+    return {name: one._replace(shape=_linear(name, one.shape)) for name, one in sorted(kept.items())}
+
+
+def is_encoder(name: str) -> bool:
+    """True if ``encode`` uses a tensor: all but the decoder half and training counters."""
+    return not name.startswith(_DECODER) and not name.endswith(_COUNTER)
+
+
+def _linear(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The original attention layers are 1x1 convolutions; in diffusers they are linear."""
+    return shape[:2] if _ATTENTION_WEIGHT.search(name) and shape[2:] == (1, 1) else shape
+
+
+def _modern(name: str) -> str:
+    for pattern, replacement in _LDM:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 _WANTED = Wanted(

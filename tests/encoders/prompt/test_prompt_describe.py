@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
-from latentcache.encoders.prompt.locate import locate_pipeline, text_settings
+from latentcache.encoders.prompt.describe import describe_sequence, describe_vector, locate_pipeline, text_settings
 from latentcache.encoders.prompt.producer import call_default
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptSettings
@@ -90,7 +89,7 @@ def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
         asked.append(wanted.files)
         return {"org/flux": flux, "org/vae": tmp_path}[name]
 
-    for module in ("hub", "prompt.locate"):
+    for module in ("hub", "prompt.describe"):
         monkeypatch.setattr(f"latentcache.encoders.{module}.hub_folder", download)
     found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
     assert found == PromptSettings(text_encoder="org/flux")

@@ -5,8 +5,7 @@ import pytest
 import torch
 from described_models import described_model
 
-from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, load_module
-from latentcache.encoders.vae.fold import fold_single_frames
+from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, fold_single_frames, load_module
 from latentcache.fields.dtypes import is_finite
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from latentcache.encoders.vae.names import encoder_tensors
+from latentcache.encoders.vae.locate import encoder_tensors
 from latentcache.encoders.weights import TensorInfo
 
 MIDDLE = "encoder.mid_block.attentions.0"
