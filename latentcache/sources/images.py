@@ -242,17 +242,17 @@ class ImageScan(Scan):
             memos = np.concatenate([memos, np.stack(list(map(memo_row, added)))])
         names, memos = _used_files(names, memos, units, len(files.names))
         rules = [one.captions for one in layout.sets]
-        archives = Archives(layout, len(names), bad)
+        archives = Archives(self, layout, len(names), bad, walk.notes)
         reading = _readings(len(names), units, rules)
         if archives.names:
             names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
             reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
-            reading = np.concatenate([reading, archives.readings(self)])
+            reading = np.concatenate([reading, archives.readings()])
         held = self.held(names, memos, reading, self.rejected)
         for number, (content, memo) in enumerate(read.values(), start=archives.first - len(read)):
             held.remember(number, content, memo)
         if archives.names:
-            units = _sorted(names, Units.joined([units, archives.units(self, held, bad, walk.notes)]))
+            units = _sorted(names, Units.joined([units, archives.units(held)]))
         captions = CaptionFiles(walk.root, held, rules)
         good = captions.read(units, bad)
         units = units if good.all() else units.take(good)

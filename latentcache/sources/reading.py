@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Self
 
@@ -33,7 +34,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK:
 
 
 def read_source(
-    path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES, span: tuple[int, int] | None = None
+    path: Path | str, span: tuple[int, int] | None = None, *, max_bytes: int = MAX_SOURCE_BYTES
 ) -> tuple[bytes, StatMemo]:
     """All bytes of a regular file or of a range of it (offset, bytes), and the memo of the file (``seen_ns`` is now).
 
@@ -41,14 +42,9 @@ def read_source(
         UnusableSampleError: ``slug`` is the reason: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
             ``empty``, ``symlink-loop``, ``changing``, ``too-large``, ``out-of-memory``.
     """
-    try:
+    data, memo = _read_once(path, max_bytes, span)
+    if memo is None:
         data, memo = _read_once(path, max_bytes, span)
-        if memo is None:
-            data, memo = _read_once(path, max_bytes, span)
-    except OSError as error:
-        raise _from_os(error, path) from error
-    except MemoryError as error:
-        raise unusable("out-of-memory", path, "there is not enough memory to read it") from error
     if memo is None:
         raise unusable("changing", path, "its size or time changed during both reads")
     if not data:
@@ -62,20 +58,11 @@ def open_source(path: Path | str, span: tuple[int, int] | None = None) -> Binary
     Raises:
         UnusableSampleError: As :func:`read_source`, without ``changing``.
     """
-    try:
-        _regular(os.stat(path), path)  # noqa: PTH116 - a Path costs more than the call
-        descriptor = _open(path)
-    except OSError as error:
-        raise _from_os(error, path) from error
-    try:
-        found = os.fstat(descriptor)
-        _regular(found, path)
-        if not found.st_size:
-            raise unusable("empty", path, "it has 0 bytes")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    descriptor, found = _opened(path)
     file = os.fdopen(descriptor, "rb")
+    if not found.st_size:
+        file.close()
+        raise unusable("empty", path, "it has 0 bytes")
     return file if span is None else io.BufferedReader(_Range(file, *span))
 
 
@@ -128,11 +115,8 @@ class _Range(io.RawIOBase):
 
 def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -> tuple[bytes, StatMemo | None]:
     """The bytes and the memo of the file, or no memo if the file changed meanwhile."""
-    _regular(os.stat(path), path)  # noqa: PTH116 - a Path costs more than the call
-    descriptor = _open(path)
+    descriptor, before = _opened(path)
     try:
-        before = os.fstat(descriptor)
-        _regular(before, path)
         start, size = span or (0, before.st_size)
         if size > max_bytes:
             raise unusable("too-large", path, f"it has {size} bytes, at most {max_bytes} are read")
@@ -142,6 +126,10 @@ def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -
         while 0 < len(data) < size and (chunk := os.read(descriptor, size - len(data))):
             data += chunk
         after = os.fstat(descriptor)
+    except OSError as error:
+        raise _from_os(error, path) from error
+    except MemoryError as error:
+        raise unusable("out-of-memory", path, "there is not enough memory to read it") from error
     finally:
         os.close(descriptor)
     if len(data) != size or before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
@@ -149,12 +137,23 @@ def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -
     return data, StatMemo.of(after, seen_ns=time.time_ns())
 
 
-def _open(path: Path | str) -> int:
-    """Without touching the access time if the system allows that (owner and root only)."""
+def _opened(path: Path | str) -> tuple[int, os.stat_result]:
+    """A regular file and its state; the access time stays if the system allows that (to owner and root only)."""
     try:
-        return os.open(path, _FLAGS | _NO_ATIME)
-    except PermissionError:
-        return os.open(path, _FLAGS)
+        _regular(os.stat(path), path)  # noqa: PTH116 - a Path costs more than the call
+        try:
+            descriptor = os.open(path, _FLAGS | _NO_ATIME)
+        except PermissionError:
+            descriptor = os.open(path, _FLAGS)
+        found = os.fstat(descriptor)
+    except OSError as error:
+        raise _from_os(error, path) from error
+    try:
+        _regular(found, path)
+    except UnusableSampleError:
+        os.close(descriptor)
+        raise
+    return descriptor, found
 
 
 def _regular(result: os.stat_result, path: Path | str) -> None:
@@ -224,22 +223,16 @@ class LineReader:
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """(number from 1, bytes without the line end) of every line that is not blank; None if it is too long."""
-        number, rest, skipping = 1, b"", False
-        for chunk in self.chunks():
+        number, rest = 1, b""
+        for chunk in chain(self.chunks(), [b"\n"]):
             first, *others = chunk.split(b"\n")
-            rest = b"" if skipping else rest + first
+            rest = (rest + first)[: self._max + 1]
             for following in others:
-                if skipping or len(rest) > self._max:
+                if len(rest) > self._max:
                     yield number, None
                 elif rest.strip(BLANK):
                     yield number, rest.removesuffix(b"\r")
-                number, rest, skipping = number + 1, following, False
-            if len(rest) > self._max:
-                rest, skipping = b"", True
-        if skipping:
-            yield number, None
-        elif rest.strip(BLANK):
-            yield number, rest.removesuffix(b"\r")
+                number, rest = number + 1, following
 
     def finish(self) -> tuple[StatMemo, bytes]:
         """Memo and hash of the file after its last byte was read.

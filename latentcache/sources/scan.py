@@ -131,12 +131,7 @@ class Listing(Scanned):
     @property
     def no_caption(self) -> int:
         """Samples without a caption, or with an empty one; 0 if samples are not images."""
-        if self.images is not None:
-            return int(self.images.captions.get(NO_CAPTION, 0))
-        caption = self.samples.inputs.get("caption")
-        if caption is None or caption.text is None or self.options.default_caption is not None:
-            return 0
-        return int((np.diff(caption.text.ends, prepend=0) == 0).sum())
+        return int(self.images.captions.get(NO_CAPTION, 0)) if self.images is not None else 0
 
     def job_inputs(
         self, rows: NDArray[np.integer] | Sequence[int], names: Sequence[str], *, strict: bool = True

@@ -43,13 +43,16 @@ class Archives:
     """The archives of a layout, in the byte order of their names, at the end of the files.
 
     Args:
+        asked: The scan.
         layout: Its sets name the archives.
         first: Position of the first one among the files.
-        bad: Archives that cannot be read are appended to it.
+        bad: Archives, members and rows that cannot be read are appended to it.
+        notes: Of the scan.
     """
 
-    def __init__(self, layout: Layout, first: int, bad: list[Rejected]) -> None:
-        self.sets, self.root, self.first, self.names = layout.sets, layout.root, first, list[str]()
+    def __init__(self, asked: Scan, layout: Layout, first: int, bad: list[Rejected], notes: Notes) -> None:
+        self._asked, self._bad, self._notes = asked, bad, notes
+        self._sets, self._root, self.first, self.names = layout.sets, layout.root, first, list[str]()
         owners, memos, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, [], []
         for name in sorted(owners, key=os.fsencode):
             try:
@@ -61,28 +64,26 @@ class Archives:
             owner.append(owners[name])
         self.memos = np.array(memos, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         """(n, 6) their stats."""
-        self.owner = np.array(owner, dtype=np.int32)
+        self._owner = np.array(owner, dtype=np.int32)
 
-    def readings(self, asked: Scan) -> NDArray[np.uint8]:
+    def readings(self) -> NDArray[np.uint8]:
         """(n, 16) how each is read."""
-        columns = asked.image_column, asked.caption_column
+        columns = self._asked.image_column, self._asked.caption_column
         said = [
             (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
-            for one, rule in ((one, one.captions) for one in self.sets)
+            for one, rule in ((one, one.captions) for one in self._sets)
         ]
-        each = [content_hash(repr(said[owner]).encode()) for owner in self.owner.tolist()]
+        each = [content_hash(repr(said[owner]).encode()) for owner in self._owner.tolist()]
         return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
-    def units(self, asked: Scan, held: Known, bad: list[Rejected], notes: Notes) -> Units:
-        """All images in the archives. Those that cannot be read are appended to ``bad``."""
+    def units(self, held: Known) -> Units:
+        """All images in the archives."""
         parts, files = list[Units](), np.arange(self.first, self.first + len(self.names))
-        rows, file = asked.contained(
-            held, files, "image", bad, lambda one: parts.append(self._read(one, asked, bad, notes))
-        )
+        rows, file = self._asked.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
         own = set(held.names.take(files[held.place[files] >= 0]))
-        for note in asked.notes:
+        for note in self._asked.notes:
             if note.reason != "no-caption" and own.intersection(above(note.name)):
-                notes.add(note)
+                self._notes.add(note)
         if held.table is not None and len(rows):
             caption, names = held.table.inputs["caption"], held.names.take(file)
             line = np.asarray(caption.file) >= 0 if caption.line is None else np.asarray(caption.line)
@@ -98,13 +99,12 @@ class Archives:
             parts.append(known)
         return Units.joined(parts) if parts else Units(image=files[:0])
 
-    def _read(self, file: int, asked: Scan, bad: list[Rejected], notes: Notes) -> Units:
-        name, one = self.names[file - self.first], self.sets[self.owner[file - self.first]]
-        found, rule = read_archive(self.root, name, one.archives, asked, bad, notes), one.captions
+    def _read(self, file: int) -> Units:
+        name, one, part = self.names[file - self.first], self._sets[self._owner[file - self.first]], self._asked.part
+        found, rule = list((self._of_tar if one.archives == TAR else self._of_rows)(name, one.archives)), one.captions
         for note in unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]):
-            notes.add(note)
-        if asked.part is not None:
-            found = [entry for entry in found if asked.part.holds_name(name + entry.own)]
+            self._notes.add(note)
+        found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
         texts = [rule.made(entry.text) for entry in found]
         member = np.array([entry.line for entry in found], dtype=np.uint32)
         return self._units(
@@ -118,10 +118,88 @@ class Archives:
 
     def _units(self, file: NDArray[np.int64], line: NDArray[np.uint32], **columns: NDArray[Any]) -> Units:
         """Images in archives; ``line``: members or rows with their captions, 0: they have none."""
-        owner = self.owner[file - self.first]
-        repeats = np.array([one.repeats for one in self.sets], dtype=np.int32)[owner]
+        owner = self._owner[file - self.first]
+        repeats = np.array([one.repeats for one in self._sets], dtype=np.int32)[owner]
         caption = np.where(line > 0, file, -1)
         return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
+
+    def _of_tar(self, name: str, _: str) -> Iterator[Entry]:
+        path, asked = self._root / name, self._asked.image_column.lower().removeprefix(".")
+        wanted = frozenset((asked,)) if asked else _IMAGES
+        images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
+        texts = defaultdict[str, dict[str, Member]](dict)
+        with open_source(path) as file:
+            refuse_packed(os.pread(file.fileno(), 6, 0), path)
+            try:
+                for member in tar_members(file):
+                    base = member.name.rfind("/") + 1
+                    dot = member.name.find(".", base)
+                    key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
+                    if dot > base and ending in wanted:
+                        images[key].append(member)
+                    elif dot > base and ending in _CAPTIONS:
+                        texts[key][ending] = member
+                    else:
+                        words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
+                        others[f"members {words}"].append(member.name)
+            except UnusableSampleError as error:
+                self._bad.append(as_rejected(name, error))
+            for key, several in images.items():
+                image, beside = several[0], texts.pop(key, {})
+                try:
+                    _check(f"{path}/{image.name}", key, several)
+                    text = self._caption(file.fileno(), name, beside) if beside else ""
+                except UnusableSampleError as error:
+                    self._bad.append(as_rejected(f"{name}/{image.name}", error))
+                    continue
+                yield Entry(f"/{image.name}", image.number, (image.offset, image.size), text)
+        orphans = [one.name for members in texts.values() for one in members.values()]
+        for words, names in {"caption members have no image of their key": orphans, **others}.items():
+            if names:
+                cause = "caption-unused" if names is orphans else "member-unused"
+                self._notes.add(counted(f"{name}/{names[0]}", cause, len(names), words, first=names[0]))
+
+    def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str:
+        """The text of the first caption member that has one; a second one that differs is noted."""
+        found, source, key = "", "", self._asked.caption_column
+        for ending in ("json",) if key else _CAPTIONS:
+            if ending not in texts or (found and ending == "json"):
+                continue
+            member = texts[ending]
+            path = f"{self._root / name}/{member.name}"
+            if member.size > MAX_CAPTION_BYTES:
+                raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
+            text = caption_of(os.pread(descriptor, member.size, member.offset), path, key)
+            if found and text != found:
+                detail = f"{source} is used; {member.name} says something else"
+                self._notes.add(rejected(f"{name}/{member.name}", "caption-conflict", detail))
+            elif text:
+                found, source = text, member.name
+        return found
+
+    def _of_rows(self, name: str, kind: str) -> Iterator[Entry]:
+        path, asked = self._root / name, self._asked
+        with opened(path, kind) as table:
+            columns = table.columns()
+            named = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
+            image = _column(path, columns, "image", asked.image_column, columns.binary, columns.images)
+            caption = _column(path, columns, "caption", asked.caption_column, columns.texts, named)
+            if not caption and columns.texts:
+                called, texts = ", ".join(CAPTION_COLUMNS), listed(columns.texts)
+                detail = f"no column of {name} is called {called}; texts are in {texts}"
+                self._notes.add(rejected(name, "text-column", detail))
+            batches = table.batches([caption]) if caption else ()
+            values = (one for batch in batches for one in batch.column(0).to_pylist())
+            for row, (span, value) in enumerate(zip_longest(table.spans(image).tolist(), values), start=1):
+                text, fault = captions_in(value or "")
+                if fault:
+                    error = unusable("caption-unicode", path, f"{caption}: {fault}")
+                elif kind == ARROW and not span[1]:
+                    error = unusable("no-image", path, "the row holds no bytes of an image")
+                else:
+                    yield Entry(f":{row}", row, tuple(span), text)
+                    continue
+                self._bad.append(replace(as_rejected(name, error), line=row))
 
 
 class Entry(NamedTuple):
@@ -137,16 +215,6 @@ class Entry(NamedTuple):
     """Caption; empty: none."""
 
 
-def read_archive(root: Path, name: str, kind: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Sequence[Entry]:
-    """The samples in one archive; images are not read.
-
-    Raises:
-        UnusableSampleError: It cannot be read at all.
-        SourceAmbiguousError: Several columns may be meant.
-    """
-    return list((_of_tar if kind == TAR else _of_rows)(root / name, name, kind, asked, bad, notes))
-
-
 def shows_images(path: Path, kind: str) -> bool:
     """True if an archive holds images, by its first members or its columns; raises UnusableSampleError."""
     if kind != TAR:
@@ -155,42 +223,6 @@ def shows_images(path: Path, kind: str) -> bool:
     with open_source(path) as file:
         endings = (member.name.rpartition(".")[2].lower() for member in islice(tar_members(file), _LOOKED_AT))
         return any(ending in _IMAGES for ending in endings)
-
-
-def _of_tar(path: Path, name: str, _: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Iterator[Entry]:
-    wanted = frozenset((asked.image_column.lower().removeprefix("."),)) if asked.image_column else _IMAGES
-    images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
-    texts = defaultdict[str, dict[str, Member]](dict)
-    with open_source(path) as file:
-        refuse_packed(os.pread(file.fileno(), 6, 0), path)
-        try:
-            for member in tar_members(file):
-                base = member.name.rfind("/") + 1
-                dot = member.name.find(".", base)
-                key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
-                if dot > base and ending in wanted:
-                    images[key].append(member)
-                elif dot > base and ending in _CAPTIONS:
-                    texts[key][ending] = member
-                else:
-                    words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
-                    others[f"members {words}"].append(member.name)
-        except UnusableSampleError as error:
-            bad.append(as_rejected(name, error))
-        for key, several in images.items():
-            image, beside = several[0], texts.pop(key, {})
-            try:
-                _check(f"{path}/{image.name}", key, several)
-                text = _caption(file.fileno(), path, name, beside, asked.caption_column, notes) if beside else ""
-            except UnusableSampleError as error:
-                bad.append(as_rejected(f"{name}/{image.name}", error))
-                continue
-            yield Entry(f"/{image.name}", image.number, (image.offset, image.size), text)
-    orphans = [one.name for members in texts.values() for one in members.values()]
-    for words, names in {"caption members have no image of their key": orphans, **others}.items():
-        if names:
-            cause = "caption-unused" if names is orphans else "member-unused"
-            notes.add(counted(f"{name}/{names[0]}", cause, len(names), words, first=names[0]))
 
 
 def _check(path: str, key: str, images: Sequence[Member]) -> None:
@@ -203,68 +235,18 @@ def _check(path: str, key: str, images: Sequence[Member]) -> None:
         raise unusable("too-large", path, f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read")
 
 
-def _caption(descriptor: int, path: Path, name: str, texts: dict[str, Member], key: str, notes: Notes) -> str:
-    """The text of the first caption member that has one; a second one that differs is noted."""
-    found, source = "", ""
-    for ending in ("json",) if key else _CAPTIONS:
-        if ending not in texts or (found and ending == "json"):
-            continue
-        member = texts[ending]
-        if member.size > MAX_CAPTION_BYTES:
-            raise unusable_caption("caption-too-large", f"{path}/{member.name}", f"it has {member.size} bytes")
-        text = caption_of(os.pread(descriptor, member.size, member.offset), f"{path}/{member.name}", key)
-        if found and text != found:
-            detail = f"{source} is used; {member.name} says something else"
-            notes.add(rejected(f"{name}/{member.name}", "caption-conflict", detail))
-        elif text:
-            found, source = text, member.name
-    return found
-
-
-def _of_rows(path: Path, name: str, kind: str, asked: Scan, bad: list[Rejected], notes: Notes) -> Iterator[Entry]:
-    with opened(path, kind) as table:
-        columns = table.columns()
-        spans = table.spans(_image_column(path, columns, asked.image_column)).tolist()
-        caption = _caption_column(path, name, columns, asked.caption_column, notes)
-        values = (one for batch in table.batches([caption]) for one in batch.column(0).to_pylist()) if caption else ()
-        for row, (span, value) in enumerate(zip_longest(spans, values), start=1):
-            text, fault = captions_in(value or "")
-            if fault:
-                error = unusable("caption-unicode", path, f"{caption}: {fault}")
-            elif kind == ARROW and not span[1]:
-                error = unusable("no-image", path, "the row holds no bytes of an image")
-            else:
-                yield Entry(f":{row}", row, tuple(span), text)
-                continue
-            bad.append(replace(as_rejected(name, error), line=row))
-
-
-def _image_column(path: Path, columns: Columns, asked: str) -> str:
-    if asked and asked not in columns.binary:
-        raise unusable("no-image-column", path, f"it has no binary column {asked}; it has {listed(columns.names)}")
-    if not asked and not columns.images:
-        raise unusable("no-image-column", path, f"no column holds images; it has {listed(columns.names)}")
-    return asked or _only(path, "images", columns.images, "--image-column")
-
-
-def _caption_column(path: Path, name: str, columns: Columns, asked: str, notes: Notes) -> str:
-    """The column that holds the captions; empty: there is none."""
-    if asked and asked not in columns.texts:
-        what = f"it has no column {asked} of texts; it has {listed(columns.names)}"
-        raise unusable("no-caption-column", path, what)
-    found = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
-    if not asked and not found and columns.texts:
-        detail = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}; texts are in {listed(columns.texts)}"
-        notes.add(rejected(name, "text-column", detail))
-    return asked or (_only(path, "captions", found, "--caption-column") if found else "")
-
-
-def _only(path: Path, what: str, found: Sequence[str], flag: str) -> str:
-    if len(found) == 1:
-        return found[0]
-    raise SourceAmbiguousError(
-        f"{len(found)} columns of {path.name} may hold the {what}: {listed(found)}",
-        where=str(path),
-        why="expected one",
-        fix=f"name it: {flag} {found[0]}",
-    )
+def _column(path: Path, columns: Columns, what: str, asked: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
+    """The column of images or captions: the one that is asked for, else the only one that is meant; empty: none."""
+    there, wanted = listed(columns.names), "binary column {}" if what == "image" else "column {} of texts"
+    if asked and asked not in of_type:
+        raise unusable(f"no-{what}-column", path, f"it has no {wanted.format(asked)}; it has {there}")
+    if not asked and not meant and what == "image":
+        raise unusable("no-image-column", path, f"no column holds images; it has {there}")
+    if not asked and len(meant) > 1:
+        raise SourceAmbiguousError(
+            f"{len(meant)} columns of {path.name} may hold the {what}s: {listed(meant)}",
+            where=str(path),
+            why="expected one",
+            fix=f"name it: --{what}-column {meant[0]}",
+        )
+    return asked or next(iter(meant), "")

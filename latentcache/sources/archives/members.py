@@ -60,14 +60,11 @@ def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name
     paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
     if held.line is None or SPAN not in samples.columns:
         return [{"path": path} for path in paths]
-    lines, spans = np.asarray(held.line)[rows].tolist(), np.asarray(samples.columns[SPAN])[rows].tolist()
-    return [_place(path, line, *span) for path, line, span in zip(paths, lines, spans, strict=True)]
-
-
-def _place(path: str, line: int, first: int, size: int) -> Place:
-    if not line:
-        return {"path": path}
-    return {"path": path, "offset": first, "bytes": size} if size else {"path": path, "row": line, "column": first}
+    found, spans = list[Place](), np.asarray(samples.columns[SPAN])[rows].tolist()
+    for path, line, (first, size) in zip(paths, np.asarray(held.line)[rows].tolist(), spans, strict=True):
+        inside = {"offset": first, "bytes": size} if size else {"row": line, "column": first}
+        found.append({"path": path, **inside} if line else {"path": path})
+    return found
 
 
 def read_image(root: Path | str, place: Place) -> tuple[bytes, StatMemo]:
@@ -78,7 +75,7 @@ def read_image(root: Path | str, place: Place) -> tuple[bytes, StatMemo]:
     """
     if "row" in place:
         return read_row(Path(root, place["path"]), place["row"], place["column"])
-    return read_source(_path(root, place), span=_span(place))
+    return read_source(*_at(root, place))
 
 
 def open_image(root: Path | str, place: Place) -> BinaryIO:
@@ -89,15 +86,12 @@ def open_image(root: Path | str, place: Place) -> BinaryIO:
     """
     if "row" in place:
         return BytesIO(read_image(root, place)[0])
-    return open_source(_path(root, place), _span(place))
+    return open_source(*_at(root, place))
 
 
-def _path(root: Path | str, place: Place) -> str:
-    return os.path.join(root, place["path"])  # noqa: PTH118 - a Path costs more than the open
-
-
-def _span(place: Place) -> tuple[int, int] | None:
-    return (place["offset"], place["bytes"]) if "offset" in place else None
+def _at(root: Path | str, place: Place) -> tuple[str, tuple[int, int] | None]:
+    span = (place["offset"], place["bytes"]) if "offset" in place else None
+    return os.path.join(root, place["path"]), span  # noqa: PTH118 - a Path costs more than the open
 
 
 def hashed_images(
@@ -281,15 +275,14 @@ class _Parquet:
     def __init__(self, path: Path, column: int) -> None:
         import pyarrow.parquet
 
-        self._path = path
-        self._lock = threading.Lock()
+        self._path, self._lock = path, threading.Lock()
         self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         field, data = self._file.schema_arrow.field(column), self._file.metadata
-        child = _bytes_of(field)
-        self._name, self._child = f"{field.name}.{child}" if child else field.name, child
-        counts = [data.row_group(number).num_rows for number in range(data.num_row_groups)]
-        self._ends = list(accumulate(counts))
-        each = sum(data.row_group(number).total_byte_size for number in range(data.num_row_groups))
+        self._child = _bytes_of(field)
+        self._name = f"{field.name}.{self._child}" if self._child else field.name
+        groups = [data.row_group(number) for number in range(data.num_row_groups)]
+        self._ends = list(accumulate(group.num_rows for group in groups))
+        each = sum(group.total_byte_size for group in groups)
         self._rows = max(min(_BLOCK_BYTES * data.num_rows // max(each, 1), _ROWS), 1)
         self._blocks: deque[tuple[int, Any, int]] = deque(maxlen=_BLOCKS)
         self._ahead: Iterator[Any] = iter(())
@@ -306,23 +299,20 @@ class _Parquet:
     def _block(self, number: int) -> tuple[int, Any, int]:
         """First row, values and moment of the block that holds a row."""
         held = next((one for one in self._blocks if one[0] <= number < one[0] + len(one[1])), None)
-        if held is not None:
-            return held
         group = bisect_right(self._ends, number)
         first = self._ends[group - 1] if group else 0
-        if not max(first, 0) <= self._next <= number:
+        if held is None and not first <= self._next <= number:
             groups = range(group, len(self._ends))
             self._ahead = self._file.iter_batches(batch_size=self._rows, row_groups=groups, columns=[self._name])
             self._next = first
-        while True:
+        while held is None:
             seen_ns, first, self._next = time.time_ns(), self._next, -1
             values = next(self._ahead).column(0)
             values = values.field(self._child) if self._child else values
-            block = first, values, seen_ns
-            self._blocks.append(block)
+            self._blocks.append((first, values, seen_ns))
             self._next = first + len(values)
-            if number < self._next:
-                return block
+            held = self._blocks[-1] if number < self._next else None
+        return held
 
 
 def _damaged(path: Path, error: Exception) -> UnusableSampleError:

@@ -3,7 +3,7 @@
 from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
-from latentcache.sources.archives import entries
+from latentcache.sources.archives.entries import Archives
 from latentcache.sources.scan import scan
 
 
@@ -13,9 +13,8 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     as_tars(tmp_path, images, each=3)
     first = scan(tmp_path, hash_all=True)
     opened = []
-    monkeypatch.setattr(
-        entries, "read_archive", lambda root, name, *more: opened.append(name) or read_archive(root, name, *more)
-    )
+    of_tar = Archives._of_tar
+    monkeypatch.setattr(Archives, "_of_tar", lambda *own: opened.append(own[1]) or of_tar(*own))
     again = scan(tmp_path, known=first.samples, notes=first.notes)
     assert (opened, again.notes) == ([], first.notes)
     changed = {**images, "0001": (png(200), "new")}
@@ -35,6 +34,3 @@ def test_the_caption_of_a_rejected_image_is_no_unused_one(tmp_path):
     found = scan(tmp_path)
     assert [item.reason for item in found.rejected] == ["two-images"]
     assert "caption-unused" not in [note.reason for note in found.notes]
-
-
-read_archive = entries.read_archive
