@@ -18,13 +18,10 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import (
     EmptySourceError,
@@ -34,13 +31,11 @@ from latentcache.errors import (
     UnusableSampleError,
     UsageError,
 )
-from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for, rejected
 from latentcache.sources.reading import decode, fault, listed, parse_json, read_source, shown
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.walk import Walk, extension_of, pack_identity
-from latentcache.value import Value
 
 INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
@@ -66,24 +61,46 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
 _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED))
 
 
-class RecordFiles(Value):
-    """The F files to read, and the rest."""
+@dataclass(slots=True)
+class RecordFiles:
+    """The F files to read, and the rest; filled while DATA is looked at."""
 
     root: Path
-    names: Strings
-    """Below the root."""
-    way: NDArray[np.intp]
-    """(F,) position in ``ways``."""
-    ways: tuple[Way, ...]
-    stats: NDArray[np.uint64]
-    """(F, 5) see ``walk.Level``; zeros for a file without a state."""
     alone: bool = False
     """True if DATA is this one file."""
-    rejected: tuple[Rejected, ...] = ()
-    notes: tuple[Rejected, ...] = ()
+    names: list[str] = field(default_factory=list)
+    """Below the root."""
+    ways: list[Way] = field(default_factory=list)
+    """(F,) how each is read."""
+    stats: list[Any] = field(default_factory=list)
+    """(F, 5) see ``walk.Level``; zeros for a file without a state."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.names)
+    def take(self, name: str, way: Way, stat: Any = None) -> None:
+        """Add a file; ``stat``: see ``walk.Level``."""
+        if stat is None:
+            try:
+                stat = pack_identity((self.root / name).stat())
+            except OSError:  # reading it gives the reason
+                stat = (0,) * 5
+        self.names.append(name)
+        self.ways.append(way)
+        self.stats.append(stat)
+
+    def walked(self, walk: Walk) -> None:
+        """Add what a walk rejected and noted."""
+        walk.note_unused()
+        self.rejected += walk.rejected
+        self.notes += walk.notes.all()
+
+    def note_unused(self) -> None:
+        """Note files below the root that nothing names."""
+        state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in self.names}
+        said = (item.name for item in (*self.rejected, *self.notes))
+        walk = Walk(self.root, frozenset(), used={*self.names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME})
+        any(False for _ in walk)
+        self.walked(walk)
 
 
 def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, split: str = "") -> RecordFiles:
@@ -105,7 +122,7 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
         raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
     if data.is_file() or is_described:
         which_split(data, [""], split)
-    found = _Found(data if data.is_dir() else data.parent)
+    found = RecordFiles(data if data.is_dir() else data.parent, alone=data.is_file())
     if data.is_file():
         kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED
         if kind is None:
@@ -122,18 +139,7 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
         found.note_unused()
     else:
         _by_walk(found, text_lines, split)
-    ways = tuple(dict.fromkeys(way for _, way, _ in found.taken))
-    files = RecordFiles(
-        root=found.root,
-        names=Strings.of([name for name, *_ in found.taken]),
-        way=np.array([ways.index(way) for _, way, _ in found.taken], dtype=np.intp),
-        ways=ways,
-        stats=np.array([stat for *_, stat in found.taken], dtype=np.uint64).reshape(-1, 5),
-        alone=data.is_file(),
-        rejected=tuple(found.rejected),
-        notes=tuple(found.notes),
-    )
-    if not len(files) and not files.rejected:
+    if not found.names and not found.rejected:
         there = Counter(extension_of(name) or "no extension" for _, _, names in os.walk(data) for name in names)
         counts = ", ".join(f"{count} {extension}" for extension, count in there.most_common(5))
         raise EmptySourceError(
@@ -142,7 +148,7 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
             why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
             fix="give the file or folder that holds the texts or conversations",
         )
-    if any(way.kind in ("parquet", "arrow") for way in files.ways) and find_spec("pyarrow") is None:
+    if any(way.kind in ("parquet", "arrow") for way in found.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
             where=str(data),
@@ -150,18 +156,20 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
             fix="pip install 'latentcache[hf]'",
             slug="extra-missing",
         )
-    return files
+    return found
 
 
-def possible_ways(root: Path, *, text_lines: bool) -> list[Way]:
-    """Every way in which files below a folder are read with these options."""
-    kinds = sorted({*KINDS.values(), "arrow"})
-    ways = [Way(kind=kind, text_lines=text_lines and kind != "arrow") for kind in kinds]
+def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: bool) -> list[Way | None]:
+    """How files that a snapshot read with these options are read; None: in no way that is known now."""
     try:
         forms = [form for _, form in read_dataset_info(root)[0]] if is_dataset_info(root) else []
     except SourceError:
         forms = []
-    return [*ways, *(Way(kind=kind, form=one, text_lines=True) for one in forms for kind in kinds)]
+    ways = [Way(kind="arrow")]
+    for kind in {*KINDS.values()}:
+        ways += [Way(kind=kind, text_lines=text_lines), *(Way(kind=kind, form=one, text_lines=True) for one in forms)]
+    by_reading = {way.reading(part): way for way in ways}
+    return [by_reading.get(one) for one in readings]
 
 
 def is_records_file(data: Path) -> bool:
@@ -174,72 +182,33 @@ def is_records_file(data: Path) -> bool:
         return False
 
 
-@dataclass(slots=True)
-class _Found:
-    root: Path
-    taken: list[tuple[str, Way, Any]] = field(default_factory=list)
-    """Name, way and stat of each file."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
-
-    def take(self, name: str, way: Way, stat: Any = None) -> None:
-        """Add a file; ``stat``: see ``walk.Level``."""
-        if stat is None:
-            try:
-                stat = pack_identity((self.root / name).stat())
-            except OSError:  # reading it gives the reason
-                stat = (0,) * 5
-        self.taken.append((name, way, stat))
-
-    def walked(self, walk: Walk, prefix: str = "") -> None:
-        """Add what a walk rejected and noted."""
-        walk.note_unused()
-        self.rejected += [replace(item, name=prefix + item.name) for item in walk.rejected]
-        self.notes += [replace(note, name=prefix + note.name) for note in walk.notes.all()]
-
-    def note_unused(self) -> None:
-        """Note files below the root that nothing names."""
-        names = [name for name, *_ in self.taken]
-        state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in names}
-        said = (item.name for item in (*self.rejected, *self.notes))
-        walk = Walk(self.root, frozenset(), used={*names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME})
-        any(False for _ in walk)
-        self.walked(walk)
-
-
-def _by_info(found: _Found, names: tuple[str, ...]) -> None:
-    datasets, bad, notes = read_dataset_info(found.root, names)
+def _by_info(found: RecordFiles, datasets: tuple[str, ...]) -> None:
+    entries, bad, notes = read_dataset_info(found.root, datasets)
     found.rejected += bad
     found.notes += notes
-    for file, form in datasets:
-        path = found.root / file
-        place = path.relative_to(found.root).as_posix()
-        if not path.is_dir():
-            _take(found, place, form, found.rejected)
-            continue
-        walk = Walk(path, _WANTED)
-        for name in [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]:
-            _take(found, f"{place}/{name}", form, found.notes)
-        found.walked(walk, f"{place}/")
+    for file, form in entries:
+        place = (found.root / file).relative_to(found.root).as_posix()
+        names, unread, walk = [place], found.rejected, None
+        if (found.root / file).is_dir():
+            walk, unread = Walk(found.root, _WANTED, folders=(place,)), found.notes
+            names = [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]
+        for name in names:
+            extension = extension_of(name)
+            kind = KINDS.get(extension)
+            if extension in PACKED:
+                found.rejected.append(rejected(name, "compressed", f"{name} is packed"))
+            elif kind is not None and (kind != "text" or (form.form, form.text) == (TEXT.form, TEXT.text)):
+                found.take(name, Way(kind=kind, form=form, text_lines=True))  # to LLaMA-Factory, each line is a row
+            else:
+                why = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
+                if kind is not None:
+                    why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
+                unread.append(rejected(name, "table-unused" if walk else "unread-form", f"{name}: {why}"))
+        if walk is not None:
+            found.walked(walk)
 
 
-def _take(found: _Found, name: str, form: RecordFormat, unread: list[Rejected]) -> None:
-    """A file that an entry names, or that is in a folder that it names; ``unread`` takes one of another format."""
-    extension = extension_of(name)
-    kind = KINDS.get(extension)
-    if extension in PACKED:
-        found.rejected.append(rejected(name, "compressed", f"{name} is packed"))
-    elif kind is not None and (kind != "text" or (form.form, form.text) == (TEXT.form, TEXT.text)):
-        found.take(name, Way(kind=kind, form=form, text_lines=True))  # to LLaMA-Factory, each line is a row
-    else:
-        why = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
-        if kind is not None:
-            why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
-        cause = "unread-form" if unread is found.rejected else "table-unused"
-        unread.append(rejected(name, cause, f"{name}: {why}"))
-
-
-def _by_walk(found: _Found, text_lines: bool, split: str) -> None:
+def _by_walk(found: RecordFiles, text_lines: bool, split: str) -> None:
     """All files of records of one split; text files only if there are none."""
     walk, there = Walk(found.root, _WANTED), list[tuple[str, Any]]()
     for level, start, stop in walk:

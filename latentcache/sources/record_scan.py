@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
@@ -22,13 +23,12 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
 from latentcache.sources.corpus import RecordFiles
 from latentcache.sources.known import Known, Scan, Scanned, match_names, strings_of
-from latentcache.sources.part import Part
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
@@ -58,19 +58,21 @@ _BLOCK = 1 << 14
 
 
 def read_records(
-    files: RecordFiles, samples: SampleTable, rows: NDArray[np.integer]
+    root: Path, samples: SampleTable, ways: Sequence[Way | None], rows: NDArray[np.integer]
 ) -> Iterator[tuple[int, Record | None]]:
-    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read."""
+    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
+
+    ``ways`` are those of the files; None: the file is not read.
+    """
     held = samples.inputs["record"]
     if len(rows) > 1 and not (np.diff(rows) > 0).all():
         raise ValueError("rows of records must ascend")
     file_of = np.asarray(held.file)[rows]
     bounds = [0, *(np.flatnonzero(np.diff(file_of)) + 1).tolist(), len(rows)]
     for start, stop in pairwise(bounds) if len(rows) else ():
-        file, some = int(file_of[start]), rows[start:stop]
-        name, way = files.names[file], int(files.way[file])
-        reader = RecordReader(files.root / name, name, files.ways[way]) if way >= 0 else ()
-        yield from _matching(reader, some, held)
+        name, way = samples.files.names[int(file_of[start])], ways[int(file_of[start])]
+        reader = RecordReader(root / name, name, way) if way is not None else ()
+        yield from _matching(reader, rows[start:stop], held)
 
 
 def _matching(
@@ -95,15 +97,6 @@ def _matching(
     yield from ((row, None) for row in numbers[done:])
 
 
-def files_of(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part | None) -> RecordFiles:
-    """The files of a snapshot's own samples, for :func:`read_records`; nothing is read."""
-    numbers = {way.reading(str(part or "")): number for number, way in enumerate(ways)}
-    reading = np.asarray(samples.files.reading)
-    way = np.array([numbers.get(one.tobytes(), -1) for one in reading], dtype=np.intp)
-    stats = np.asarray(samples.files.stat)[:, :5]
-    return RecordFiles(root=root, names=samples.files.names, way=way, ways=tuple(ways), stats=stats)
-
-
 @dataclass(kw_only=True)
 class RecordScan(Scan):
     """A scan of records; see ``scan.scan``."""
@@ -114,29 +107,35 @@ class RecordScan(Scan):
 
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
-        readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
-        reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
-        held = self.held(files.names, np.pad(files.stats, ((0, 0), (0, 1))), reading)
+        readings = {way: way.reading(str(self.part or "")) for way in dict.fromkeys(files.ways)}
+        each = b"".join([readings[way] for way in files.ways])
+        reading = np.frombuffer(each, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        stats = np.array(files.stats, dtype=np.uint64).reshape(-1, STAT_WIDTH - 1)
+        held = self.held(Strings.of(files.names), np.pad(stats, ((0, 0), (0, 1))), reading)
         rejected, rows, self._room = list[Rejected](), bytearray(), _KEPT
         known, file = self.contained(
-            held, np.arange(len(files)), "record", rejected, lambda one: self._read(one, files, held, rows, rejected)
+            held,
+            np.arange(len(files.names)),
+            "record",
+            rejected,
+            lambda one: self._read(one, files, held, rows, rejected),
         )
         table = self.known if held.all_trusted else None
         if len(known):
             self.kept.clear()
         if table is None:
-            read = np.frombuffer(rows, dtype=_ROW)
-            table = _table(files, held, reading, np.concatenate([_known(held.table, known, file), read]))
+            new = np.frombuffer(rows, dtype=_ROW)
+            table = _table(held, reading, np.concatenate([_known(held.table, known, file), new]))
         return Scanned(
             samples=table,
-            rejected=(*in_order(files.rejected), *_in_files(files.names, rejected)),
-            notes=files.notes,
+            rejected=(*in_order(files.rejected), *_in_files(held.names, rejected)),
+            notes=tuple(files.notes),
         )
 
     def _read(self, file: int, files: RecordFiles, held: Known, rows: bytearray, bad: list[Rejected]) -> None:
         """Add the rows of one file. Its rejected records go to ``bad``."""
         name, first = files.names[file], len(rows)
-        reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
+        reader = RecordReader(files.root / name, name, files.ways[file], bad)
         try:
             for number, record in enumerate(reader, start=1):
                 if self.part is None or self.part.holds(record.content):
@@ -168,7 +167,7 @@ def _known(table: SampleTable | None, rows: NDArray[np.integer], file: NDArray[n
     return known
 
 
-def _table(files: RecordFiles, held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
+def _table(held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
     """Rows in any order as samples, by file and line."""
     place = rows["file"].astype(np.int64) << 32 | rows["line"]
     if not (np.diff(place) >= 0).all():
@@ -178,13 +177,13 @@ def _table(files: RecordFiles, held: Known, reading: NDArray[np.uint8], rows: ND
     def labels() -> Iterator[list[str]]:
         for start in range(0, len(rows), _BLOCK):
             numbers, place = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
-            own, lines = files.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
+            own, lines = held.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
             yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
         names=strings_of(labels()),
-        files=Files(names=files.names, stat=held.stat, content=held.content, reading=reading),
+        files=Files(names=held.names, stat=held.stat, content=held.content, reading=reading),
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
     )

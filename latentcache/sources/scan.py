@@ -21,7 +21,7 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.archives.members import places
 from latentcache.sources.archives.tars import kind_of_archive
-from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
+from latentcache.sources.corpus import find_records, is_records_file, ways_of
 from latentcache.sources.images import NO_CAPTION, ImageScan
 from latentcache.sources.known import Scanned
 from latentcache.sources.layouts.find import find_layout, holds_archives, holds_images, is_config
@@ -29,8 +29,8 @@ from latentcache.sources.layouts.partners import folders_below, paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
-from latentcache.sources.record_scan import RecordScan, files_of, read_records
-from latentcache.sources.records import Record
+from latentcache.sources.record_scan import RecordScan, read_records
+from latentcache.sources.records import Record, Way
 from latentcache.value import Value
 
 IMAGES, RECORDS = "images", "records"
@@ -124,7 +124,8 @@ class Listing(Scanned):
     """As given, with the kind that was decided."""
     layout: Layout | None = None
     """How the images are laid out: its word, why it was chosen, its sets. None: DATA are records."""
-    _files: RecordFiles | None = field(default=None, repr=False)
+    _ways: Sequence[Way | None] = field(default=(), repr=False)
+    """How each file of records is read."""
     _records: Sequence[Record] = field(default=(), repr=False)
     """Of each row, if the scan kept them."""
 
@@ -152,8 +153,8 @@ class Listing(Scanned):
         if self._records:
             for row in rows.tolist():
                 yield row, {"record": self._records[row]}
-        elif self._files is not None:
-            for row, record in read_records(self._files, self.samples, rows):
+        elif self._ways:
+            for row, record in read_records(self.root, self.samples, self._ways, rows):
                 if record is None and strict:
                     raise SourceError(
                         "a file was changed while the cache was built from it",
@@ -219,7 +220,7 @@ def scan(
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
         records = RecordScan(**shared)
-        own = {**vars(records(files)), "_files": files, "_records": records.kept}
+        own = {**vars(records(files)), "_ways": files.ways, "_records": records.kept}
         return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
@@ -247,8 +248,9 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
     held: dict[str, Any] = {"root": root, "samples": samples, "options": options, "rejected": (), "notes": ()}
     if "record" not in samples.inputs:
         return Listing(data_kind=IMAGES, **held)
-    files = files_of(root, samples, possible_ways(root, text_lines=options.text_lines), options.part)
-    return Listing(data_kind=RECORDS, _files=files, **held)
+    readings = [one.tobytes() for one in np.asarray(samples.files.reading)]
+    ways = ways_of(root, readings, str(options.part or ""), text_lines=options.text_lines)
+    return Listing(data_kind=RECORDS, _ways=ways, **held)
 
 
 def _kind(data: Path) -> str:
@@ -264,7 +266,7 @@ def _kind(data: Path) -> str:
         files = find_records(data, datasets=(), text_lines=False)
     except EmptySourceError:
         return IMAGES  # its error says what is there
-    return RECORDS if len(files) else IMAGES
+    return RECORDS if files.names else IMAGES
 
 
 def _check_folder(data: Path) -> None:
