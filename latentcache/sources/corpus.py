@@ -172,14 +172,11 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
     return [by_reading.get(one) for one in readings]
 
 
-def is_records_file(data: Path) -> bool:
+def is_records(data: Path) -> bool:
     """True if DATA is meant as records by its name or its form: a file of records, or a described folder."""
-    try:
-        if data.is_file():
-            return extension_of(data.name) in KINDS or data.name == INFO_NAME
-        return data.is_dir() and (is_saved(data) or is_dataset_info(data))
-    except OSError:  # whoever reads it reports it
-        return False
+    if os.path.isfile(data):  # noqa: PTH113 - as below
+        return extension_of(data.name) in KINDS or data.name == INFO_NAME
+    return is_saved(data) or is_dataset_info(data)
 
 
 def _by_info(found: RecordFiles, datasets: tuple[str, ...]) -> None:

@@ -113,13 +113,8 @@ class RecordScan(Scan):
         stats = np.array(files.stats, dtype=np.uint64).reshape(-1, STAT_WIDTH - 1)
         held = self.held(Strings.of(files.names), np.pad(stats, ((0, 0), (0, 1))), reading)
         rejected, rows, self._room = list[Rejected](), bytearray(), _KEPT
-        known, file = self.contained(
-            held,
-            np.arange(len(files.names)),
-            "record",
-            rejected,
-            lambda one: self._read(one, files, held, rows, rejected),
-        )
+        read = partial(self._read, files=files, held=held, rows=rows, bad=rejected)
+        known, file = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
         table = self.known if held.all_trusted else None
         if len(known):
             self.kept.clear()

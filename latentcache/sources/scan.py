@@ -21,10 +21,10 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.archives.members import places
 from latentcache.sources.archives.tars import kind_of_archive
-from latentcache.sources.corpus import find_records, is_records_file, ways_of
+from latentcache.sources.corpus import find_records, is_records, ways_of
 from latentcache.sources.images import NO_CAPTION, ImageScan
 from latentcache.sources.known import Scanned
-from latentcache.sources.layouts.find import find_layout, holds_archives, holds_images, is_config
+from latentcache.sources.layouts.find import find_layout, holds_images, is_config
 from latentcache.sources.layouts.partners import folders_below, paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
@@ -254,19 +254,20 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
 
 
 def _kind(data: Path) -> str:
-    """``images`` for archives of images, a metadata table, a configuration or any image, else ``records``."""
-    if is_config(data) or holds_archives(data):
-        return IMAGES
-    if is_records_file(data):
-        return RECORDS
-    _check_folder(data)
+    """What DATA is; a folder of neither images nor records is one of images, whose error says what is there."""
+    is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
+    if not is_file:
+        _check_folder(data)
     if holds_images(data):
         return IMAGES
+    if is_records(data):
+        return RECORDS
+    if is_file:
+        _check_folder(data)
     try:
-        files = find_records(data, datasets=(), text_lines=False)
+        return RECORDS if find_records(data, datasets=(), text_lines=False).names else IMAGES
     except EmptySourceError:
-        return IMAGES  # its error says what is there
-    return RECORDS if files.names else IMAGES
+        return IMAGES
 
 
 def _check_folder(data: Path) -> None:

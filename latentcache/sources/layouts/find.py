@@ -12,6 +12,7 @@ from pathlib import Path
 
 from latentcache.errors import SourceAmbiguousError, SourceError, UsageError
 from latentcache.sources.archives.tars import kind_of_archive
+from latentcache.sources.corpus import is_records
 from latentcache.sources.layouts import hub, kohya
 from latentcache.sources.layouts.config import MAX_BYTES, Trainer, read_config
 from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, choose_split, unfit
@@ -72,19 +73,17 @@ def is_config(data: Path) -> bool:
 
 
 def holds_images(data: Path) -> bool:
-    """True if a folder holds a configuration, a metadata table, or any file that is an image by its name."""
+    """True if DATA is images: by a configuration, an archive, a metadata table, or the name of any file."""
+    if data.is_file():
+        return is_config(data) or hub.is_of_images(data)
     tree, configs = Tree(data), {name for one in CONFIGS.values() for name in one.names}
+    if any(recognize(tree) is not None for recognize in hub.ARCHIVES.values()):
+        return True
+    if is_records(data):
+        return False
     if any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below()):
         return True
     return bool(tree.top.others & configs) or any(stop > start for _, start, stop in Walk(data, IMAGE_EXTENSIONS))
-
-
-def holds_archives(data: Path) -> bool:
-    """True if a folder has archives of images, or a file is one."""
-    if data.is_file():
-        return hub.is_of_images(data)
-    tree = Tree(data)
-    return any(recognize(tree) is not None for recognize in hub.ARCHIVES.values())
 
 
 def _of_folder(tree: Tree, word: str) -> Layout:
