@@ -21,7 +21,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import MAX_PIXELS
 from latentcache.geometry.sizes import Size
-from latentcache.sources.causes import IMAGE_BRANDS, rejection
+from latentcache.sources.causes import IMAGE_BRANDS, fault
 
 _MATROSKA, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 _MOVIE = (b"moov", b"mdat", b"wide")
@@ -57,7 +57,7 @@ class EncodedClip:
         with self._opened() as video:
             first = next(video.container.decode(video), None)
         if first is None:
-            raise rejection("no-video", "its video stream has no frames")
+            raise fault("no-video", "its video stream has no frames")
         if first.width * first.height > max_pixels:
             raise too_many_pixels(first.height, first.width, max_pixels)
         self._stored, self._turns = (first.height, first.width), first.rotation // 90 % 4
@@ -85,7 +85,7 @@ class EncodedClip:
                 held, held_at, last = frame, at, number
             if held is None or last + 1 < self.clip[0]:
                 detail = f"its header announces {self.clip[0]} frames, the decoder gives {last + 1 if held else 0}"
-                raise rejection("frames-missing", detail)
+                raise fault("frames-missing", detail)
             for _ in range(end - wanted):
                 yield self._upright(rgb.reformat(held, format="rgb24"))
 
@@ -96,7 +96,7 @@ class EncodedClip:
         for number, frame in enumerate(video.container.decode(video)):
             if frame.is_corrupt or (frame.height, frame.width) != self._stored:
                 damage = "is damaged" if frame.is_corrupt else f"has {frame.height}x{frame.width} pixels"
-                raise rejection("decoder-error", f"frame {number} of {frames} {damage}")
+                raise fault("decoder-error", f"frame {number} of {frames} {damage}")
             time = Fraction(number * per, rate) if frame.pts is None else frame.pts * frame.time_base
             began = time if began is None else began
             yield number, (time - began) * fps if fps else Fraction(number), frame
@@ -109,30 +109,30 @@ class EncodedClip:
         try:
             import av
         except ImportError as error:
-            raise rejection("needs-pyav", "it is a video, and PyAV is not installed") from error
+            raise fault("needs-pyav", "it is a video, and PyAV is not installed") from error
         stream = self._stream
         stream.seek(0)
         is_matroska = stream.read(len(_MATROSKA)) == _MATROSKA
         if is_matroska and (announced := _segment_end(stream)) > (size := stream.seek(0, 2)):
             # FFmpeg gives the start of a cut frame as a whole one.
-            raise rejection("truncated", f"it announces {announced} bytes and has {size}")
+            raise fault("truncated", f"it announces {announced} bytes and has {size}")
         stream.seek(0)
         try:
             with av.open(stream, format="matroska" if is_matroska else "mp4") as container:
                 if not container.streams.video:
-                    raise rejection("no-video", "it has no video stream")
+                    raise fault("no-video", "it has no video stream")
                 video = container.streams.video[0]
                 if video.codec_context is None:
-                    raise rejection("decoder-error", "the header of its video is damaged")
+                    raise fault("decoder-error", "the header of its video is damaged")
                 video.codec_context.thread_count = 1  # other files are decoded by other threads
                 yield video
         except av.FFmpegError as error:
-            raise rejection("decoder-error", f"decoding failed: {error}") from error
+            raise fault("decoder-error", f"decoding failed: {error}") from error
 
 
 def too_many_pixels(height: int, width: int, most: int) -> UnusableSampleError:
     """The rejection of an image or a frame that is too large."""
-    return rejection("too-many-pixels", f"{height}x{width} = {height * width} pixels, at most {most} allowed")
+    return fault("too-many-pixels", f"{height}x{width} = {height * width} pixels, at most {most} allowed")
 
 
 def _segment_end(stream: BinaryIO) -> int:
@@ -162,5 +162,5 @@ def _counted(video: Any) -> tuple[int, Fraction | None]:
     except ValueError:
         hours = minutes = seconds = Fraction(0)
     if hours * 3600 + minutes * 60 + seconds - last > _LATE + length / max(len(times), 1):
-        raise rejection("truncated", f"its frames end after {float(last):.1f} seconds, before its announced end")
+        raise fault("truncated", f"its frames end after {float(last):.1f} seconds, before its announced end")
     return len(times), (len(times) - 1) / length if length else None

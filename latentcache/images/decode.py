@@ -36,7 +36,7 @@ from latentcache.images.headers import (
     translated_errors,
 )
 from latentcache.images.resize import resize_crop
-from latentcache.sources.causes import rejection
+from latentcache.sources.causes import fault
 
 #: Embedded profiles above this size are ignored; the largest printer profiles have 2 to 3 MiB.
 MAX_ICC_BYTES = 4 << 20
@@ -83,7 +83,7 @@ class EncodedImage:
             turned = upright(pixels, self._orientation)
         found = Size(*turned.shape[:2])
         if found != self.size:
-            raise rejection("decoder-error", f"the header says {self.size}, the decoder gives {found}")
+            raise fault("decoder-error", f"the header says {self.size}, the decoder gives {found}")
         return turned
 
     def opacity(self) -> NDArray[np.uint8]:
@@ -186,11 +186,11 @@ def _array(image: Image.Image) -> NDArray[np.uint8]:
 def _from_deep(image: Image.Image, key: object) -> tuple[Image.Image, Image.Image | None]:
     """High bytes of 16-bit gray, with the transparency that one gray value may mean."""
     if image.mode == "F":
-        raise rejection("float", "floats, whose black and white are not defined")
+        raise fault("float", "floats, whose black and white are not defined")
     values = np.asarray(image)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 0xFFFF:
-        raise rejection("float", f"integers from {low} to {high}, whose black and white are not defined")
+        raise fault("float", f"integers from {low} to {high}, whose black and white are not defined")
     bits = 12 if getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,) else 16  # 12: scanners, microscopes
     shift = 0 if image.mode == "I" and high <= 0xFF else bits - 8
     alpha = None
@@ -263,7 +263,7 @@ def cut(
     resample, clips = recipe.pixels.resample, recipe.geometry.clips
     if isinstance(source, EncodedClip):
         if clips is None:
-            raise rejection("no-frame-count", "it is a video, and an image is wanted here")
+            raise fault("no-frame-count", "it is a video, and an image is wanted here")
         made = {one: np.empty((frames, one.bucket.height, one.bucket.width, 3), dtype=np.uint8) for one in places}
         for number, frame in enumerate(source.pixels(frames, clips)):
             for place, held in made.items():

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +34,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
 from latentcache.sources.archives.members import Place, close_tables, open_image, places, read_image
-from latentcache.sources.causes import as_rejected, cause_of, rejection, sniff_cause
+from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
@@ -162,12 +161,12 @@ def check_png(data: bytes) -> None:
     for kind, start, length in _png_chunks(BytesIO(data)):
         end = start + length
         if end + 4 > len(data):
-            raise rejection("truncated", f"PNG chunk {kind!r} ends at byte {end + 4}, the file at {len(data)}")
+            raise fault("truncated", f"PNG chunk {kind!r} ends at byte {end + 4}, the file at {len(data)}")
         if zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-            raise rejection("decoder-error", f"PNG chunk {kind!r} at byte {start - 8} fails its CRC")
+            raise fault("decoder-error", f"PNG chunk {kind!r} at byte {start - 8} fails its CRC")
         if kind == b"IEND":
             return
-    raise rejection("truncated", f"PNG without an end chunk, {len(data)} bytes")
+    raise fault("truncated", f"PNG without an end chunk, {len(data)} bytes")
 
 
 @contextmanager
@@ -182,7 +181,7 @@ def translated_errors(stream: BinaryIO) -> Iterator[None]:
         raise
     except Exception as error:
         # On damaged files Pillow raises OSError, SyntaxError, RuntimeError, ValueError, struct.error, ...
-        raise rejection(_reason(error, stream), _detail(error, stream)) from error
+        raise fault(_reason(error, stream), _detail(error, stream)) from error
 
 
 def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[int, Place]]) -> int:
@@ -201,12 +200,11 @@ def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[i
 def _rejected(root: Path, samples: SampleTable, row: int, place: Place, error: UnusableSampleError) -> Rejected:
     """A rejection with the content and stat that it was made for, so that it stands until the bytes change."""
     name, line = samples.where(row)
-    found = replace(as_rejected(name, error), line=line)
     try:
         data, memo = read_image(root, place)
     except UnusableSampleError:
-        return found
-    return replace(found, content=content_hash(data), stat=stat_numbers(memo))
+        return as_rejected(name, error, line=line)
+    return as_rejected(name, error, line=line, content=content_hash(data), stat=stat_numbers(memo))
 
 
 def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:

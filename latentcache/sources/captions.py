@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import as_rejected, unused_lines
+from latentcache.sources.causes import as_rejected, fault, unused_lines
 from latentcache.sources.known import Known, Units, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
-from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown, unusable
+from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
 
 #: Names of the caption in a JSON file beside an image, in order.
 JSON_NAMES = ("caption", "text", "prompt")
@@ -66,7 +65,7 @@ class CaptionFiles:
                 good[number] = False
                 image = int(units["image"][number])
                 stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
-                bad.append(replace(as_rejected(self._held.names[image], error), stat=stat))
+                bad.append(as_rejected(self._held.names[image], error, stat=stat))
         units.columns |= {"text": texts, "caption_known": known}
         return good
 
@@ -194,4 +193,4 @@ def caption_fault(text: str) -> str:
 
 def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:
     """The error of one caption file, with the hint of its reason."""
-    return unusable(cause, path, f"caption file {path.rpartition('/')[2]}: {what}")
+    return fault(cause, f"caption file {path.rpartition('/')[2]}: {what}", path)

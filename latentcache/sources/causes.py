@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from latentcache.errors import UnusableSampleError, count_of
 from latentcache.fields.table import Rejected
@@ -188,9 +190,9 @@ def sniff_cause(data: bytes) -> str:
     return "pdf" if b"%PDF-" in data[:1024] else _sniff_text(data)
 
 
-def rejection(reason: str, detail: str) -> UnusableSampleError:
-    """The error of one reason."""
-    return UnusableSampleError(detail, fix=hint_for(reason), slug=reason)
+def fault(cause: str, detail: str, where: Path | str = "") -> UnusableSampleError:
+    """The error of one file or record, with the hint of its reason; ``where`` is the file, or the field."""
+    return UnusableSampleError(detail, where=str(where), fix=hint_for(cause), slug=cause)
 
 
 def rejected(name: str, cause: str, detail: str = "", *, count: int = 1) -> Rejected:
@@ -212,10 +214,10 @@ def unused_lines(found: Sequence[tuple[str, int]]) -> Iterator[Rejected]:
         yield replace(note, line=line)
 
 
-def as_rejected(name: str, error: UnusableSampleError) -> Rejected:
-    """The same, from the exception that a read or a decode raised."""
+def as_rejected(name: str, error: UnusableSampleError, **more: Any) -> Rejected:
+    """The same, from the exception that a read or a decode raised; ``more``: see ``Rejected``."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
-    return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix)
+    return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix, **more)
 
 
 def _sniff_text(data: bytes) -> str:

@@ -12,7 +12,6 @@ script or another kind of training are rejected by name.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -28,12 +27,11 @@ from latentcache.errors import (
     SourceAmbiguousError,
     SourceError,
     SourceNotFoundError,
-    UnusableSampleError,
     UsageError,
 )
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import hint_for, rejected
-from latentcache.sources.reading import decode, fault, listed, parse_json, read_source, shown
+from latentcache.sources.reading import listed, read_document, shown
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.walk import Walk, extension_of, pack_identity
 
@@ -242,13 +240,11 @@ def read_dataset_info(
         UsageError: An entry that was asked for is absent or cannot be used.
     """
     path = folder / INFO_NAME
-    try:
-        info = parse_json(decode(read_source(path)[0].removeprefix(b"\xef\xbb\xbf")))
-        if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
-            raise fault("record-field", f"expected a name and an object for each data set, found {shown(info)}")
-    except UnusableSampleError as error:
-        fix = f"look at {shlex.quote(str(path))}, and compare it with LLaMA-Factory's data/README.md"
-        raise SourceError(f"{INFO_NAME} cannot be read", where=str(path), why=error.what, fix=fix) from error
+    fix = f"look at {shlex.quote(str(path))}, and compare it with LLaMA-Factory's data/README.md"
+    info = read_document(path, fix)
+    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
+        why = f"expected a name and an object for each data set, found {shown(info)}"
+        raise SourceError(f"{INFO_NAME} cannot be read", where=str(path), why=why, fix=fix)
     datasets, bad, notes = list[tuple[str, RecordFormat]](), list[Rejected](), list[Rejected]()
     for name in names or info:
         if name not in info:
@@ -323,7 +319,7 @@ def saved_splits(folder: Path) -> list[str]:
     """Splits of a data set that was saved; one without a name if it has none."""
     if (folder / STATE_NAME).is_file():
         return [""]
-    return [str(name) for name in _object(folder / DICT_NAME).get("splits", [])]
+    return [str(name) for name in _saved(folder / DICT_NAME).get("splits", [])]
 
 
 def saved_files(folder: Path, split: str = "") -> Iterator[str]:
@@ -331,17 +327,12 @@ def saved_files(folder: Path, split: str = "") -> Iterator[str]:
     splits = saved_splits(folder)
     split = which_split(folder, splits or [""], split)
     prefix = split and f"{split}/"
-    for entry in _object(folder / f"{prefix}{STATE_NAME}").get("_data_files", []):
+    for entry in _saved(folder / f"{prefix}{STATE_NAME}").get("_data_files", []):
         yield prefix + Path(entry["filename"]).name
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise SourceError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix="save it again"
-        ) from error
+def _saved(path: Path) -> dict[str, Any]:
+    value = read_document(path, "save it again")
     return value if isinstance(value, dict) else {}
 
 

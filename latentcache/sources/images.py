@@ -35,7 +35,6 @@ from latentcache.sources.known import (
     Scanned,
     Units,
     match_names,
-    memo_row,
     prefixed_strings,
     strings_of,
     take_rows,
@@ -238,8 +237,8 @@ class ImageScan(Scan):
         self._pair(layout, files, units)
         names, memos = files.names, files.memos
         if read:
-            names, added = strings_of([names, list(read)]), [(*memo.identity, 0) for _, memo in read.values()]
-            memos = np.concatenate([memos, np.stack(list(map(memo_row, added)))])
+            names, added = strings_of([names, list(read)]), [stat_numbers(memo) for _, memo in read.values()]
+            memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
         names, memos = _used_files(names, memos, units, len(files.names))
         rules = [one.captions for one in layout.sets]
         archives = Archives(self, layout, len(names), bad, walk.notes)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable, stat_numbers
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
@@ -208,11 +208,6 @@ def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
     return found
 
 
-def memo_row(values: Iterable[int]) -> NDArray[np.uint64]:
-    """Numbers of a stat memo as unsigned ones; times before 1970 wrap."""
-    return np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in values], dtype=np.uint64)
-
-
 def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """(n,) True for memos (n, 6) of files that may have changed unseen since they were hashed."""
     times = memos.view(np.int64)
@@ -262,7 +257,7 @@ class Known:
     def remember(self, file: int, content: bytes, memo: StatMemo) -> None:
         """Keep what reading a file gave."""
         self.content[file] = np.frombuffer(content, dtype=np.uint8)
-        self.stat[file] = memo_row((*memo.identity, memo.seen_ns))
+        self.stat[file] = stat_numbers(memo)
 
     def rows_of(
         self, input_name: str, files: NDArray[np.integer], place: NDArray[np.int32] | None = None
@@ -321,7 +316,7 @@ class Known:
             return
         place = match_names(Strings.of([item.name for item in read]), names)
         for item, file in zip(read, place.tolist(), strict=True):
-            memo = memo_row(item.stat)
+            memo = np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in item.stat], dtype=np.uint64)
             unknown = file >= 0 and not self.stat[file, 5]
             if unknown and (memo[:5] == self.stat[file, :5]).all() and not racy(memo[None])[0]:
                 self.stat[file, 5] = memo[5]

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NoReturn, Self
 
 import xxhash
 
-from latentcache.errors import UnusableSampleError
+from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import cause_of, hint_for
+from latentcache.sources.causes import cause_of, fault
 
 #: Larger files are rejected before they are read: 100 megapixels of 16-bit RGBA have 800 MB.
 MAX_SOURCE_BYTES = 1 << 30
@@ -46,9 +46,9 @@ def read_source(
     if memo is None:
         data, memo = _read_once(path, max_bytes, span)
     if memo is None:
-        raise unusable("changing", path, "its size or time changed during both reads")
+        raise fault("changing", "its size or time changed during both reads", path)
     if not data:
-        raise unusable("empty", path, "it has 0 bytes")
+        raise fault("empty", "it has 0 bytes", path)
     return data, memo
 
 
@@ -62,7 +62,7 @@ def open_source(path: Path | str, span: tuple[int, int] | None = None) -> Binary
     file = os.fdopen(descriptor, "rb")
     if not found.st_size:
         file.close()
-        raise unusable("empty", path, "it has 0 bytes")
+        raise fault("empty", "it has 0 bytes", path)
     return file if span is None else io.BufferedReader(_Range(file, *span))
 
 
@@ -74,11 +74,6 @@ def stat_source(path: Path | str) -> StatMemo:
         raise _from_os(error, path) from error
     _regular(result, path)
     return StatMemo.of(result)
-
-
-def unusable(cause: str, path: Path | str, what: str) -> UnusableSampleError:
-    """The error of one file, with the hint of its reason."""
-    return UnusableSampleError(what, where=str(path), fix=hint_for(cause), slug=cause)
 
 
 def kind_of(mode: int) -> str:
@@ -119,7 +114,7 @@ def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -
     try:
         start, size = span or (0, before.st_size)
         if size > max_bytes:
-            raise unusable("too-large", path, f"it has {size} bytes, at most {max_bytes} are read")
+            raise fault("too-large", f"it has {size} bytes, at most {max_bytes} are read", path)
         if start:
             os.lseek(descriptor, start, os.SEEK_SET)
         data = os.read(descriptor, size)  # one call for nearly every file, so nothing is copied
@@ -129,7 +124,7 @@ def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -
     except OSError as error:
         raise _from_os(error, path) from error
     except MemoryError as error:
-        raise unusable("out-of-memory", path, "there is not enough memory to read it") from error
+        raise fault("out-of-memory", "there is not enough memory to read it", path) from error
     finally:
         os.close(descriptor)
     if len(data) != size or before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
@@ -158,12 +153,12 @@ def _opened(path: Path | str) -> tuple[int, os.stat_result]:
 
 def _regular(result: os.stat_result, path: Path | str) -> None:
     if not stat.S_ISREG(result.st_mode):
-        raise unusable("not-regular", path, f"it is {kind_of(result.st_mode)}, not a regular file")
+        raise fault("not-regular", f"it is {kind_of(result.st_mode)}, not a regular file", path)
 
 
 def _from_os(error: OSError, path: Path | str) -> UnusableSampleError:
     cause = cause_of(error)
-    return unusable(cause, path, f"it cannot be read: {error.strerror or error}")
+    return fault(cause, f"it cannot be read: {error.strerror or error}", path)
 
 
 #: Longest line, and largest text that is one document, in bytes.
@@ -192,7 +187,7 @@ class LineReader:
         try:
             first = self._read()
             if first.startswith(UTF16_BOMS):
-                raise unusable("not-utf8", path, "it begins with the byte order mark of UTF-16, expected UTF-8")
+                raise fault("not-utf8", "it begins with the byte order mark of UTF-16, expected UTF-8", path)
             refuse_packed(first, path)
             self.head = first.removeprefix(codecs.BOM_UTF8)
         except BaseException:
@@ -242,7 +237,7 @@ class LineReader:
         """
         after = os.fstat(self._file.fileno())
         if {after.st_size, self._before.st_size} != {self._size} or after.st_mtime_ns != self._before.st_mtime_ns:
-            raise unusable("changing", self._path, "its size or time changed while it was read")
+            raise fault("changing", "its size or time changed while it was read", self._path)
         return StatMemo.of(after, seen_ns=time.time_ns()), self._hash.digest()
 
     def _read(self) -> bytes:
@@ -250,7 +245,7 @@ class LineReader:
             # Never past the size at the start: a log that grows faster than it is read would have no end.
             chunk = self._file.read(min(_CHUNK_BYTES, self._before.st_size - self._size))
         except OSError as error:
-            raise unusable("io-error", self._path, f"it cannot be read: {error.strerror or error}") from error
+            raise fault("io-error", f"it cannot be read: {error.strerror or error}", self._path) from error
         self._hash.update(chunk)
         self._size += len(chunk)
         return chunk
@@ -260,12 +255,7 @@ def refuse_packed(head: bytes, path: Path) -> None:
     """Raise ``compressed`` for a file whose first bytes are those of a packed one."""
     for magic, name in _PACKED.items():
         if head.startswith(magic):
-            raise unusable("compressed", path, f"it is packed with {name}")
-
-
-def fault(cause: str, detail: str, field: str = "") -> UnusableSampleError:
-    """The error of one record; ``where`` is its field."""
-    return UnusableSampleError(detail, where=field, fix=hint_for(cause), slug=cause)
+            raise fault("compressed", f"it is packed with {name}", path)
 
 
 def _short(text: str) -> str:
@@ -291,6 +281,18 @@ def decode(raw: bytes | None) -> str:
     except UnicodeDecodeError as error:
         found = f"found 0x{raw[error.start]:02x} at byte {error.start + 1}"
         raise fault("not-utf8", f"expected UTF-8, {found}") from error
+
+
+def read_document(path: Path, fix: str, *, max_bytes: int = MAX_SOURCE_BYTES) -> Any:
+    """The value of a TOML or JSON file; raises SourceError, with the line."""
+    import tomllib
+
+    try:
+        data = read_source(path, max_bytes=max_bytes)[0].removeprefix(codecs.BOM_UTF8)
+        return (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
+    except (tomllib.TOMLDecodeError, UnusableSampleError) as error:
+        why = error.what if isinstance(error, UnusableSampleError) else str(error)
+        raise SourceError(f"{path.name} cannot be read", where=str(path), why=why, fix=fix) from error
 
 
 def parse_json(text: str) -> Any:

@@ -9,9 +9,8 @@ files one batch is in memory; their bytes are hashed first, and a file that chan
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,19 +26,18 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
+from latentcache.sources.causes import as_rejected, fault
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scan, Scanned, match_names, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, strings_of
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
     MAX_SOURCE_BYTES,
     LineReader,
     decode,
-    fault,
     parse_json,
     parse_json_at,
     stat_source,
-    unusable,
 )
 from latentcache.sources.records import TEXT, Record, RecordFormat, Way, detect_format, map_record, record_size
 from latentcache.sources.walk import in_order
@@ -121,9 +119,10 @@ class RecordScan(Scan):
         if table is None:
             new = np.frombuffer(rows, dtype=_ROW)
             table = _table(held, reading, np.concatenate([_known(held.table, known, file), new]))
+        place = {name: number for number, name in enumerate(files.names)} if rejected else {}
         return Scanned(
             samples=table,
-            rejected=(*in_order(files.rejected), *_in_files(held.names, rejected)),
+            rejected=(*in_order(files.rejected), *sorted(rejected, key=lambda one: (place[one.name], one.line))),
             notes=tuple(files.notes),
         )
 
@@ -184,15 +183,6 @@ def _table(held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> Sampl
     )
 
 
-def _in_files(names: Strings, items: Iterable[Rejected]) -> tuple[Rejected, ...]:
-    by_name: dict[str, list[Rejected]] = defaultdict(list)
-    for item in items:
-        by_name[item.name].append(item)
-    place = match_names(Strings.of(by_name), names).tolist()
-    ordered = sorted(zip(place, by_name.values(), strict=True), key=lambda pair: pair[0])
-    return tuple(item for _, some in ordered for item in sorted(some, key=lambda one: one.line))
-
-
 @dataclass(slots=True)
 class RecordReader:
     """The records of one file, read once by iterating. ``stat`` and ``content`` are known at the end."""
@@ -214,20 +204,20 @@ class RecordReader:
                 for _ in reader.chunks():
                     pass
             elif self.way.kind == "text":
-                error = unusable("text-too-large", self.path, "it has more than 64 MiB")
+                error = fault("text-too-large", "it has more than 64 MiB", self.path)
                 whole = reader.lines() if self.way.text_lines else [(1, reader.all_bytes(MAX_LINE_BYTES, error))]
                 yield from self._records(whole, lambda raw: {TEXT.text: decode(raw)})
             elif reader.head.lstrip(BLANK).startswith(b"["):
                 yield from self._records(self._json_list(reader))
             elif reader.head.lstrip(BLANK).split(b"\n", 1)[0].strip(BLANK) == b"{":  # pretty-printed
-                raise unusable("not-records", self.path, "it is one JSON object over several lines")
+                raise fault("not-records", "it is one JSON object over several lines", self.path)
             else:
                 yield from self._records(reader.lines(), lambda raw: parse_json(decode(raw)))
             self.stat, self.content = reader.finish()
         if self.way.kind in ("parquet", "arrow"):
             yield from self._columnar()
             if not self.stat.same_stat(stat_source(self.path)):
-                raise unusable("changing", self.path, "its size or time changed while it was read")
+                raise fault("changing", "its size or time changed while it was read", self.path)
 
     def _records(
         self, values: Iterable[tuple[int, Any]], parse: Callable[[Any], Any] = lambda value: value
@@ -247,15 +237,15 @@ class RecordReader:
                         why=f"the latest: {error.what}",
                         fix="check that these are the files you mean, and their form",
                     ) from error
-                item = Rejected(name=self.name, reason=error.slug, detail=error.what, line=line, field=error.where)
-                self.rejected.append(replace(item, hint=error.fix.replace("LINE", str(line))))
+                error.fix = error.fix.replace("LINE", str(line))
+                self.rejected.append(as_rejected(self.name, error, line=line, field=error.where))
             else:
                 yield record
 
     def _json_list(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
         """The items of a list; a list that is not well formed ends with an error: there is no place to go on."""
         words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
-        text = decode(reader.all_bytes(MAX_SOURCE_BYTES, unusable("too-large", self.path, words)))
+        text = decode(reader.all_bytes(MAX_SOURCE_BYTES, fault("too-large", words, self.path)))
         place, line = _skip(text, text.index("[") + 1), 1
         counted, first = 0, True
         while text[place : place + 1] != "]":

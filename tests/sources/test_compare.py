@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
+from latentcache.sources.causes import fault
 from latentcache.sources.compare import State, compare
 from latentcache.sources.scan import SourceOptions, scan
 
@@ -108,9 +109,8 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
     os.utime(data / "a.jpg", (1, 1))
 
     def fail(root, place):
-        from latentcache.sources.reading import unusable
 
-        raise unusable("io-error", root, "the disk is on fire")
+        raise fault("io-error", "the disk is on fire", root)
 
     monkeypatch.setattr("latentcache.sources.archives.members.read_image", fail)
     item = images(data, before).found(0)

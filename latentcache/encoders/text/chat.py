@@ -22,7 +22,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.input_ids import NOT_RENDERED
-from latentcache.sources.reading import fault
+from latentcache.sources.causes import fault
 from latentcache.sources.records import Message, Record
 from latentcache.value import Value
 

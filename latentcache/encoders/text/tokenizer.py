@@ -22,8 +22,7 @@ from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, 
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
-from latentcache.sources.causes import hint_for
-from latentcache.sources.reading import fault
+from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.records import Record
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
-from latentcache.fields.table import STAT_WIDTH, Rejected
+from latentcache.fields.table import STAT_WIDTH, Rejected, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import SPAN, Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import as_rejected, counted, rejected, unused_lines
-from latentcache.sources.known import Known, Scan, Units, above, memo_row
+from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
+from latentcache.sources.known import Known, Scan, Units, above
 from latentcache.sources.layouts.sets import Layout
-from latentcache.sources.reading import MAX_SOURCE_BYTES, listed, open_source, refuse_packed, stat_source, unusable
+from latentcache.sources.reading import MAX_SOURCE_BYTES, listed, open_source, refuse_packed, stat_source
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Notes
 
@@ -56,7 +55,7 @@ class Archives:
         owners, memos, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, [], []
         for name in sorted(owners, key=os.fsencode):
             try:
-                memos.append(memo_row((*stat_source(layout.root / name).identity, 0)))
+                memos.append(stat_numbers(stat_source(layout.root / name)))
             except UnusableSampleError as error:
                 bad.append(as_rejected(name, error))
                 continue
@@ -191,15 +190,15 @@ class Archives:
             batches = table.batches([caption]) if caption else ()
             values = (one for batch in batches for one in batch.column(0).to_pylist())
             for row, (span, value) in enumerate(zip_longest(table.spans(image).tolist(), values), start=1):
-                text, fault = captions_in(value or "")
-                if fault:
-                    error = unusable("caption-unicode", path, f"{caption}: {fault}")
+                text, why = captions_in(value or "")
+                if why:
+                    error = fault("caption-unicode", f"{caption}: {why}", path)
                 elif kind == ARROW and not span[1]:
-                    error = unusable("no-image", path, "the row holds no bytes of an image")
+                    error = fault("no-image", "the row holds no bytes of an image", path)
                 else:
                     yield Entry(f":{row}", row, tuple(span), text)
                     continue
-                self._bad.append(replace(as_rejected(name, error), line=row))
+                self._bad.append(as_rejected(name, error, line=row))
 
 
 class Entry(NamedTuple):
@@ -228,20 +227,20 @@ def shows_images(path: Path, kind: str) -> bool:
 def _check(path: str, key: str, images: Sequence[Member]) -> None:
     if len(images) > 1:
         names = " and ".join(image.name for image in images[:3])
-        raise unusable("two-images", path, f"{names} have one key, {key}: expected one image for each")
+        raise fault("two-images", f"{names} have one key, {key}: expected one image for each", path)
     if not images[0].size:
-        raise unusable("empty", path, "it has 0 bytes")
+        raise fault("empty", "it has 0 bytes", path)
     if images[0].size > MAX_SOURCE_BYTES:
-        raise unusable("too-large", path, f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read")
+        raise fault("too-large", f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read", path)
 
 
 def _column(path: Path, columns: Columns, what: str, asked: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
     """The column of images or captions: the one that is asked for, else the only one that is meant; empty: none."""
     there, wanted = listed(columns.names), "binary column {}" if what == "image" else "column {} of texts"
     if asked and asked not in of_type:
-        raise unusable(f"no-{what}-column", path, f"it has no {wanted.format(asked)}; it has {there}")
+        raise fault(f"no-{what}-column", f"it has no {wanted.format(asked)}; it has {there}", path)
     if not asked and not meant and what == "image":
-        raise unusable("no-image-column", path, f"no column holds images; it has {there}")
+        raise fault("no-image-column", f"no column holds images; it has {there}", path)
     if not asked and len(meant) > 1:
         raise SourceAmbiguousError(
             f"{len(meant)} columns of {path.name} may hold the {what}s: {listed(meant)}",

@@ -33,8 +33,8 @@ from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.tars import PARQUET
-from latentcache.sources.causes import sniff_cause
-from latentcache.sources.reading import open_source, read_source, stat_source, unusable
+from latentcache.sources.causes import fault, sniff_cause
+from latentcache.sources.reading import open_source, read_source, stat_source
 from latentcache.value import Value
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
@@ -197,7 +197,7 @@ class Rows:
             values = values.field(child) if child else values
             _, bounds, data = values.buffers()
             if data is not None and not begin <= data.address <= begin + self._file.size() - data.size:
-                raise unusable("arrow-compressed", self._path, "its columns are compressed")
+                raise fault("arrow-compressed", "its columns are compressed", self._path)
             wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
             ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
             start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
@@ -255,7 +255,7 @@ def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
     except (pyarrow.ArrowException, OSError, IndexError) as error:
         raise _damaged(path, error) from error
     if not data:
-        raise unusable("no-image", path, f"row {row} holds no bytes of an image")
+        raise fault("no-image", f"row {row} holds no bytes of an image", path)
     return data, replace(now, seen_ns=seen_ns)
 
 
@@ -291,7 +291,7 @@ class _Parquet:
     def row(self, number: int) -> tuple[bytes, int]:
         """The bytes in a row, from 0, and when its block was read in nanoseconds; empty if there are none."""
         if not 0 <= number < (self._ends or [0])[-1]:
-            raise unusable("changing", self._path, f"it has no row {number + 1} any more")
+            raise fault("changing", f"it has no row {number + 1} any more", self._path)
         with self._lock:
             start, values, seen_ns = self._block(number)
             return values[number - start].as_py() or b"", seen_ns
@@ -317,7 +317,7 @@ class _Parquet:
 
 def _damaged(path: Path, error: Exception) -> UnusableSampleError:
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return unusable("rows-damaged", path, f"pyarrow cannot read it: {words}")
+    return fault("rows-damaged", f"pyarrow cannot read it: {words}", path)
 
 
 def _told(metadata: dict[bytes, bytes]) -> dict[str, str]:

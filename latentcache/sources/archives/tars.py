@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from latentcache.sources.causes import rejection
+from latentcache.sources.causes import fault
 
 TAR, PARQUET, ARROW = "tar", "parquet", "arrow"
 _KINDS = {".tar": TAR, ".parquet": PARQUET, ".arrow": ARROW}
@@ -73,14 +73,14 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
                     continue
                 if last > end:
                     what = f"member {number} ({one.name}) ends at byte {last}, the file at byte {end}"
-                    raise rejection("tar-truncated", what)
+                    raise fault("tar-truncated", what)
                 yield Member(number, one.name.removeprefix("./"), one.offset_data, one.size)
             at = tar.offset
         except (tarfile.TarError, OSError, ValueError, LookupError, OverflowError) as error:
             at = tar.offset if tar else 0
-            raise rejection("tar-damaged", f"the header at byte {at} cannot be read: {error}") from error
+            raise fault("tar-damaged", f"the header at byte {at} cannot be read: {error}") from error
     rest = os.pread(descriptor, tarfile.BLOCKSIZE, at)
     if rest.strip(b"\0"):
         if len(rest) < tarfile.BLOCKSIZE:
-            raise rejection("tar-truncated", f"the header at byte {at} is cut short, the file ends at byte {end}")
-        raise rejection("tar-damaged", f"the header at byte {at} cannot be read: its checksum or a number is wrong")
+            raise fault("tar-truncated", f"the header at byte {at} is cut short, the file ends at byte {end}")
+        raise fault("tar-damaged", f"the header at byte {at} cannot be read: its checksum or a number is wrong")

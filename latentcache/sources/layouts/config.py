@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from latentcache.errors import SourceError, SourceNotFoundError, UnusableSampleError, count_of
+from latentcache.errors import SourceError, SourceNotFoundError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.layouts.partners import ALPHA, INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.reading import decode, parse_json, read_source
+from latentcache.sources.reading import read_document
 
 Pair = tuple[str, str]
 #: Larger files are no configuration.
@@ -85,20 +85,18 @@ class Config:
             else:
                 self.ignored.add(name)
 
-    def note(self, detail: str, count: int = 1) -> None:
+    def note(self, detail: str, count: int = 1, cause: str = "config") -> None:
         """One thing in this file that is not used as the trainer would."""
-        self.notes.append(rejected(self.path.name, "config", detail, count=count))
+        self.notes.append(rejected(self.path.name, cause, detail, count=count))
 
     def all_notes(self) -> tuple[Rejected, ...]:
         """All of them, with one for what was ignored and one for the settings that would make other entries."""
-        words = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here"
-        for cause, named, said in (
-            ("config-ignored", [*self.ignored], words),
-            ("config-asks", [*self.asks.values()], f"the entries follow options, not {self.path.name}"),
-        ):
-            if named:
-                detail = f"{said}: {', '.join(sorted(named))}"
-                self.notes.append(rejected(self.path.name, cause, detail, count=len(named)))
+        if self.ignored:
+            words = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here"
+            self.note(f"{words}: {', '.join(sorted(self.ignored))}", len(self.ignored), "config-ignored")
+        if self.asks:
+            asked = ", ".join(sorted(self.asks.values()))
+            self.note(f"the entries follow options, not {self.path.name}: {asked}", len(self.asks), "config-asks")
         return tuple(self.notes)
 
     def place(self, said: Any, name: str) -> Path:
@@ -128,16 +126,8 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Parse a TOML or JSON file; raises SourceError, with the line."""
-    import tomllib
-
-    try:
-        data, _ = read_source(path, max_bytes=MAX_BYTES)
-        value = (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
-    except (tomllib.TOMLDecodeError, UnusableSampleError) as error:
-        why = error.what if isinstance(error, UnusableSampleError) else str(error)
-        fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout folder"
-        raise SourceError(f"{path.name} cannot be read", where=str(path), why=why, fix=fix) from error
-    return Config(path, value)
+    fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout folder"
+    return Config(path, read_document(path, fix, max_bytes=MAX_BYTES))
 
 
 def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: Path | None) -> Layout:
