@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
 from latentcache.identity.content import HASH_BYTES, checksum
-from latentcache.identity.key import KEY_BYTES, joined_keys, split_keys
+from latentcache.identity.key import KEY_BYTES, Keys, split_keys
 from latentcache.store.atomic_io import open_file
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import (
@@ -39,9 +39,9 @@ INDEX = "index.safetensors"
 #: Bytes of a page's header; a value with pages of its own begins behind it.
 PAGE_HEADER_BYTES = 16
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_META = struct.Struct("<IIQQ")  # magic, version, address, map size; behind the page header
-_DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf, overflow pages, entries, root
-_META_BYTES = _META.size + 2 * _DB.size + 16
+#: A page header, then magic, version, address, map size; of two databases page size, flags, depth, branch, leaf and
+#: overflow pages, entries, root; last page, transaction.
+_META = struct.Struct("<16xIIQQ" + 2 * "IHHQQQQQ" + "QQ")
 _BRANCH_PAGE, _LEAF_PAGE, _BIG_VALUE = 0x01, 0x02, 0x01
 _NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
 _BLOCK_BYTES = 1 << 20
@@ -99,17 +99,13 @@ def read_meta(path: Path) -> Meta:
 
 def _parse_meta(front: bytes, offset: int) -> Meta | None:
     """The meta page at an offset, which is 0 or the page size."""
-    if len(front) < offset + PAGE_HEADER_BYTES + _META_BYTES:
+    if len(front) < offset + _META.size:
         return None
-    magic, version, _, _ = _META.unpack_from(front, offset + PAGE_HEADER_BYTES)
-    databases = offset + PAGE_HEADER_BYTES + _META.size
-    page_size = _DB.unpack_from(front, databases)[0]
+    magic, version, _, _, page_size, *_, root, last_page, transaction = _META.unpack_from(front, offset)
     if magic != _MAGIC or version & 0x3FFF != _VERSION or (offset and offset != page_size):
         return None
     if not 512 <= page_size <= 65_536 or page_size & (page_size - 1):
         return None
-    root = _DB.unpack_from(front, databases + _DB.size)[-1]
-    last_page, transaction = struct.unpack_from("<QQ", front, databases + 2 * _DB.size)
     return Meta(page_size, last_page, transaction, root)
 
 
@@ -228,13 +224,11 @@ class ShardIndex:
 
     def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of entries."""
-        frames = np.asarray(self.columns["frames"])
-        return joined_keys(self.columns["content"][entries], frames[self.columns["frame"][entries]])
+        return Keys(self.columns["content"], self.columns["frame"], self.columns["frames"])[entries]
 
     def keys(self, items: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of items."""
-        frames = np.asarray(self.columns["frames"])
-        return joined_keys(self.of_items("content")[items], frames[self.of_items("frame")[items]])
+        return Keys(self.of_items("content"), self.of_items("frame"), self.columns["frames"])[items]
 
     def of_items(self, name: str) -> Any:
         """(I, ...) ``content``, ``frame``, ``same`` or ``length`` of all items."""
@@ -277,8 +271,7 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
 
     Raises:
         CacheDamagedError: The shard is truncated or its pages contradict themselves.
-        CorruptEntryError: A head fails its check.
-        CacheFormatError: An entry of a newer version.
+        CorruptEntryError, CacheFormatError: A head fails its check, or is of a newer version.
     """
     meta = read_meta(data) if meta is None else meta
     try:

@@ -45,9 +45,7 @@ _held: set[int] = set()
 def builder_lock(path: Path) -> Iterator[int]:
     """Hold the cache for building; give the descriptor that holds it, for workers to inherit.
 
-    Raises:
-        CacheLockedError: Another process holds it; ``holder`` says which.
-        CacheReadOnlyError: The file cannot be opened or written.
+    Raises CacheLockedError if another process holds it, CacheReadOnlyError if the file cannot be opened or written.
     """
     opened: list[int] = []
     try:
@@ -167,14 +165,9 @@ def _read_holder(descriptor: int) -> dict[str, Any]:
 
 
 class Lease:
-    """Holds one snapshot for as long as this object lives or until :meth:`close`.
+    """Holds the snapshot of a ``manifest.json`` for as long as this object lives or until :meth:`close`.
 
-    Args:
-        manifest: The ``manifest.json`` of the snapshot.
-
-    Raises:
-        BlockingIOError: The snapshot is being removed.
-        FileNotFoundError: It is gone.
+    Raises BlockingIOError if the snapshot is being removed, FileNotFoundError if it is gone.
     """
 
     _close_file = staticmethod(os.close)  # kept here: when the interpreter ends, names of a module go before objects

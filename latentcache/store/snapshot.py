@@ -93,21 +93,20 @@ class FieldRows(Value, eq=False):
         """Number of entries."""
         return len(self.offset)
 
-    def row_keys(self, rows: NDArray[np.integer] | slice = slice(None)) -> NDArray[np.uint8]:
+    def row_keys(self, rows: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) item keys of rows, of all rows if none are given.
 
         Raises:
             CacheFormatError: Items of a kind that is not installed have several inputs, so their keys are unknown.
         """
-        chosen: Any = rows
-        keys = np.array(self.key[self.entry[chosen]])
+        keys = np.array(self.key[self.entry[rows]])
         if self.packing != "block":
             return keys
-        content = self._content(np.asarray(self.sample[chosen]))
+        content = self._content(np.asarray(self.sample[rows]))
         if self.kind is None or self.recipe is None:
             keys[:, 8:24] = content
             return keys
-        group, variant = np.asarray(self.group[chosen]), np.asarray(self.variant[chosen])
+        group, variant = np.asarray(self.group[rows]), np.asarray(self.variant[rows])
         return self.kind.keys(content, group, variant, self.groups, self.recipe)
 
     def holds(self, plan: FieldPlan, samples: SampleTable) -> bool:
@@ -120,10 +119,7 @@ class FieldRows(Value, eq=False):
     def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.integer]) -> NDArray[np.int32]:
         """(P,) the row of each item of a plan by the same recipe, found at its sample; -1: it is not there.
 
-        Args:
-            plan: Of the samples, in their order.
-            samples: Of now.
-            sample_rows: (S,) the row of each in the sample table of this snapshot; -1: it has none.
+        ``sample_rows`` (S,) is the row of each of the plan's samples in this snapshot's table; -1: it has none.
         """
         found, kind = np.full(len(plan.sample), -1, dtype=np.int32), self.kind
         if kind is None or not len(self):
