@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -170,44 +171,30 @@ class Lease:
     Raises BlockingIOError if the snapshot is being removed, FileNotFoundError if it is gone.
     """
 
-    _close_file = staticmethod(os.close)  # kept here: when the interpreter ends, names of a module go before objects
-
     def __init__(self, manifest: Path) -> None:
-        self.manifest, self._descriptor = manifest, open_file(manifest)
+        self._manifest, descriptor = manifest, open_file(manifest)
+        self.close = weakref.finalize(self, os.close, descriptor)  # a forked child may still read with its copy
+        self.close.atexit = False
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
             if isinstance(error, BlockingIOError):
                 raise
             return  # a file system without locks: the grace period has to do
-        if not _is_still_there(self._descriptor, manifest):  # removed between the two calls
+        if not _is_still_there(descriptor, manifest):  # removed between the two calls
             self.close()
             raise FileNotFoundError(manifest)
 
-    @property
-    def held(self) -> bool:
-        """Whether the snapshot is really held: the file system may know no locks."""
-        return self._descriptor >= 0
+    def __reduce__(self) -> Any:
+        return _lease_again, (self._manifest,)
 
-    def close(self) -> None:
-        """Let go. Unlocking is left to the last copy: a forked child may still read."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._close_file(descriptor)
 
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
-            self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"manifest": self.manifest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Another process takes a lease of its own, if the snapshot is still there."""
-        self.manifest, self._descriptor = state["manifest"], -1
-        with contextlib.suppress(OSError):
-            self.__init__(state["manifest"])  # type: ignore[misc]
+def _lease_again(manifest: Path) -> Lease | None:
+    """Another process takes a lease of its own, if the snapshot is still there."""
+    with contextlib.suppress(OSError):
+        return Lease(manifest)
+    return None
 
 
 class Holder(Value):

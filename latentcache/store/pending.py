@@ -147,12 +147,7 @@ class Pending:
         return found
 
     def ready(self, field: str, rows: NDArray[np.integer], timeout_s: float | None = None) -> None:
-        """Return when all of these rows can be read.
-
-        Args:
-            field: Its name.
-            rows: (n,) its rows.
-            timeout_s: How long to wait; by default as long as this object says.
+        """Return when all of these rows (n,) can be read; waits as long as this object says, or ``timeout_s``.
 
         Raises:
             MissingEntryError: A row was rejected.
@@ -196,15 +191,14 @@ class Pending:
         return bool(new)
 
     def _poll_failed(self) -> bool:
+        whole = b""
         with contextlib.suppress(OSError):
             data = read_file(self._paths.pending / FAILED)[self._read :]
             whole = data[: data.rfind(b"\n") + 1]
-            self._read += len(whole)
-            for line in whole.splitlines():
-                one = json.loads(line)
-                self._fail(one["sample"], one["field"], one["why"])
-            return bool(whole)
-        return False
+        self._read += len(whole)
+        for one in map(json.loads, whole.splitlines()):
+            self._fail(one["sample"], one["field"], one["why"])
+        return bool(whole)
 
     def _fail(self, sample: int, field: str, why: str) -> None:
         """A sample will not come: in one field, or in all."""

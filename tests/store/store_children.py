@@ -66,7 +66,7 @@ def fork(cache):
         os.waitpid(child, 0)
     else:
         sys.stdin.read()
-        assert snapshot.lease.held
+        assert snapshot.lease.close.alive
         os._exit(0)
 
 

@@ -29,7 +29,7 @@ def open_files():
 
 def test_a_snapshot_is_held_as_long_as_it_is_in_use(paths):
     snapshot = open_leased(paths.root)
-    assert (snapshot.number, snapshot.lease.held, free(paths)) == (1, True, False)
+    assert (snapshot.number, free(paths)) == (1, False)
     del snapshot
     assert free(paths)
 
@@ -38,7 +38,6 @@ def test_a_pickled_snapshot_takes_its_own(paths):
     snapshot = open_leased(paths.root)
     copy = pickle.loads(pickle.dumps(snapshot))
     del snapshot
-    assert copy.lease.held
     assert not free(paths)
     del copy
     assert free(paths)
@@ -59,7 +58,7 @@ def test_a_file_system_without_locks_is_read_without_a_lease(paths, monkeypatch)
 
     monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
     snapshot = open_leased(paths.root)
-    assert (snapshot.number, snapshot.lease.held) == (1, False)
+    assert snapshot.number == 1
     assert free(paths)
 
 
@@ -100,12 +99,4 @@ def test_a_forked_child_goes_on_holding(paths):
     assert pid != process.pid
     assert not free(paths)  # the parent has closed its own
     process.communicate(b"end\n")
-    assert free(paths)
-
-
-def test_a_lease_ends_when_the_interpreter_has_taken_the_names_of_its_module(paths, monkeypatch):
-    lease = Lease(manifest(paths))
-    monkeypatch.setattr(lock_module, "os", None)  # as at the end of a script
-    lease.close()
-    monkeypatch.undo()
     assert free(paths)
