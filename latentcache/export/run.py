@@ -2,18 +2,26 @@
 
 Each format takes its own settings; a setting that a format does not take is rejected, never ignored. A format is a
 writer of one split, which gets batches of rows or of documents in their order. Cost: one batch in memory.
+
+Guarantee: a folder of that name is whole, with the metadata beside its files, or does not exist; existing files and
+folders are never touched, and of two exports to one name one is rejected. A killed export leaves a folder
+``OUT.partial-...``.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import PlanError, UsageError
-from latentcache.export.atomic_folder import atomic_folder, seal
+from latentcache.store.atomic_io import as_store_error, make_folder, sync_file, sync_folder, write_json
 from latentcache.value import Value
 
 if TYPE_CHECKING:
@@ -28,6 +36,8 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 #: Layouts of rows, as ``cache.rows()`` names them.
 LAYOUTS = ("pad", "pack", "chunk")
+#: The file of metadata in an exported folder, and the version of its keys.
+METADATA, SCHEMA = "latentcache.json", 3
 #: Rows in memory at once.
 BATCH_ROWS = 256
 Advanced = Callable[[int, int], None]
@@ -215,3 +225,52 @@ def _facts(cache: Cache, settings: ExportSettings) -> dict[str, Any]:
         "tokenizer": str(rows.provenance.get("tokenizer", "")),
         "validation": settings.validation,
     }
+
+
+@contextmanager
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """Give a folder to write into; it gets the name ``out`` if the block ends without an error.
+
+    Args:
+        out: A folder that does not exist, or is empty.
+    """
+    _require_free(out)
+    out = out.resolve()  # a link to an empty folder stays a link, and "." has a name
+    partial = None
+    try:
+        make_folder(out.parent)
+        partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
+        partial.chmod(0o755)
+        yield partial
+        _require_free(out)
+        partial.rename(out)  # fails on a folder that got files meanwhile
+        partial = None
+        sync_folder(out.parent)
+    except OSError as error:
+        _require_free(out)
+        raise as_store_error(error, out) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _require_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        fix = f"rm -r {shlex.quote(str(out))}, or give another folder"
+        raise UsageError(f"{out} exists", where=str(out), fix=fix)
+
+
+def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Make every file of the folder durable, and write the metadata beside them.
+
+    Args:
+        folder: The folder of :func:`atomic_folder`.
+        facts: Metadata; ``bytes`` of each file are added.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for file in files:
+        sync_file(file)
+    for parent in {file.parent for file in files}:
+        sync_folder(parent)
+    sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+    write_json(folder / METADATA, {"schema": SCHEMA, **facts, "bytes": sizes})

@@ -74,13 +74,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object, ASCII, put there atomically. Errors as :func:`write_atomically`."""
-    write_atomically(path, json_bytes(value))
-
-
-def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """One JSON object as it is written: ASCII, one value a line."""
-    return json.dumps(value, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
+    """One JSON object, ASCII, one value a line, put there atomically. Errors as :func:`write_atomically`."""
+    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=True).encode("ascii") + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -39,15 +39,8 @@ KEY_AT = 32
 CONTENT, SAME, LENGTH = "content", "same", "length"
 #: Names of counts of ragged columns end so.
 COUNT_SUFFIX = "#"
-_FIXED = struct.Struct(f"<4sBBBBIIQQ{KEY_BYTES}s{HASH_BYTES}s{HASH_BYTES}s")
-#: The fixed part for numpy.
-FIXED_DTYPE = np.dtype(
-    [
-        ("magic", "V4"), ("kind", "u1"), ("dtype", "u1"), ("ndim", "u1"), ("flags", "u1"), ("head_bytes", "<u4"),
-        ("items", "<u4"), ("payload_bytes", "<u8"), ("payload_checksum", "<u8"), ("key", "u1", (KEY_BYTES,)),
-        ("recipe_id", "u1", (HASH_BYTES,)), ("same", "u1", (HASH_BYTES,)),
-    ]
-)  # fmt: skip
+#: Magic, kind, dtype, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, key, recipe_id, same.
+FIXED = struct.Struct(f"<4sBBBBIIQQ{KEY_BYTES}s{HASH_BYTES}s{HASH_BYTES}s")
 _DTYPE_NAMES = {code: name for name, (code, _) in DTYPES.items()}
 _COLUMN_CODES = {"u1": 1, "f2": 2, "f4": 4, "u2": 5, "i4": 6, "u4": 7, "i8": 8, "u8": 9, "f8": 10}
 _COLUMN_TYPES = {code: np.dtype(f"<{text}") for text, code in _COLUMN_CODES.items()}
@@ -199,7 +192,7 @@ def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packe
     front = MAGIC, key[0], DTYPES[dtype][0], array.ndim, PACKED * packed | RAGGED * ragged, head_bytes
     sizes, hashes = (len(items), len(payload), checksum(payload)), (key, recipe.recipe_id, same or bytes(HASH_BYTES))
     value = bytearray(head_bytes + len(payload))
-    _FIXED.pack_into(value, 0, *front, *sizes, *hashes)
+    FIXED.pack_into(value, 0, *front, *sizes, *hashes)
     value[FIXED_BYTES : FIXED_BYTES + len(table)] = table
     with memoryview(value) as memory:
         struct.pack_into("<Q", value, head_bytes - CHECKSUM_BYTES, checksum(memory[: head_bytes - CHECKSUM_BYTES]))
@@ -245,7 +238,7 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
 def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
     if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
         raise ValueError(f"expected a head that starts with {MAGIC!r}, found {bytes(data[:4])!r}")
-    fixed = _FIXED.unpack_from(data)
+    fixed = FIXED.unpack_from(data)
     _, kind, code, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, own, recipe_id, same = fixed
     if not FIXED_BYTES < head_bytes <= len(data) or head_bytes % 64 != _REST:
         raise ValueError(f"a head of {head_bytes} bytes, {len(data)} are there")

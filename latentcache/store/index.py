@@ -25,8 +25,8 @@ from latentcache.store.atomic_io import open_file
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import (
     CHECKSUM_BYTES,
+    FIXED,
     FIXED_BYTES,
-    FIXED_DTYPE,
     MAGIC,
     PACKED,
     RAGGED,
@@ -53,6 +53,9 @@ _FLAGS_WORD, _LOWER_WORD = 5, 6
 #: Bytes of a value that are read at first; the head of an entry that is no block is shorter.
 _FRONT_BYTES = 256
 _HEADS_TOGETHER = 1 << 14
+#: What the index says of each entry.
+_ROW_TYPES = np.dtype("u8,u4,u8,u8,u4,V16,u4")
+_ROW_TYPES.names = ("offset", "head", "bytes", "checksum", "block", "same", "length")
 
 
 class Meta(NamedTuple):
@@ -285,7 +288,7 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, struct.error) as error:
         if isinstance(error, CacheDamagedError | CacheFormatError):
             raise
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
@@ -298,61 +301,31 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
 
 def _indexed(descriptor: int, values: Values) -> dict[str, NDArray[Any]]:
     """Columns of some entries, after checking their heads."""
-    fronts = _fronts(descriptor, values)
-    fixed = np.ascontiguousarray(fronts[:, :FIXED_BYTES]).view(FIXED_DTYPE)[:, 0]
-    single, head = fixed["flags"] & PACKED == 0, fixed["head_bytes"]
-    # What the checksum of a head and its own key prove needs no closer look.
-    good = single & (head > FIXED_BYTES) & (head <= _FRONT_BYTES) & (fixed["magic"] == np.void(MAGIC))
-    good &= (fixed["key"] == values.keys).all(axis=1)
-    good &= head.astype(np.int64) + fixed["payload_bytes"].astype(np.int64) == values.lengths
-    good[good] = _signed(fronts[good], head[good])
-    first = np.ascontiguousarray(fronts[:, FIXED_BYTES : FIXED_BYTES + 4]).view("<u4")[:, 0]
-    columns: dict[str, NDArray[Any]] = {
-        "offset": (values.offsets + head).astype(np.uint64),
-        "head": head.astype(np.uint32),
-        "bytes": fixed["payload_bytes"].astype(np.uint64),
-        "checksum": fixed["payload_checksum"].astype(np.uint64),
-        "block": np.zeros(len(fixed), dtype=np.uint32),
-        "same": np.where(single[:, None], fixed["same"], 0).astype(np.uint8),
-        "length": np.where(fixed["flags"] & (PACKED | RAGGED) == RAGGED, first, np.uint32(0)),
-    }
-    blocks = []
-    for row in np.flatnonzero(~good).tolist():
-        place, length = int(values.offsets[row]), int(values.lengths[row])
-        header = checked_head(descriptor, place, length, values.keys[row].tobytes())
-        if header.packed:
-            blocks.append(header)
-            columns["block"][row] = header.items
+    rows, blocks = list[tuple[Any, ...]](), list[EntryHeader]()
+    keys = values.keys.view(f"V{KEY_BYTES}")[:, 0].tolist()
+    for key, offset, length in zip(keys, values.offsets.tolist(), values.lengths.tolist(), strict=True):
+        front = os.pread(descriptor, min(length, _FRONT_BYTES), offset)
+        magic, _, _, _, flags, head, _, size, payload, own, _, same = FIXED.unpack_from(front)
+        stop, block, count = head - CHECKSUM_BYTES, 0, 0
+        # What the checksum of a head and its own key prove needs no closer look.
+        good = (magic, own, head + size) == (MAGIC, key, length) and FIXED_BYTES < head <= len(front)
+        good = good and checksum(front[:stop]) == int.from_bytes(front[stop:head], "little")
+        if flags & PACKED or not good:
+            header = checked_head(descriptor, offset, length, key)
+            if header.packed:
+                blocks.append(header)
+                block, same = header.items, b""
+        if not block and flags & RAGGED:
+            count = int.from_bytes(front[FIXED_BYTES : FIXED_BYTES + 4], "little")
+        rows.append((offset + head, head, size, payload, block, same, count))
+    table = np.array(rows, dtype=_ROW_TYPES)
+    columns: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(table[name]) for name in _ROW_TYPES.names or ()}
+    columns["same"] = columns["same"].view(np.uint8).reshape(-1, HASH_BYTES)
     empty = np.zeros((0, HASH_BYTES), dtype=np.uint8)
     columns["item.content"] = np.concatenate([empty, *(header.content for header in blocks)])
     columns["item.same"] = np.concatenate([empty, *(header.same for header in blocks)])
     columns["item.length"] = np.concatenate([np.zeros(0, np.uint32), *(header.length for header in blocks)])
     return columns
-
-
-def _fronts(descriptor: int, values: Values) -> NDArray[np.uint8]:
-    """(N, 256) the first bytes of values; zeros behind values that are shorter."""
-    fronts = np.zeros((len(values.offsets), _FRONT_BYTES), dtype=np.uint8)
-    memory, read = fronts.reshape(-1).data, os.preadv
-    wanted = np.minimum(values.lengths, _FRONT_BYTES).tolist()
-    for row, (offset, size) in enumerate(zip(values.offsets.tolist(), wanted, strict=True)):
-        place = row * _FRONT_BYTES
-        if read(descriptor, (memory[place : place + size],), offset) != size:
-            raise ValueError("a value ends early")
-    return fronts
-
-
-def _signed(fronts: NDArray[np.uint8], head_bytes: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """(n,) True if the checksum at the end of a head holds."""
-    memory = fronts.reshape(-1).data
-    begins = np.arange(len(fronts)) * _FRONT_BYTES
-    stops = begins + head_bytes.astype(np.int64) - CHECKSUM_BYTES
-    spans = zip(begins.tolist(), stops.tolist(), strict=True)
-    found = np.array([checksum(memory[begin:stop]) for begin, stop in spans], dtype=np.uint64)
-    if not len(fronts):
-        return found.astype(np.bool_)
-    same: NDArray[np.bool_] = found == gather_bytes(fronts, stops, CHECKSUM_BYTES).view("<u8")[:, 0]
-    return same
 
 
 def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = None) -> EntryHeader:

@@ -22,7 +22,7 @@ from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, split_keys
-from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
+from latentcache.store.atomic_io import make_folder, sync_folder, write_atomically, write_json, writing
 from latentcache.store.catalog import Catalog
 from latentcache.store.columns import Mended, write_columns
 from latentcache.store.paths import CachePaths
@@ -306,7 +306,7 @@ def write_snapshot(
         shutil.rmtree(folder, ignore_errors=True)
         return False
     write_atomically(folder / REJECTED, listed)
-    write_atomically(folder / MANIFEST, json_bytes({**manifest, "checksum": own_checksum(manifest)}))
+    write_json(folder / MANIFEST, {**manifest, "checksum": own_checksum(manifest)})
     return True
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from latentcache.export.atomic_folder import atomic_folder, seal
 from latentcache.export.documents import FILES, counts
-from latentcache.export.run import write_splits
+from latentcache.export.run import atomic_folder, seal, write_splits
 from latentcache.fields.input_ids import InputIdsRecipe
 
 #: Numbers of ids of both widths, and documents of such ids.

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from latentcache.errors import CacheReadOnlyError, DiskFullError, UsageError
-from latentcache.export import atomic_folder as atomic_folder_module
-from latentcache.export.atomic_folder import atomic_folder, seal
+from latentcache.export import run
+from latentcache.export.run import atomic_folder, seal
 
 
 def test_a_folder_has_its_name_once_it_is_whole(tmp_path):
@@ -85,8 +85,8 @@ def test_all_of_it_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
     def note(path):
         synced.append((path.relative_to(tmp_path).as_posix(), out.exists()))
 
-    monkeypatch.setattr(atomic_folder_module, "sync_file", note)
-    monkeypatch.setattr(atomic_folder_module, "sync_folder", note)
+    monkeypatch.setattr(run, "sync_file", note)
+    monkeypatch.setattr(run, "sync_folder", note)
     with atomic_folder(out) as folder:
         (folder / "train").mkdir()
         (folder / "train" / "a").write_bytes(b"one")

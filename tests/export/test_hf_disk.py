@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.export import hf_disk, run
-from latentcache.export.atomic_folder import atomic_folder
 from latentcache.export.hf_disk import COLUMNS, export_hf_disk, segments
+from latentcache.export.run import atomic_folder
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, between colons; without them only the installed version is tested.
