@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ GRACE_S = 3600.0
 #: A shard is copied if less than this part of its entries is needed: then at least as much is freed as is written.
 MOST_NEEDED = 0.5
 _BUILDING = "until the build that was started has ended"
+_DAMAGED = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
 _STATES = ("removable", "removed", "held", "compactable", "compacted")
 
 
@@ -57,10 +58,10 @@ class Garbage(Value):
 
     def as_json(self) -> dict[str, Any]:
         """The item of ``gc --json``."""
-        more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
-        more["holders"] = [asdict(holder) for holder in self.holders]
         item = {"category": self.state, "reason": self.reason, "path": "", "file": self.file, "bytes": self.num_bytes}
         item["hint"] = f"it stays {self.until}" if self.until else "no kept snapshot needs it"
+        more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
+        more["holders"] = [asdict(holder) for holder in self.holders]
         return item | {name: value for name, value in more.items() if value}
 
 
@@ -160,41 +161,63 @@ class _Collector:
             with suppress(LatentcacheError):
                 snapshots.append(open_snapshot(self.paths.root, number))
         uses = shard_use(self.paths, snapshots)
-        unreferenced = sum(max(use.entries - use.needed, 0) for use in uses)
         self._compact({use.name: use for use in uses})
         self._shards(list(self._snapshots(remove=True)))
         self._leftovers()
-        current = self.paths.current_snapshot()
-        return CollectReport(applied=self.apply, snapshot=current, items=tuple(self.items), unreferenced=unreferenced)
+        return CollectReport(
+            applied=self.apply,
+            snapshot=self.paths.current_snapshot(),
+            items=tuple(self.items),
+            unreferenced=sum(max(use.entries - use.needed, 0) for use in uses),
+        )
 
     def _compact(self, everywhere: dict[str, ShardUse]) -> None:
-        """Copy the needed part of shards that are mostly unneeded. A build that has not ended may need the rest."""
+        """Copy the needed entries of shards that are mostly unneeded into new ones, and publish the same samples.
+
+        The old shards get a tombstone. The order of samples and rows is the same, so is every plan. Killed at any
+        point, the cache is the old one or the new one. A build that has not ended may need the rest: then nothing.
+        """
         current, building = open_snapshot(self.paths.root), self.paths.building.exists()
         others = [old.shards for old in self._snapshots(remove=False) if old.number != current.number]
         if None in others:
             return
-        shared = frozenset[str]().union(*(shards for shards in others if shards))
-        uses = [use for use in shard_use(self.paths, [current]) if use.name in current.shards and not use.tombstoned]
-        worth = [use for use in uses if 0 <= use.needed < MOST_NEEDED * use.entries and use.name not in shared]
-        worth = [] if building else worth
-        done = _compact(self.paths, current, worth) if self.apply and worth else set()
-        for use in uses:
-            part, entries, until = everywhere[use.name], 0, ""
-            if use in worth:
-                state, reason, part = "compacted" if self.apply else "compactable", "low-utilization", use
-                if self.apply and use.name not in done:
-                    state, reason = "held", "damaged"
-                    until = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
-            elif part.entries > part.needed:
-                state, reason, entries = "held", "in-use", part.entries - part.needed
-                until = "until less than half of the entries of its shard are needed"
-                until = "until no other snapshot needs its shard" if use.name in shared else until
-                reason, until = ("unfinished-build", _BUILDING) if building else (reason, until)
-            else:
+        shared, moved = frozenset[str]().union(*(shards for shards in others if shards)), dict[str, str]()
+        for use in shard_use(self.paths, [current]):
+            part, state, reason = everywhere[use.name], "held", "in-use"
+            if use.name not in current.shards or use.tombstoned:
                 continue
-            file, size = f"shards/{use.name}", max(part.bytes - part.needed_bytes, 0)
-            found = Garbage(state=state, reason=reason, file=file, num_bytes=size, entries=entries, until=until)
-            self.items.append(found)
+            until = "until less than half of the entries of its shard are needed"
+            if building:
+                reason, until = "unfinished-build", _BUILDING
+            elif use.name in shared:
+                until = "until no other snapshot needs its shard"
+            elif 0 <= use.needed < MOST_NEEDED * use.entries:
+                part, state, reason, until = use, "compactable", "low-utilization", ""
+                if self.apply and (copy := self._copied(current, use.name)):
+                    state, moved[use.name] = "compacted", copy
+                elif self.apply:
+                    state, reason, until = "held", "damaged", _DAMAGED
+            if part is use or part.entries > part.needed:
+                entries = 0 if part is use else part.entries - part.needed
+                size = max(part.bytes - part.needed_bytes, 0)
+                about: dict[str, Any] = {"state": state, "reason": reason, "entries": entries, "until": until}
+                self.items.append(Garbage(file=f"shards/{use.name}", num_bytes=size, **about))
+        for name in moved:
+            failpoint("collect-delete")
+            tombstone(self.paths, name, "compacted")
+        if moved:
+            relocate(self.paths, current, moved, complete=current.complete)
+
+    def _copied(self, snapshot: Snapshot, name: str) -> str:
+        """The new shard with the needed entries of another one; empty if one of them is damaged."""
+        number, fields = snapshot.shards.index(name), snapshot.fields.values()
+        places = [rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
+        copy = copy_entries(self.paths, self.paths.shard(name), np.concatenate(places))
+        if copy.saved == sum(map(len, places)):
+            return copy.shard
+        if copy.shard:
+            shutil.rmtree(to_scratch(self.paths, self.paths.shard(copy.shard)), ignore_errors=True)
+        return ""
 
     def _snapshots(self, *, remove: bool) -> Iterator[_Old]:
         """Snapshots that stay, upwards; ``remove`` the others, while readers are kept away from them."""
@@ -217,11 +240,10 @@ class _Collector:
         current, numbers = self.paths.current_snapshot(), self.paths.snapshots()
         manifests = dict[int, dict[str, Any]]()
         for number in numbers:
-            manifests[number] = {}
             with suppress(StoreError):
                 manifests[number] = load_manifest(self.paths.snapshot(number))
-        replaced = {int(manifests[number].get("replaces", 0)) for number in numbers if number <= current}
-        lasting = [number for number in reversed(numbers) if number <= current and manifests[number]]
+        replaced = {int(one.get("replaces", 0)) for number, one in manifests.items() if number <= current}
+        lasting = [number for number in reversed(numbers) if number <= current and number in manifests]
         kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
         for number, after in zip(numbers, [*numbers[1:], current], strict=True):
             reason = until = ""
@@ -231,9 +253,8 @@ class _Collector:
                 newer = "the next snapshot" if builds == 1 else f"{builds} newer snapshots"
                 reason, until = "rollback", f"until {newer}, or now with --keep {age}"
             elif number < current:
-                since = (self.paths.snapshot(after) / "manifest.json").stat().st_mtime
-                reason, until = self._grace(since)
-            shards = frozenset(manifests[number]["shards"]) if manifests[number] else None
+                reason, until = self._grace(self.paths.snapshot(after) / "manifest.json")
+            shards = frozenset(manifests[number]["shards"]) if number in manifests else None
             yield _Old(number=number, shards=shards, reason=reason, until=until)
 
     def _shards(self, stay: list[_Old]) -> None:
@@ -247,112 +268,69 @@ class _Collector:
             kept = [old for old in needing if old.reason == "rollback"]
             if any(old.number == current for old in kept):
                 continue
+            index = folder / "index.safetensors"
+            grace, until = self._grace(index if index.exists() else folder)  # since it was sealed
             if needing:
                 self._hold_for(folder, kept[-1] if kept else needing[0])
             elif folder.name in tombstoned:
                 self._remove(folder, "tombstoned")
             elif self.paths.building.exists():
-                self._hold(folder, "unfinished-build", _BUILDING)
+                self._add("held", "unfinished-build", folder, until=_BUILDING)
             elif unfinished:
-                self._hold(folder, "unfinished-repair", "until the repair is run again, or a build")
-            elif (grace := self._grace(_sealed_at(folder)))[0]:
-                self._hold(folder, *grace)
+                self._add("held", "unfinished-repair", folder, until="until the repair is run again, or a build")
+            elif grace:
+                self._add("held", grace, folder, until=until)
             else:
                 self._remove(folder, "unreferenced")
 
     def _leftovers(self) -> None:
-        """Remove what processes that died have left half made or half removed."""
-        for folder in self.paths.open_shards():
-            self._hold(folder, "unfinished-build", "until the next `latentcache build` has sealed it")
-        for path in _leftovers(self.paths):
+        """Remove files never put in place, snapshots never published, and tombstones of shards that are gone."""
+        paths, found = self.paths, list[Path]()
+        for folder in paths.open_shards():
+            self._add("held", "unfinished-build", folder, until="until the next `latentcache build` has sealed it")
+        for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
+            found += sorted(path for path in paths.root.glob(pattern) if path.is_file())
+        # The lock is held, so the build that announced a pending snapshot is gone.
+        snapshots = sorted(path for path in paths.snapshots_folder.glob("*") if path.is_dir())
+        found += [path for path in snapshots if path == paths.pending or not (path / "manifest.json").exists()]
+        marks = sorted(paths.shards.glob(f"*{TOMBSTONE_SUFFIX}"))
+        found += [mark for mark in marks if not (paths.shards / mark.stem).exists()]
+        for path in (*sorted(paths.scratch.glob("*")), *found):
             self._remove(path, "left-over")
-        for path in sorted(self.paths.quarantine.glob("*")):
+        for path in sorted(paths.quarantine.glob("*")):
             if self.damaged:
                 self._remove(path, "damaged")
             else:
-                self._hold(path, "damaged", "until `latentcache gc CACHE --damaged --apply`")
+                self._add("held", "damaged", path, until="until `latentcache gc CACHE --damaged --apply`")
         if self.apply:
-            shutil.rmtree(self.paths.scratch, ignore_errors=True)
+            shutil.rmtree(paths.scratch, ignore_errors=True)
 
-    def _grace(self, since: float) -> tuple[str, str]:
-        """Reason and end of the grace period of what was needed until a moment; empty if that is over."""
+    def _grace(self, path: Path) -> tuple[str, str]:
+        """Reason and end of the grace period since a file was written; empty if that is over."""
+        since = path.stat().st_mtime
         if self.grace_s <= max(time.time() - since, 0):
             return "", ""
         end = datetime.fromtimestamp(since + self.grace_s, UTC).isoformat(timespec="seconds")
         return "grace", f"until {end}, for readers without a lease"
 
     def _hold_for(self, path: Path, old: _Old) -> None:
-        self._hold(path, old.reason, old.until, by=old.holders, number=old.number)
-
-    def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = (), number: int = 0) -> None:
-        found = self._garbage("held", reason, path)
-        self.items.append(replace(found, holders=by, until=until, snapshot=number))
+        self._add("held", old.reason, path, until=old.until, holders=old.holders, snapshot=old.number)
 
     def _remove(self, path: Path, reason: str) -> None:
         """Move a thing out of sight in one step, then delete it."""
-        item = self._garbage("removable", reason, path)
-        if self.apply:
-            failpoint("collect-delete")
-            if path.parent != self.paths.scratch:
-                gone = to_scratch(self.paths, path)
-                self.paths.tombstone(path.name).unlink(missing_ok=True)
-                failpoint("collect-delete")
-                path = gone
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-            item = replace(item, state="removed")
-        self.items.append(item)
-
-    def _garbage(self, state: str, reason: str, path: Path) -> Garbage:
-        file = path.relative_to(self.paths.root).as_posix()
-        return Garbage(state=state, reason=reason, file=file, num_bytes=disk_bytes(path))
-
-
-def _compact(paths: CachePaths, snapshot: Snapshot, worth: Collection[ShardUse]) -> set[str]:
-    """Copy the needed entries of shards, checksum by checksum, into new ones, and publish the same samples again.
-
-    The old shards get a tombstone. The order of samples and rows is the same, so is every plan. Killed at any point,
-    the cache is the old one or the new one. The caller holds the builder lock.
-
-    Returns:
-        Names of the shards that were replaced; the others hold damaged entries and were left as they are.
-    """
-    moved = dict[str, str]()
-    for use in worth:
-        number = snapshot.shards.index(use.name)
-        fields = snapshot.fields.values()
-        places = [rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in fields]
-        copy = copy_entries(paths, paths.shard(use.name), np.concatenate(places))
-        if copy.saved == sum(map(len, places)):
-            moved[use.name] = copy.shard
-        elif copy.shard:
-            shutil.rmtree(to_scratch(paths, paths.shard(copy.shard)), ignore_errors=True)
-    for name in moved:
+        self._add("removed" if self.apply else "removable", reason, path)
+        if not self.apply:
+            return
         failpoint("collect-delete")
-        tombstone(paths, name, "compacted")
-    if moved:
-        relocate(paths, snapshot, moved, complete=snapshot.complete)
-    return set(moved)
+        if path.parent != self.paths.scratch:
+            mark, path = self.paths.tombstone(path.name), to_scratch(self.paths, path)
+            mark.unlink(missing_ok=True)
+            failpoint("collect-delete")
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
-
-def _leftovers(paths: CachePaths) -> Iterator[Path]:
-    """Files that were never put in place, snapshots that were never published, tombstones of shards that are gone."""
-    yield from sorted(paths.scratch.glob("*"))
-    for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
-        yield from sorted(path for path in paths.root.glob(pattern) if path.is_file())
-    if paths.pending.exists():  # the caller holds the builder lock, so the build that announced it is gone
-        yield paths.pending
-    for folder in sorted(paths.snapshots_folder.glob("*")):
-        if folder != paths.pending and folder.is_dir() and not (folder / "manifest.json").exists():
-            yield folder
-    for mark in sorted(paths.shards.glob(f"*{TOMBSTONE_SUFFIX}")):
-        if not (paths.shards / mark.stem).exists():
-            yield mark
-
-
-def _sealed_at(folder: Path) -> float:
-    """When a shard was sealed."""
-    index = folder / "index.safetensors"
-    return (index if index.exists() else folder).stat().st_mtime
+    def _add(self, state: str, reason: str, path: Path, **more: Any) -> None:
+        file = path.relative_to(self.paths.root).as_posix()
+        self.items.append(Garbage(state=state, reason=reason, file=file, num_bytes=disk_bytes(path), **more))

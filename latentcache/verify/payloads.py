@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,8 @@ from latentcache.verify.entries import Store, View, unreadable, words
 
 #: Most entries of a batch, and their bytes: one is larger if its last entry is.
 _BATCH_ENTRIES, _BATCH_BYTES = 4096, 64 << 20
-#: Without the compiled library: bytes read at once, entries of a read (each is three of the 1024 pieces of a system
-#: call), and the largest gap between two entries that is read over.
-_READ_BYTES, _READ_ENTRIES, _GAP_BYTES = 4 << 20, 340, 1 << 16
+#: Without the compiled library: bytes of payloads that are in memory at once, unless one is larger.
+_READ_BYTES = 4 << 20
 _THREADS = 2
 
 
@@ -77,12 +75,16 @@ def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[n
     """Entries that a file of this size can hold; the check of the indexes has noted the others."""
     inside = (view.offset[entries] + view.bytes[entries] <= size) & (view.head[entries] <= view.offset[entries])
     entries = entries[inside]
-    ends, bounds = np.cumsum(view.bytes[entries]), [0]
-    while (first := bounds[-1]) < len(entries):
+    return [entries[part] for part in _parts(view.bytes[entries], _BATCH_BYTES)]
+
+
+def _parts(size: NDArray[np.int64], most_bytes: int) -> Iterator[slice]:
+    """Cut entries of these sizes into parts; one that is larger is a part of its own."""
+    ends, first = np.cumsum(size), 0
+    while first < len(size):
         before = int(ends[first - 1]) if first else 0
-        fits = int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")) - first
-        bounds.append(first + min(max(fits, 1), _BATCH_ENTRIES))
-    return [entries[first:last] for first, last in pairwise(bounds)]
+        fits = int(np.searchsorted(ends, before + most_bytes, side="right")) - first
+        yield slice(first, first := first + min(max(fits, 1), _BATCH_ENTRIES))
 
 
 class _Batch:
@@ -92,6 +94,7 @@ class _Batch:
         self.view, self.entries, self.descriptor = view, entries, descriptor
         self.head, self.size = view.head[entries], view.bytes[entries]
         self.first = view.offset[entries] - self.head
+        self.places = self.first, self.head, self.size
         kind, recipe = view.rows.kind, view.rows.recipe
         self.limit = Limit(0, 1) if kind is None or recipe is None else kind.limit(recipe)
 
@@ -128,37 +131,23 @@ class _Batch:
 
     def _read(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.uint64]] | None:
         """As :func:`~latentcache.store.gather.scan`, in Python."""
-        all_heads, memory = bytearray(int(self.head.sum())), bytearray(_READ_BYTES)
-        of_heads, of_payloads = list[int](), list[int]()
-        between, at = memoryview(bytearray(_GAP_BYTES)), 0
-        for some in self._reads():
-            size, gap = self.size[some].tolist(), self.gap[some].tolist()
-            heads = _cut(all_heads, self.head[some].tolist(), at)
-            if len(memory) < sum(size):
-                memory = bytearray(sum(size))
-            payloads = _cut(memory, size)
-            pieces = list(chain.from_iterable(zip(heads, payloads, (between[:one] for one in gap), strict=True)))[:-1]
-            if os.preadv(self.descriptor, pieces, int(self.first[some.start])) < sum(map(len, pieces)):
-                return None
-            of_heads.extend(checksum(one[:-CHECKSUM_BYTES]) for one in heads)
-            of_payloads.extend(map(checksum, payloads))
-            at += sum(map(len, heads))
-            if not self._accepted(some, payloads, memoryview(memory)[: sum(size)]):
+        heads, memory = memoryview(bytearray(int(self.head.sum()))), memoryview(bytearray(_READ_BYTES))
+        of_heads, of_payloads, at = list[int](), list[int](), 0
+        for part in _parts(self.size, _READ_BYTES):
+            total, payloads, end = int(self.size[part].sum()), list[memoryview](), 0
+            memory = memory if total <= len(memory) else memoryview(bytearray(total))
+            for first, head, size in zip(*(one[part].tolist() for one in self.places), strict=True):
+                pieces = heads[at : at + head], memory[end : end + size]
+                if os.preadv(self.descriptor, pieces, first) < head + size:
+                    return None
+                of_heads.append(checksum(pieces[0][:-CHECKSUM_BYTES]))
+                of_payloads.append(checksum(pieces[1]))
+                payloads.append(pieces[1])
+                at, end = at + head, end + size
+            if not self._accepted(part, payloads, memory[:total]):
                 return None
         hashes = np.array([of_heads, of_payloads], dtype=np.uint64)
-        return np.frombuffer(all_heads, dtype=np.uint8), hashes[0], hashes[1]
-
-    def _reads(self) -> Iterator[slice]:
-        """Entries that are close together, as far as one read goes; a larger entry is a read of its own."""
-        end = self.first + self.head + self.size
-        self.gap = np.append(self.first[1:] - end[:-1], 0)
-        far = np.flatnonzero((self.gap > _GAP_BYTES) | (self.gap < 0)) + 1
-        for first, stop in pairwise([0, *far.tolist(), len(end)]):
-            while first < stop:
-                fits = int(np.searchsorted(end[first:stop], self.first[first] + _READ_BYTES, side="right"))
-                last = first + min(max(fits, 1), _READ_ENTRIES, stop - first)
-                yield slice(first, last)
-                first = last
+        return np.frombuffer(heads, dtype=np.uint8), hashes[0], hashes[1]
 
     def _accepted(self, some: slice, payloads: list[memoryview], together: memoryview) -> bool:
         """True if the kind accepts these payloads."""
@@ -167,12 +156,6 @@ class _Batch:
             return len(together) % dtype.itemsize == 0 and self.limit.holds(np.frombuffer(together, dtype))
         rows = self.view.first_rows(self.entries[some]).tolist()
         return not any(_why_wrong(self.view, row, one) for row, one in zip(rows, payloads, strict=True))
-
-
-def _cut(memory: bytearray, sizes: list[int], at: int = 0) -> list[memoryview]:
-    """Pieces of these sizes, one behind the other."""
-    whole = memoryview(memory)
-    return [whole[first:last] for first, last in pairwise(accumulate(sizes, initial=at))]
 
 
 def _examine(store: Store, view: View, entry: int, descriptor: int) -> None:
