@@ -21,7 +21,7 @@ from latentcache.errors import UsageError
 if TYPE_CHECKING:
     from latentcache.store.snapshot import Snapshot
     from latentcache.verify.findings import VerifyReport
-    from latentcache.verify.repair import RepairPlan, RepairReport
+    from latentcache.verify.repair import Repair
     from latentcache.verify.selection import Depth
     from latentcache.verify.verify import Requested as AskedRecipes
 
@@ -87,7 +87,7 @@ def verify(
     }
     with limited_memory(cache) if untrusted else nullcontext():
         repaired = _repaired(cache, look, yes=yes) if repair else None
-        report = repaired.plan.report if repaired else verify_cache(cache, **look)
+        report = repaired.report if repaired else verify_cache(cache, **look)
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     return Result(payload, _lines(report), exit_code=exit_code)
@@ -111,21 +111,21 @@ def _check_flags(
         raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
 
-def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> RepairReport:
+def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
     """Check and repair; afterwards the build alone is the fix of what was removed."""
     from latentcache.verify.repair import repair_cache
 
     made = repair_cache(cache, **look, confirm=lambda plan: _confirmed(plan, yes=yes))
     if not made.done:
-        say("nothing was changed" if made.plan.needed else "nothing to repair")
+        say("nothing was changed" if made.needed else "nothing to repair")
         return made
     say(f"{counted(len(made.removals), 'entry', 'entries')} removed, {made.saved} saved from damaged shards")
     build = "latentcache build "
     findings = tuple(
         replace(one, fix=build + one.fix.partition(f"; {build}")[2]) if one.category in ("corrupt", "drift") else one
-        for one in made.plan.report.findings
+        for one in made.report.findings
     )
-    return replace(made, plan=replace(made.plan, report=replace(made.plan.report, findings=findings)))
+    return replace(made, report=replace(made.report, findings=findings))
 
 
 # requested recipes
@@ -167,7 +167,7 @@ def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
 # repair
 
 
-def _confirmed(plan: RepairPlan, *, yes: bool) -> bool:
+def _confirmed(plan: Repair, *, yes: bool) -> bool:
     """Show the plan of a repair and ask for confirmation."""
     size = sum(one.num_bytes for one in plan.removals)
     say(f"to be removed: {counted(len(plan.removals), 'entry', 'entries')}, {human_bytes(size)}")

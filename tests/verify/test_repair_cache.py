@@ -44,7 +44,7 @@ def state(folder):
 def test_nothing_to_repair_changes_nothing(case):
     before = state(case.cache)
     report = repair(case)
-    assert (report.plan.needed, report.done, report.complete) == (False, False, True)
+    assert (report.needed, report.done, report.complete) == (False, False, True)
     after = state(case.cache)
     assert {name for name in after if after[name] != before.get(name)} <= {str(case.paths.lock)}
 
