@@ -19,11 +19,11 @@ from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
+    from latentcache.fields.protocol import Described
     from latentcache.store.snapshot import Snapshot
     from latentcache.verify.findings import VerifyReport
     from latentcache.verify.repair import Repair
     from latentcache.verify.selection import Depth
-    from latentcache.verify.verify import Requested as AskedRecipes
 
 HELP = """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
 
@@ -75,7 +75,7 @@ def verify(
     )
     look: dict[str, Any] = {
         "data": data,
-        "requested": partial(_recipes, requested=requested, depth=depth, device=device),
+        "requested": partial(_described, requested=requested, depth=depth, device=device),
         "depth": depth,
         "reencode": Reencode(settings=requested.fields, device=device) if reencode else None,
         "commands": Commands(
@@ -128,40 +128,30 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
     return replace(made, report=replace(made.report, findings=findings))
 
 
-# requested recipes
+# requested fields
 
 
-def _recipes(snapshot: Snapshot, *, requested: flags.Requested, depth: Depth, device: str) -> AskedRecipes:
-    """The recipes that the flags ask for: those that a build would use now. Files are read, nothing is loaded."""
+def _described(
+    snapshot: Snapshot, *, requested: flags.Requested, depth: Depth, device: str
+) -> Mapping[str, Described]:
+    """The fields as a build with these flags would make them now. Files are read, nothing is loaded."""
     from latentcache.fields.protocol import Cached, DescribeContext
     from latentcache.fields.registry import load
-    from latentcache.verify.verify import Requested
 
-    _check_fields(requested, snapshot)
-    recipes, provenances, reasons = dict[str, Any](), dict[str, Any](), dict[str, str]()
-    compared: set[str] = set()
-    context = DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
-    for name, rows in snapshot.fields.items():
-        settings = requested.fields.get(name)
-        if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
-            continue
-        cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
-        described = load(rows.kind.describer)(settings or rows.kind.settings(), cached, context)
-        if settings is not None or described.recipe.recipe_id != rows.recipe.recipe_id:
-            recipes[name], provenances[name] = described.recipe, described.provenance
-        if described.producer:
-            compared.add(name)
-        elif described.notes:
-            reasons[name] = described.notes[0]
-    return Requested(recipes=recipes, compared=frozenset(compared), provenances=provenances, reasons=reasons)
-
-
-def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
     for name in requested.fields:
         if name not in snapshot.fields:
             held = ", ".join(snapshot.fields)
             fix = "leave the flags of this field out, or build it first"
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
+    found, context = {}, DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
+    for name, rows in snapshot.fields.items():
+        settings = requested.fields.get(name)
+        if rows.kind is not None and rows.recipe is not None and not (depth.untrusted and settings is None):
+            cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
+            one = load(rows.kind.describer)(settings or rows.kind.settings(), cached, context)
+            same = settings is None and one.recipe.recipe_id == rows.recipe.recipe_id
+            found[name] = replace(one, recipe=rows.recipe) if same else one
+    return found
 
 
 # repair

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
-from latentcache.fields.protocol import FieldRecipe, Group
+from latentcache.fields.protocol import Described, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
@@ -119,31 +119,31 @@ def _finding(found: Found) -> Finding:
     return Finding(**asdict(found) | {"hint": found.hint or HINTS[found.category]})
 
 
-def check_recipes(
-    store: Store, requested: Mapping[str, FieldRecipe], provenances: Mapping[str, Mapping[str, Any]]
-) -> tuple[RecipeChange, ...]:
-    """Note every sample of a field as stale whose recipe is not the one that was asked for."""
+def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:
+    """Note every sample of a field as stale whose recipe is not the one that was asked for.
+
+    A description without a ``producer`` is one whose encoder was not looked at; its note may say why.
+    """
     changes: list[RecipeChange] = []
-    for name, recipe in requested.items():
+    for name, described in requested.items():
         view = store.views.get(name)
         if view is None:
             every = np.arange(len(store.findings.table))
             store.findings.add("missing", "not-built", every, field=name, found="the cache lacks this field")
-        elif view.rows.kind is not None and view.rows.recipe is not None:
-            provenance = view.rows.provenance, provenances.get(name, {})
-            rows = view.rows.kind.differences(view.rows.recipe, recipe, provenance)
-            found = [RecipeChange(field=name, setting=s, cached=mine, requested=theirs) for s, mine, theirs in rows]
-            changes += found
-            if found:
-                first = min(found, key=lambda change: change.requested in (None, [], ()))
-                store.findings.add(
-                    "stale",
-                    f"recipe:{first.setting}",
-                    np.unique(view.sample),
-                    field=name,
-                    expected=_both(found, "requested"),
-                    found=_both(found, "cached"),
-                )
+            continue
+        kind, recipe, wanted = view.rows.kind, view.rows.recipe, described.recipe
+        if kind is None or recipe is None or recipe == wanted:
+            continue
+        rows = kind.differences(recipe, wanted, (view.rows.provenance, described.provenance))
+        if not rows and recipe.recipe_id == wanted.recipe_id:
+            continue
+        rows = rows or [("recipe_id", recipe.recipe_id.hex(), wanted.recipe_id.hex())]
+        found = [RecipeChange(field=name, setting=s, cached=mine, requested=theirs) for s, mine, theirs in rows]
+        changes += found
+        first = min(found, key=lambda change: change.requested in (None, [], ()))
+        reason, every = f"recipe:{first.setting}", np.unique(view.sample)
+        sides: dict[str, Any] = {"expected": _both(found, "requested"), "found": _both(found, "cached")}
+        store.findings.add("stale", reason, every, field=name, **sides)
     return tuple(changes)
 
 

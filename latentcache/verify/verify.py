@@ -11,18 +11,17 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
-from latentcache.fields.protocol import FieldRecipe
+from latentcache.fields.protocol import Described
 from latentcache.store.garbage import shard_use
 from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
-from latentcache.value import Value
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands
@@ -35,21 +34,8 @@ if TYPE_CHECKING:
     from latentcache.verify.drift import Reencode
 
 
-class Requested(Value):
-    """Recipes that a trainer is about to ask for."""
-
-    recipes: Mapping[str, FieldRecipe] = field(default_factory=dict)
-    """Field -> recipe, of the fields that options were given for."""
-    provenances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Field -> provenance of the encoder that was looked at; it may name the parts that differ."""
-    compared: frozenset[str] = frozenset()
-    """Fields whose encoder was looked at; the others are named in ``not_compared``."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Field -> why its encoder was not looked at, if there is more to say than that it was not given."""
-
-
-#: Makes the recipes of the options once the snapshot is open.
-RequestedBy = Callable[[Snapshot], Requested]
+#: Describes fields as a build would make them now, once the snapshot is open; see ``check_recipes``.
+RequestedBy = Callable[[Snapshot], Mapping[str, Described]]
 
 
 @python_words()
@@ -67,7 +53,7 @@ def verify_cache(
     Args:
         cache: The cache folder.
         data: The data, if it is not at the recorded place.
-        requested: Gives the recipes to compare with; every sample is stale if its recipe differs.
+        requested: Describes fields as a build would make them now; every sample is stale if its recipe differs.
         depth: How much to look at.
         reencode: Encodes the samples that ``depth.reencode`` asks for.
         commands: Words for the printed commands.
@@ -99,14 +85,14 @@ def check_cache(
     """The report, and the damage that was found. Arguments and errors as :func:`verify_cache`."""
     started = time.monotonic()
     snapshot = _opened(cache)
-    asked = Requested() if requested is None else requested(snapshot)
+    asked = {} if requested is None else requested(snapshot)
     unnamed = depth.untrusted and data is None
     root = None if unnamed else find_data(cache, snapshot, data)
     store = Store(snapshot)
     chosen = choose(snapshot, depth.selection)
     compared = _look(store, depth, root, chosen)
     looked = chosen.samples if root is None else note_sources(store, compared, chosen.samples)
-    changes = check_recipes(store, asked.recipes, asked.provenances)
+    changes = check_recipes(store, asked)
     again = None
     if reencode is not None and root is not None:
         from latentcache.verify.drift import reencode_samples
@@ -194,15 +180,16 @@ def _opened(cache: Path) -> Snapshot:
     return snapshot
 
 
-def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
+def _not_compared(store: Store, asked: Mapping[str, Described] | None) -> tuple[str, ...]:
     """Words of the encoders that were not given, and fields whose kind is not there; ``asked``: None after drift."""
     words = []
     for name, view in store.views.items():
+        found = (asked or {}).get(name)
         if view.rows.kind is None:
             words.append(f"plan and values of {name} (its kind is not installed)")
-        elif asked is not None and name not in asked.compared:
-            reason = asked.reasons.get(name, "")
-            words.append(f"{view.rows.kind.encoder} ({reason})" if reason else view.rows.kind.encoder)
+        elif asked is not None and not (found and found.producer):
+            reason = f" ({found.notes[0]})" if found and found.notes else ""
+            words.append(f"{view.rows.kind.encoder}{reason}")
     return tuple(dict.fromkeys(words))
 
 

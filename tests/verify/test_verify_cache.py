@@ -8,11 +8,12 @@ import pytest
 from made_cache import MadeRecipe, make
 
 from latentcache.errors import LatentcacheError, SourceNotFoundError
+from latentcache.fields.protocol import Described
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
-from latentcache.verify.verify import Requested, verify_cache
+from latentcache.verify.verify import verify_cache
 
 FULL = Depth(full=True)
 DEPTHS = pytest.mark.parametrize("depth", [Depth(), FULL], ids=["fast", "full"])
@@ -191,10 +192,10 @@ def test_data_that_moved_with_its_cache_is_found_and_data_that_is_gone_is_named(
     assert verify_cache(place / "cache").exit_code() == 0
 
 
-def asked(*names, scale=1, compared=()):
+def asked(*names, scale=1):
     def requested(snapshot):
         recipes = {name: MadeRecipe(kind=name, spec=snapshot.fields[name].spec, scale=scale) for name in names}
-        return Requested(recipes=recipes, compared=frozenset(compared))
+        return {name: Described(recipe=recipe, label=name) for name, recipe in recipes.items()}
 
     return requested
 
@@ -230,7 +231,7 @@ def test_with_two_fields_a_sample_has_the_worst_of_them(tmp_path):
 def test_a_field_that_was_asked_for_and_is_not_there_is_missing(case):
     def requested(snapshot):
         spec = snapshot.fields[case.names[0]].spec
-        return Requested(recipes={"other": MadeRecipe(kind="other", spec=spec)})
+        return {"other": Described(recipe=MadeRecipe(kind="other", spec=spec), label="other")}
 
     report = check(case, Depth(), requested=requested)
     assert counts(report) == {"missing": 8}
