@@ -142,12 +142,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise console.Signalled(number)
 
 
+@shell_words()
 def _run(argv: list[str]) -> int:
-    with shell_words():
-        return _ran(argv)
-
-
-def _ran(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     try:
         console.prepare_streams()

@@ -77,31 +77,12 @@ def build(
     as_json: flags.Json = False,
 ) -> Result:
     """Create or update the cache for DATA."""
+    given = locals()
     from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
 
-    settings = BuildSettings(
-        data=data,
-        out=out_folder,
-        fields=requested.fields,
-        related=not requested.exact,
-        source=source,
-        part=part,
-        device=device,
-        workers=workers,
-        batch_size=batch_size,
-        decode_threads=decode_threads,
-        host_memory=host_memory,
-        max_pixels=max_pixels or MAX_PIXELS,
-        stream=stream,
-        stream_seed=stream_seed,
-        stream_batch=stream_batch,
-        commit_every=commit_every,
-        events=events,
-        allow_failed=allow_failed,
-        retry_failed=retry_failed,
-        strict=strict,
-        dry_run=dry_run,
-    )
+    fields = {"fields": requested.fields, "related": not requested.exact}
+    more = {"out": out_folder, "max_pixels": max_pixels or MAX_PIXELS, **fields}
+    settings = flags.settings(BuildSettings, given, **more)
 
     def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
         from latentcache.pipeline.build import build_cache

@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import sys
-import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
@@ -137,21 +136,20 @@ def as_known(error: BaseException) -> LatentcacheError:
         return InterruptedBuildError(
             f"interrupted by {number.name}", signal_number=number, fix="run the command again"
         )
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    place = str(getattr(error, "filename", "") or _place(error))
-    if full:
-        found = LatentcacheError("the disk is full", slug="disk-full", fix="free some space, then run again")
+    is_of_system, why = isinstance(error, OSError | MemoryError), str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        slug, what, fix = "disk-full", "the disk is full", "free some space, then run again"
     elif isinstance(error, OSError):
-        what, fix = f"the operating system reports: {error.strerror or error}", "check the path and its permissions"
-        found = LatentcacheError(what, slug="system", fix=f"{fix}, then run again")
+        slug, what = "system", f"the operating system reports: {error.strerror or error}"
+        fix = "check the path and its permissions, then run again"
     elif isinstance(error, MemoryError):
+        slug, what = "memory", "this machine is out of memory"
         fix = "use a smaller --batch-size, --decode-threads or --host-memory, or a machine with more memory"
-        found = LatentcacheError("this machine is out of memory", slug="memory", fix=fix)
     else:
+        slug, what, why = "bug", f"unexpected {type(error).__name__}: {error}", ""
         fix = "report it with the output of the same command under LATENTCACHE_DEBUG=1"
-        found = LatentcacheError(f"unexpected {type(error).__name__}: {error}", slug="bug", fix=fix)
-    is_of_system = isinstance(error, OSError | MemoryError)
-    found.where, found.why = place, str(error) if is_of_system else ""
+    where = str(getattr(error, "filename", "") or _place(error))
+    found = LatentcacheError(what, slug=slug, where=where, why=why, fix=fix)
     found.exit_code = 3 if is_of_system else EXIT_BUG
     return found
 
@@ -193,7 +191,7 @@ def prepare_streams() -> None:
 def say(text: str) -> None:
     """Write a line to stderr; a broken stderr is ignored."""
     with contextlib.suppress(OutputError):
-        _write(sys.stderr, _wrapped(printable(text), sys.stderr) + "\n", flush_now=True)
+        _write(sys.stderr, printable(text) + "\n", flush_now=True)
 
 
 def redraw(text: str) -> None:
@@ -205,18 +203,7 @@ def redraw(text: str) -> None:
 
 def out(text: str = "") -> None:
     """Write a line to stdout."""
-    _write(sys.stdout, _wrapped(printable(text), sys.stdout) + "\n")
-
-
-def _wrapped(text: str, stream: TextIO) -> str:
-    """Text for a terminal, which would break long lines inside words; in files and pipes a line stays whole."""
-    if not stream.isatty():
-        return text
-    width, indent = shutil.get_terminal_size().columns, " " * (len(text) - len(text.lstrip()) + 4)
-    wrapper = textwrap.TextWrapper(
-        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
-    )
-    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
+    _write(sys.stdout, printable(text) + "\n")
 
 
 def flush() -> None:

@@ -56,20 +56,10 @@ def export(
     quiet: flags.Quiet = False,
 ) -> Result:
     """Write tokens as files: rows of one length, or whole documents."""
+    given = locals()
     from latentcache.export.run import ExportSettings, export_cache
 
-    settings = ExportSettings(
-        cache=cache,
-        out=target,
-        format=to,
-        pad=pad,
-        pack=pack,
-        chunk=chunk,
-        trainer=trainer,
-        overflow=overflow,
-        padding_side=padding_side,
-        validation=validation,
-    )
+    settings = flags.settings(ExportSettings, given, out=target, format=to)
     display = ProgressDisplay(quiet=quiet)
     noun = "rows" if settings.layout else "documents"
     try:

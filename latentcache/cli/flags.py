@@ -15,7 +15,7 @@ import shlex
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -67,6 +67,7 @@ Chunk = Annotated[int | None, _shared("--chunk N", "Rows of N tokens cut from jo
 Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 
+_S = TypeVar("_S")
 _TEXT, _TEXTS, _SWITCH = str | None, list[str] | None, bool | None
 #: Attribute of ``SourceOptions`` -> type, flag and help; a command takes all of them as its parameter ``source``.
 _SOURCE: Mapping[str, tuple[Any, str, str]] = {
@@ -125,6 +126,12 @@ def register(targets: Iterable[str]) -> None:
         from latentcache.fields import registry
 
         registry.register(wanted)
+
+
+def settings(kind: Callable[..., _S], given: Mapping[str, Any], **more: Any) -> _S:
+    """Settings of a class from the arguments of a command that have the names of its parts, and further ones."""
+    names = {part.name for part in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in given.items() if name in names} | more)
 
 
 def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:

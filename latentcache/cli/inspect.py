@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, counted, findings
 from latentcache.cli.flags import argument, option
-from latentcache.cli.progress import about, captions_text, planned_entries
+from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
 from latentcache.errors import LatentcacheError, count_of
 
 if TYPE_CHECKING:
@@ -158,10 +159,7 @@ def _lines(payload: Mapping[str, Any], plan: BuildPlan | None) -> Iterator[tuple
         yield category, f"{count} {reason}, the first is {first[category, reason]}"
     if not causes:
         yield "notes", "every file is used as given"
-    for field in plan.fields.values() if plan else ():
-        groups = ", ".join(f"{label} ({count})" for label, count in field.groups[:SHOWN] if label)
-        buckets = f", buckets {groups}" if groups else ""
-        yield field.name, f"{field.label}, recipe {field.recipe.recipe_id.hex()[:8]}{buckets}"
+    yield from chain.from_iterable(map(field_lines, plan.fields.values() if plan else ()))
     yield "build", planned_entries(plan) if plan else "would refuse DATA:"
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console
@@ -48,14 +49,8 @@ class ProgressDisplay:
     def counted_up(self, done: int, total: int, noun: str) -> None:
         """Show plain work: a number of things done, their rate and the time left."""
         if self._due():
-            rate = done / self._elapsed
-            self._show(
-                done, total, f"{rate:.0f} {noun}/s", f"{clock((total - done) / rate) if rate else '-:--'} left"
-            )
-
-    def _begin(self) -> None:
-        """Start the clock of rates."""
-        self._started = time.monotonic()
+            rate = done / max(time.monotonic() - self._started, 1e-6)
+            self._show(done, total, f"{rate:.0f} {noun}/s", _left(total - done, rate))
 
     def _due(self) -> bool:
         now, interval = time.monotonic(), _DRAW_S if sys.stderr.isatty() else _LINE_S
@@ -63,10 +58,6 @@ class ProgressDisplay:
             return False
         self._shown = now
         return True
-
-    @property
-    def _elapsed(self) -> float:
-        return max(time.monotonic() - self._started, 1e-6)
 
     def _show(self, done: int, total: int, facts: str, left: str) -> None:
         """Show numbers, facts and the time left, which no narrow terminal may cut off."""
@@ -93,20 +84,18 @@ class BuildProgress(ProgressDisplay):
             return
         part = f", part {plan.part}" if plan.part else ""
         say(f"{counted(plan.samples, 'sample')} in {plan.data}{part}, cache {plan.cache}")
-        for label, text in _data_lines(plan):
+        fields = chain.from_iterable(map(field_lines, plan.fields.values()))
+        for label, text in (*_data_lines(plan), *fields, ("plan", planned_entries(plan))):
             say(f"  {label:8} {text}")
-        for field in plan.fields.values():
-            _show_field(field)
-        say(f"  plan     {planned_entries(plan)}")
         if plan.rejected:
             say(f"  rejected {counted(len(plan.rejected), 'sample')} so far, listed at the end")
-        self._begin()
+        self._started = time.monotonic()
 
     def advanced(self, progress: Progress) -> None:
         """Show the progress of a field; looks at the clock first."""
         if progress.field != self._field:  # another field: its own rate
             self.close()
-            self._begin()
+            self._started = time.monotonic()
         self._field = progress.field
         if self._due():
             self._show(progress.done, progress.total, *self._told(progress))
@@ -121,7 +110,7 @@ class BuildProgress(ProgressDisplay):
         expected = max((planned.assumed if planned else 0) - reused, 0)
         ahead = max(progress.total - progress.done, 1)
         cost = (progress.cost_total - progress.cost_done) * max(ahead - expected, 0) / ahead
-        left = f"{clock(cost / speed) if speed else '-:--'} left"
+        left = _left(cost, speed)
         counts = f"{encoded} encoded, {reused} reused, {progress.failed} rejected"
         return f"{rate:.1f} {progress.field}/s, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}", left
 
@@ -154,32 +143,25 @@ def captions_text(captions: Mapping[str, int], first_without: str, several: int)
     return f"{told} (the first without a caption is {first_without})" if first_without else told
 
 
-def _show_field(field: FieldWork) -> None:
-    say(f"  {field.name:8} {field.label}, recipe {field.recipe.recipe_id.hex()[:8]}")
+def field_lines(field: FieldWork) -> Iterator[tuple[str, str]]:
+    """(label, text): how a field will be made."""
+    yield field.name, f"{field.label}, recipe {field.recipe.recipe_id.hex()[:8]}"
     groups = [f"{label} ({count})" for label, count in field.groups if label]
-    more = len(groups) - SHOWN
+    more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     if groups:
-        say(f"  buckets  {', '.join(groups[:SHOWN])}{f' and {more} more' if more > 0 else ''}  (height x width)")
+        yield "buckets", f"{', '.join(groups[:SHOWN])}{more}  (height x width)"
     if field.changed:
-        say(f"  changed  {field.name}: {_changed(field)}")
-    for note in field.described.notes:
-        say(f"  note     {note}")
+        yield "changed", f"{field.name}: {_changed(field)}"
+    yield from (("note", note) for note in field.described.notes)
 
 
 def about(plan: BuildPlan) -> dict[str, Any]:
     """A plan as JSON values."""
+    same = ("items", "to_make", "cached", "inputs", "bytes_to_write", "duplicates", "replaced")
     fields = {
-        name: {
-            "items": field.items,
-            "to_make": field.to_make,
-            "cached": field.cached,
-            "inputs": field.inputs,
-            "bytes_to_write": field.bytes_to_write,
-            "groups": dict(field.groups),
-            "duplicates": field.duplicates,
-            "replaced": field.replaced,
-            "changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed],
-        }
+        name: {one: getattr(field, one) for one in same}
+        | {"groups": dict(field.groups)}
+        | {"changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed]}
         for name, field in plan.fields.items()
     }
     totals = {"entries_to_make": plan.to_make, "entries_cached": plan.cached, "bytes_to_write": plan.bytes_to_write}
@@ -213,6 +195,10 @@ def _changed(field: FieldWork) -> str:
     text = ", ".join(f"{name} {before} -> {now}" for name, before, now in shown[:_CHANGES]) + more
     lost = counted(field.replaced, "cached entry", "cached entries")
     return f"{text}; {lost} cannot be used and will be made again" if field.replaced else text
+
+
+def _left(work: float, speed: float) -> str:
+    return f"{clock(work / speed) if speed else '-:--'} left"
 
 
 def clock(seconds: float) -> str:

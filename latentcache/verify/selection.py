@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.identity.key import CONTENT_AT
-from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.store.snapshot import Snapshot
 from latentcache.value import Value
 
 _CERTAINTY = 0.95
@@ -59,16 +60,13 @@ class Depth(Value):
         return self.mode != "fast"
 
 
-class Chosen(Value):
+class Chosen(NamedTuple):
     """What a selection takes of a snapshot with S samples."""
 
     samples: NDArray[np.bool_]
     """(S,)"""
     entries: Mapping[str, NDArray[np.bool_]]
     """(E,) for each field: entries that are read."""
-    unit: str = "samples"
-    """What was drawn, for the statement of confidence: samples or entries."""
-    everything: bool = False
 
 
 def parse_selection(text: str, seed: int = 0) -> Selection:
@@ -88,15 +86,18 @@ def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
     total, fields = len(snapshot.samples), snapshot.fields
     if selection is None:
         every = {name: np.ones(len(rows.key), dtype=np.bool_) for name, rows in fields.items()}
-        return Chosen(samples=np.ones(total, dtype=np.bool_), entries=every, everything=True)
+        return Chosen(np.ones(total, dtype=np.bool_), every)
     if selection.unit == "slice":
         entries = {name: _slice(np.asarray(rows.key), selection) for name, rows in fields.items()}
         samples = np.zeros(total, dtype=np.bool_)
         for name, rows in fields.items():
             samples[np.asarray(rows.sample)[entries[name][np.asarray(rows.entry)]]] = True
-        return Chosen(samples=samples, entries=entries, unit="entries")
-    samples = _drawn(snapshot, selection)
-    return Chosen(samples=samples, entries={name: _entries_of(rows, samples) for name, rows in fields.items()})
+        return Chosen(samples, entries)
+    samples, entries = _drawn(snapshot, selection), {}
+    for name, rows in fields.items():
+        entries[name] = np.zeros(len(rows.key), dtype=np.bool_)
+        entries[name][np.asarray(rows.entry)[samples[np.asarray(rows.sample)]]] = True
+    return Chosen(samples, entries)
 
 
 def _slice(keys: NDArray[np.uint8], selection: Selection) -> NDArray[np.bool_]:
@@ -120,13 +121,6 @@ def _drawn(snapshot: Snapshot, selection: Selection) -> NDArray[np.bool_]:
         count = int(np.searchsorted(np.cumsum(size[order]), selection.amount)) + 1
     chosen = np.zeros(total, dtype=np.bool_)
     chosen[order[:count]] = True
-    return chosen
-
-
-def _entries_of(rows: FieldRows, samples: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(E,) entries of a field that hold something of ``samples`` (S,)."""
-    chosen = np.zeros(len(rows.key), dtype=np.bool_)
-    chosen[np.asarray(rows.entry)[samples[np.asarray(rows.sample)]]] = True
     return chosen
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
 from latentcache.fields.protocol import Described, Group
-from latentcache.fields.table import Input, Rejected, SampleTable
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
@@ -155,7 +155,7 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
             _check_absent(store, view, chosen, set())
             continue
         try:
-            plan = view.rows.kind.plan(_loaded(table), view.rows.recipe)
+            plan = view.rows.kind.plan(table, view.rows.recipe)
         except (LatentcacheError, ValueError, TypeError, KeyError) as error:
             every = np.flatnonzero(chosen)
             store.findings.add(
@@ -222,20 +222,6 @@ def _files_of(samples: SampleTable, chosen: NDArray[np.bool_]) -> NDArray[np.boo
         files = np.asarray(one.file)[chosen]
         wanted[files[files >= 0]] = True
     return wanted
-
-
-def _loaded(table: SampleTable) -> SampleTable:
-    """A table whose columns are in memory."""
-    inputs = {
-        name: Input(
-            content=np.asarray(one.content),
-            file=np.asarray(one.file),
-            line=None if one.line is None else np.asarray(one.line),
-            text=one.text,
-        )
-        for name, one in table.inputs.items()
-    }
-    return replace(table, inputs=inputs, columns={name: np.asarray(column) for name, column in table.columns.items()})
 
 
 def _marks(sample: NDArray[np.integer], key: NDArray[np.uint8]) -> NDArray[Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,25 +145,19 @@ def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
     """Look at entries and sources; payloads are read only if ``depth`` says so."""
 
     def look() -> Compared | None:
-        some = None if chosen.everything else chosen.samples
+        some = None if depth.selection is None else chosen.samples
         return None if root is None else compare_sources(store, root, full=depth.reads, chosen=some)
 
-    def check() -> None:
+    with ThreadPoolExecutor(1) if depth.reads else nullcontext() as pool:
+        reading = pool.submit(look) if pool else None  # reading files and reading shards wait for different things
         check_entries(store, chosen.entries)
         check_plans(store, chosen.samples)
+        if reading is None:
+            return look()
+        from latentcache.verify.payloads import scan_payloads
 
-    if not depth.reads:
-        check()
-        return look()
-    from concurrent.futures import ThreadPoolExecutor
-
-    from latentcache.verify.payloads import scan_payloads
-
-    with ThreadPoolExecutor(1) as pool:  # reading files and reading shards wait for different things
-        sources = pool.submit(look)
-        check()
         scan_payloads(store, chosen.entries)
-        return sources.result()
+        return reading.result()
 
 
 def _opened(cache: Path) -> Snapshot:
@@ -212,7 +207,7 @@ def _stated(store: Store, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_
     """What samples that are all clean say of the others; empty if nothing follows."""
     if depth.selection is None or not looked.any() or (chosen.samples & ~looked).any():
         return ""
-    if chosen.unit == "entries" and not looked.all():
+    if depth.selection.unit == "slice" and not looked.all():
         read = sum(int(entries.sum()) for entries in chosen.entries.values())
         return confidence(read, sum(map(len, store.views.values())), "entries")
     return confidence(int(looked.sum()), len(looked))

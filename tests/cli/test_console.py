@@ -1,7 +1,5 @@
 import errno
-import os
 import signal
-import sys
 
 import pytest
 import typer
@@ -48,16 +46,3 @@ def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
     assert known.what
     assert known.fix
     assert (known is error) == isinstance(error, EmptyPlanError)
-
-
-def test_long_lines_on_a_terminal_break_between_words(monkeypatch):
-    """And stay whole in a pipe."""
-    main, other = os.openpty()
-    monkeypatch.setenv("COLUMNS", "30")
-    with os.fdopen(other, "w") as terminal, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", terminal)
-        console.out("  plan  30 entries to make, 0 reused, 10 duplicates")
-        console.flush()
-        said = os.read(main, 1000).decode().replace("\r\n", "\n")
-    os.close(main)
-    assert said == "  plan  30 entries to make, 0\n      reused, 10 duplicates\n"

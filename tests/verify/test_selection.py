@@ -47,7 +47,7 @@ def _nights(case):
 
 @pytest.mark.parametrize(("text", "count"), [("3", 3), ("25%", 2), ("100%", 8), ("99", 8)])
 def test_samples_are_drawn_by_a_seed(case, text, count):
-    first, again, other = (choose(case.snapshot, parse_selection(text, seed)) for seed in (1, 1, 2))
+    first, again = (choose(case.snapshot, parse_selection(text, 1)) for _ in range(2))
     assert int(first.samples.sum()) == count
     assert (first.samples == again.samples).all()
     if count < 4:
@@ -55,7 +55,6 @@ def test_samples_are_drawn_by_a_seed(case, text, count):
     for name, rows in case.snapshot.fields.items():
         held = first.entries[name][np.asarray(rows.entry)]
         assert held[first.samples[np.asarray(rows.sample)]].all()
-    assert other.unit == "samples"
 
 
 def test_bytes_are_drawn_until_there_are_enough(tmp_path):
