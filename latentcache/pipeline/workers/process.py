@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -170,7 +170,8 @@ class WorkerThread:
         """Begin a field."""
         self.board = ActivityBoard(task.decode_threads or 1)
         self._loop = WorkerLoop(task, self._theirs, self.board)
-        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        arguments = (self._loop, self._theirs.close)
+        self._thread = threading.Thread(target=run_loop, args=arguments, name="worker", daemon=True)
         self._thread.start()
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
@@ -186,26 +187,15 @@ class WorkerThread:
 
     def kill(self) -> None:
         """Commit its finished work and write nothing more."""
-        last = threading.Thread(target=self._abandon, daemon=True)
+        last = threading.Thread(target=self._loop.abandon, daemon=True)
         last.start()
         last.join(_LAST_S)
 
     def ended(self) -> str:
         """Wait for its end, not for long."""
         self._thread.join(_LAST_S)
+        self._theirs.close()
         return "ended"
-
-    def _run(self) -> None:
-        try:
-            run_loop(self._loop)
-        finally:
-            self._theirs.close()
-
-    def _abandon(self) -> None:
-        try:
-            self._loop.abandon()
-        finally:
-            self._theirs.close()
 
 
 WorkerHandle = WorkerProcess | WorkerThread
@@ -279,14 +269,15 @@ def import_path() -> list[str]:
 # in the process
 
 
-def run_loop(loop: WorkerLoop) -> bool:
-    """Do the work of one field and tell how it ended; False if the worker is of no further use."""
+def run_loop(loop: WorkerLoop, end: Callable[[], object]) -> None:
+    """Do the work of one field and tell how it ended; ``end`` is called if the worker is of no further use."""
     try:
         facts = loop.run()
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
         facts = {"error": error_form(error)}
     loop.channel.send("ended", **facts)
-    return bool(facts.get("is_reusable"))
+    if not facts.get("is_reusable"):
+        end()
 
 
 def answer(message: Message) -> dict[str, Any]:
@@ -298,11 +289,6 @@ def answer(message: Message) -> dict[str, Any]:
         return {"value": function(**arguments)}
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
         return {"error": error_form(error)}
-
-
-def _run(loop: WorkerLoop) -> None:
-    if not run_loop(loop):
-        os._exit(0)  # threads that are still preparing must not hold the process
 
 
 def _serve(channel: Channel, descriptor: int) -> None:
@@ -334,7 +320,8 @@ def _serve(channel: Channel, descriptor: int) -> None:
             elif message.kind == "open":
                 task = Task.from_json(message["task"])
                 loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, descriptor))
-                thread = threading.Thread(target=_run, args=(loop,))
+                # Threads that are still preparing must not hold the process.
+                thread = threading.Thread(target=run_loop, args=(loop, lambda: os._exit(0)))
                 thread.start()
             elif message.kind == "work":
                 assert loop is not None  # "open" came before

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,7 @@ class _Run:
         self._workers: dict[int, _Worker] = {}
         """By position of their device."""
         self._started: set[int] = set()
-        self._fresh, self._exhausted = self._units(jobs, total), False
+        self._fresh = self._units(jobs, total)
         self._ahead: deque[_Unit] = deque()
         """Units to lease before fresh ones."""
         self._trials: deque[_Unit] = deque()
@@ -230,11 +231,7 @@ class _Run:
 
     def _fill(self, count: int) -> None:
         """Take fresh units until so many are at hand."""
-        while len(self._ahead) < count and not self._exhausted:
-            unit = next(self._fresh, None)
-            self._exhausted = unit is None
-            if unit is not None:
-                self._ahead.append(unit)
+        self._ahead.extend(islice(self._fresh, max(count - len(self._ahead), 0)))
 
     def _waiting(self) -> int:
         """Units that no worker has; one for each device is looked for."""
@@ -322,12 +319,11 @@ class _Run:
                 self._committed(worker, message)
             elif message.kind == "made":
                 worker.fresh = False
-                unit = worker.leases.get(message["unit"])
-                if unit is not None:
+                if (unit := worker.leases.get(message["unit"])) is not None:
                     unit.unmade = 0
-                if unit is not None and unit.probe:
-                    del worker.leases[message["unit"]]
-                    self._streak = 0
+                    if unit.probe:
+                        del worker.leases[message["unit"]]
+                        self._streak = 0
             elif message.kind == "warning":
                 self._warn(message["text"] + self._on(worker))
             else:
@@ -363,13 +359,15 @@ class _Run:
             return
         known = self._recovered(worker)
         self._results.progress.restarts += 1
-        device_lost = isinstance(error, DeviceError) and not isinstance(error, DeviceMemoryError)
-        if device_lost and any(one.opened for one in (worker, *self._workers.values())):
-            cause, begun = f"lost its device ({_short(error)})", {}
-        elif isinstance(error, MemoryError) and not isinstance(error, DeviceError):
-            cause = "ran out of memory (MemoryError)"
-        elif error is not None:
-            raise error
+        match error:
+            case DeviceMemoryError():
+                raise error
+            case DeviceError() if any(one.opened for one in (worker, *self._workers.values())):
+                cause, begun = f"lost its device ({': '.join(filter(None, (error.what, error.why)))})", {}
+            case MemoryError():
+                cause = "ran out of memory (MemoryError)"
+            case BaseException():
+                raise error
         self._died(worker, begun, known, cause=worker.stuck or cause)
 
     def _died(self, worker: _Worker, begun: Mapping[int, int], known: bytes, *, cause: str) -> None:
@@ -487,11 +485,6 @@ class _Run:
 
     def _on(self, worker: _Worker) -> str:
         return f" on {worker.device.label}" if len(self._devices) > 1 else ""
-
-
-def _short(error: BaseException | None) -> str:
-    """What happened and why, without advice."""
-    return ": ".join(part for part in (getattr(error, "what", str(error)), getattr(error, "why", "")) if part)
 
 
 def run_jobs(

@@ -164,7 +164,10 @@ class WorkerLoop:
         """Commit what is finished and write nothing more; for a worker in a thread that hangs."""
         self.stopping.set()
         self.budget.close()
-        self.writer.finish()
+        try:
+            self.writer.finish()
+        finally:
+            self.channel.close()
 
     # -- the loop
 
@@ -389,11 +392,9 @@ class WorkerLoop:
             self._to_prepare.put(one)
 
     def _missing(self, job: Job, content: bytes) -> tuple[Any, ...]:
-        """As in :class:`ProducerContext`, for the job that the calling thread prepares."""
-        tracked = self._preparing.get(threading.get_ident())
-        if tracked is None or tracked.job is not job:
-            return job.outputs
-        return tuple(self.jobs.missing(tracked, content))
+        """As in :class:`ProducerContext`, for a job that is being prepared."""
+        tracked = self._preparing.get(id(job))
+        return job.outputs if tracked is None else tuple(self.jobs.missing(tracked, content))
 
     def _prepare_all(self, producer: Producer, row: int) -> None:
         """One preparing thread; ends at its first error, which the loop raises."""
@@ -418,9 +419,10 @@ class WorkerLoop:
         if not self.budget.acquire(needed):
             return None
         with self.board.activity(row, PREPARING, [tracked.index]):
-            self._preparing[threading.get_ident()] = tracked
+            self._preparing[id(tracked.job)] = tracked
             failpoint("decoding", tracked.job.name)
             outcome = prepare(producer, self.kind, tracked.job, bounded=self.task.bounded)
+            del self._preparing[id(tracked.job)]
         kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
         self.budget.release(needed - kept)
         return outcome
