@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import STAT_WIDTH, SampleTable, stat_numbers
-from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.archives.members import SPAN, Place, is_read_by_workers, open_image, places, read_image
+from latentcache.fields.table import SampleTable, stat_numbers
+from latentcache.identity.content import HASH_BYTES
+from latentcache.sources.archives.members import SPAN, Place, hashed_images, is_read_by_workers, open_image, places
 from latentcache.sources.known import with_contents
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
 _HEAD_BYTES = 1 << 14
 _THREADS = 4
 _PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
-T = TypeVar("T")
 
 
 def with_equal_files(
@@ -40,22 +39,6 @@ def with_equal_files(
     if not is_read_by_workers(samples, name):
         return samples
 
-    def read(read_one: Callable[[Path, Place], T], rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], list[T]]:
-        """The rows that can be read, and what is read of them: whoever encodes the others says why."""
-
-        def one(place: Place) -> T | None:
-            try:
-                return None if stopping() else read_one(root, place)
-            except (UnusableSampleError, OSError):
-                return None
-
-        if not len(rows):
-            return rows, []
-        with ThreadPoolExecutor(_THREADS) as pool:
-            results = list(pool.map(one, places(samples, rows, name)))
-        there = [number for number, result in enumerate(results) if result is not None]
-        return rows[there], [result for result in results if result is not None]
-
     held = samples.inputs[name]
     size = np.asarray(samples.files.stat[:, 0])[np.asarray(held.file)]
     if held.line is not None:  # 0 for rows of parquet files
@@ -63,14 +46,31 @@ def with_equal_files(
     unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content).any(axis=1))
     rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
     rows = rows[_shared(size[rows], unread[rows])]
-    rows, heads = read(_head, rows)
-    rows = rows[_shared(size[rows] * _PRIME ^ np.array(heads, dtype=np.uint64), unread[rows])]
-    rows, found = read(_whole, rows[unread[rows]])
+
+    def head(place: Place) -> int:
+        """A hash of the first bytes; 0 if there are none: whoever encodes the image says why."""
+        with suppress(UnusableSampleError, OSError):
+            if not stopping():
+                with open_image(root, place) as file:
+                    return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
+        return 0
+
+    def places_of(some: NDArray[np.integer]) -> list[Place]:
+        return places(samples, some, name)
+
+    if not len(rows):
+        return samples
+    with ThreadPoolExecutor(_THREADS) as pool:
+        heads = np.array(list(pool.map(head, places_of(rows))), dtype=np.uint64)
+    rows, heads = rows[heads > 0], heads[heads > 0]
+    rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]
+    hashed = hashed_images(root, rows[unread[rows]], places_of, stopping)
+    found = [(row, *one) for row, one in hashed if not isinstance(one, UnusableSampleError)]
     if not found:
         return samples
-    hashes = np.frombuffer(b"".join(content for content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
-    stats = np.array([stat for _, stat in found], dtype=np.uint64).reshape(-1, STAT_WIDTH)
-    return with_contents(samples, name, rows, hashes, stats)
+    hashes = np.frombuffer(b"".join(content for _, content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
+    stats = np.array([stat_numbers(memo) for *_, memo in found], dtype=np.uint64)
+    return with_contents(samples, name, np.array([row for row, *_ in found]), hashes, stats)
 
 
 def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -79,13 +79,3 @@ def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.
     _, which, counts = np.unique(marks[near], return_inverse=True, return_counts=True)
     shared: NDArray[np.intp] = near[counts[which.reshape(-1)] > 1]
     return shared
-
-
-def _head(root: Path, place: Place) -> int:
-    with open_image(root, place) as file:
-        return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
-
-
-def _whole(root: Path, place: Place) -> tuple[bytes, tuple[int, ...]]:
-    data, memo = read_image(root, place)
-    return content_hash(data), stat_numbers(memo)

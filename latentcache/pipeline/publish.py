@@ -11,14 +11,13 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache import __version__
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
 from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables, stat_numbers
@@ -79,7 +78,10 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
         used[work.plan.sample[chosen]] = True
     numbers = None if used.all() else np.cumsum(used, dtype=np.int32) - 1
     fields = tuple(_field(work, chosen, numbers, catalog) for work, chosen in zip(works, items, strict=True))
-    rejections = [*base.rejected, *(one for work in works for one in work.rejected.values())]
+    rejections = [
+        replace(one, stat=tuple(np.asarray(_without_young_stats([one.stat]))[0].tolist())) if one.stat else one
+        for one in (*base.rejected, *(one for work in works for one in work.rejected.values()))
+    ]
     kept = samples if numbers is None else select_samples(samples, np.flatnonzero(used))
     stat = _without_young_stats(kept.files.stat)
     return replace(
@@ -87,7 +89,9 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
         samples=kept if stat is kept.files.stat else replace(kept, files=replace(kept.files, stat=stat)),
         fields=fields,
         shards=catalog.shards,
-        rejected=sorted(map(_without_young_stat, rejections), key=_order),
+        rejected=sorted(
+            rejections, key=lambda one: (one.name.encode("utf-8", "surrogateescape"), one.line, one.target)
+        ),
         notes=[
             *(note for note in base.notes if not note.target),
             *(note for work in works for note in work.plan.notes),
@@ -170,7 +174,7 @@ def _field(
     provenance = {
         **work.described.provenance,
         "label": work.label,
-        "latentcache": _version(),
+        "latentcache": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
@@ -197,11 +201,6 @@ def _field(
         noise=join_noise(noise, work.result.noise) if work.result else noise,
         known=before,
     )
-
-
-@cache
-def _version() -> str:
-    return metadata.version("latentcache")  # reads files, 1 ms
 
 
 def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray[np.integer]) -> Iterator[Rejected]:
@@ -259,11 +258,3 @@ def _without_young_stats(stat: Any) -> Any:
     memos = memos.copy()
     memos[young, -1] = 0
     return memos
-
-
-def _without_young_stat(one: Rejected) -> Rejected:
-    return replace(one, stat=tuple(np.asarray(_without_young_stats([one.stat]))[0].tolist())) if one.stat else one
-
-
-def _order(one: Rejected) -> tuple[bytes, int, str]:
-    return one.name.encode("utf-8", "surrogateescape"), one.line, one.target
