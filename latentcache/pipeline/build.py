@@ -33,7 +33,7 @@ from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResult
-from latentcache.pipeline.workers.scheduler import run_jobs
+from latentcache.pipeline.workers.scheduler import Run
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.known import with_contents, writable
 from latentcache.sources.scan import Listing, SourceOptions, scan
@@ -321,7 +321,7 @@ class _Build:
         streaming = self.streaming
         if streaming is not None:
             work = streaming.ordered(work)
-        return run_jobs(
+        run = Run(
             replace(self.task(work), lookup=lookup),
             work.jobs(self.listing, self.samples),
             total=work.inputs,
@@ -331,9 +331,9 @@ class _Build:
             warm=self.warm,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
             stop=self.stop,
-            progress=self.observer.advanced,
             warn=self.observer.warned,
         )
+        return run.run(self.observer.advanced)
 
     def task(self, work: FieldWork) -> Task:
         """What a worker has to know of a field."""

@@ -14,8 +14,9 @@ from pathlib import Path
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.report import BuildPlan
+from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import Progress
-from latentcache.pipeline.workers.scheduler import run_jobs
+from latentcache.pipeline.workers.scheduler import Run
 from latentcache.value import Value
 
 #: Inputs that a probe reads at most, and seconds of encoding after which no further batch begins.
@@ -55,18 +56,18 @@ def probe(plan: BuildPlan, field: str) -> Probe | None:
             stop.request()
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder, WarmWorker() as warm:
         Path(folder, "shards").mkdir()
-        result = run_jobs(
+        result = Run(
             replace(plan.tasks[field], cache=folder, lookup="", stream=False),
             jobs,
             total=len(jobs),
             total_cost=sum(job.cost for job in jobs),
             items=sum(len(job.outputs) for job in jobs),
             stop=stop,
-            progress=look,
+            warm=warm,
             warn=warnings.append,
-        )
+        ).run(look)
     done = result.progress
     open_s = max(done.began - started, 0.0) if done.began else time.monotonic() - started
     times = work.cost / done.cost_done if done.cost_done else 0.0

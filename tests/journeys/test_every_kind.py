@@ -78,7 +78,7 @@ def test_an_up_to_date_build_is_one_diff_and_loads_no_encoder(kind, few, monkeyp
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
     words = ("build", data, "--out", cache, *kind.words, "--json")
     first = look(*words).json["snapshot"]  # from now on its files can be trusted
-    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", None)
+    monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     monkeypatch.setattr(load(field_kind(kind.field).producer), "__init__", None)
     from latentcache.pipeline import build
 

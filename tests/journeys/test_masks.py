@@ -85,7 +85,7 @@ def batch_of(data, *, size=6, **more):
 def test_each_image_of_a_sample_is_made_again_by_itself(data, monkeypatch):
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
     assert encoded(build(data, *STUB)) == {"latents": 6, "mask": 6, "control": 6}
-    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", None)
+    monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     assert encoded(build(data)) == {"latents": 0, "mask": 0, "control": 0}, "no file is read again"
     monkeypatch.undo()
     save(data / "1-masklabel.png", picture(91, 81, channels=1))
@@ -200,7 +200,7 @@ def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatc
     cache = open_cache(data.parent / "cache")
     counts = [len(cache.loader(batch_size=1, fields=[name])) for name in ("latents", "control", "mask")]
     assert (counts, len(cache.loader(batch_size=1))) == ([6, 4, 5], 3)
-    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", None)
+    monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     assert encoded(build(data, code=1)) == {"latents": 0, "mask": 0, "control": 0}, "bad files are not read again"
     monkeypatch.undo()
     save(data / "0-condlabel.png", picture(50))

@@ -34,4 +34,4 @@ def trusted(monkeypatch):
 @pytest.fixture
 def no_runs():
     """Within ``with no_runs():`` a build that starts a worker fails."""
-    return lambda: patch("latentcache.pipeline.build.run_jobs", side_effect=AssertionError("a worker was started"))
+    return lambda: patch("latentcache.pipeline.build.Run", side_effect=AssertionError("a worker was started"))

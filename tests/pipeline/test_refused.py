@@ -59,7 +59,7 @@ def dying_workers(case, data, tmp_path, monkeypatch):
     def die(*_, **__):
         raise WorkerError("workers keep dying", fix="look at the log")
 
-    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", die)
+    monkeypatch.setattr("latentcache.pipeline.build.Run", die)
     return settings(case, data), WorkerError
 
 

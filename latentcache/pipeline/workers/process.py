@@ -204,7 +204,7 @@ WorkerHandle = WorkerProcess | WorkerThread
 class WarmWorker:
     """Worker processes that wait for work: torch is imported once for all fields.
 
-    The first answers questions before a build. :func:`run_jobs` takes processes over and gives them back.
+    The first answers questions before a build. :class:`Run` takes processes over and gives them back.
 
     Args:
         device: As in ``--device``; the process is for the first device.

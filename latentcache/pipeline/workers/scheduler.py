@@ -85,7 +85,7 @@ class _Worker:
     """A worker that runs."""
 
     slot: int
-    device: Device
+    """Position of its device."""
     handle: WorkerHandle
     shard: str
     watchdog: Watchdog
@@ -124,15 +124,6 @@ class _Worker:
                     del self.leases[lease]
         return settled
 
-    def look(self, elapsed: float) -> None:
-        """Kill it if it does not move."""
-        board = self.handle.board
-        if self.handle.is_thread:
-            board.beat()
-        self.stuck = self.stuck or self.watchdog.stuck(board.beats, board.steps(), elapsed)
-        if self.stuck:
-            self.handle.kill()
-
 
 def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
     """Worker processes of a run; 0: a thread of the build, because a process would cost more than it saves."""
@@ -144,24 +135,41 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
     return 0 if in_thread else len(devices)
 
 
-class _Run:
-    """The units of one field: see :func:`run_jobs`."""
+class Run:
+    """Makes the items of the jobs of one field.
+
+    Args:
+        task: What is made; device, memory and threads are those of all workers together.
+        jobs: In the order of the plan; they are taken as workers have room.
+        total: Number of jobs.
+        total_cost: Of all jobs.
+        items: Number of the items of all jobs [default: one for each job].
+        stop: A run that is asked to stop returns with everything committed that workers had.
+        warm: May have workers ready, and holds the lock on the cache, which workers inherit.
+        events: Gets a line for each commit.
+        failed: Called as soon as a job is known to give no item.
+        warn: Called with sentences for the user.
+    """
 
     def __init__(
         self,
         task: Task,
         jobs: Iterable[Job],
-        results: RunResult,
         *,
         total: int,
+        total_cost: int,
+        items: int | None = None,
         stop: StopSignal,
-        warm: WarmWorker | None,
-        warn: Callable[[str], None],
+        warm: WarmWorker,
+        events: EventLog | None = None,
+        failed: Callable[[Job, Failure], None] = lambda job, failure: None,
+        warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._kind, self._paths = field_kinds()[task.field], CachePaths(Path(task.cache))
-        self._results, self._stop, self._warm, self._warn = results, stop, warm, warn
-        cost, on_cpu = results.progress.cost_total, self._kind.device == "cpu"
-        self._processes = worker_count(task, self._kind, cost)
+        progress = Progress(task.field, total if items is None else items, total_cost)
+        self._results, self._stop, self._warm, self._warn = RunResult(progress, events, failed), stop, warm, warn
+        on_cpu = self._kind.device == "cpu"
+        self._processes = worker_count(task, self._kind, total_cost)
         count = max(self._processes, 1)
         if on_cpu:
             self._devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
@@ -175,7 +183,7 @@ class _Run:
             decode_threads=task.decode_threads or (1 if on_cpu else default_threads(count)),
             host_memory=max(self._budget // count, 1),
             bounded=on_cpu and self._processes > 0,
-            cost=cost // count,
+            cost=total_cost // count,
         )
         batch, threads = task.batch_size or self._kind.work.batch_items, self._task.decode_threads or 1
         self._low_water = max(min(2 * max(batch, threads), -(-total // count)), 1)
@@ -194,8 +202,9 @@ class _Run:
         self._deadline, self._looked_at = deadline_s(), time.monotonic()
         self._selector = selectors.DefaultSelector()
 
-    def run(self, advanced: Callable[[Progress], None]) -> None:
-        """Do everything, or as much as there is time for before a stop request."""
+    def run(self, advanced: Callable[[Progress], None] = lambda progress: None) -> RunResult:
+        """Do everything, or what a stop request leaves time for; ``advanced`` is called ten times a second."""
+        before, self._stop.orderly = self._stop.orderly, True
         try:
             while not self._stop.requested and (self._waiting() or self._workers):
                 self._start()
@@ -206,9 +215,12 @@ class _Run:
         finally:
             late = self._shut_down()
             self._selector.close()
+            self._stop.orderly = before
             advanced(self._results.progress)
         if late is not None:
             raise late
+        self._results.finish()
+        return self._results
 
     # -- giving out
 
@@ -246,30 +258,21 @@ class _Run:
         return _Unit(jobs=dict([self._good]), probe=True)
 
     def _start(self) -> None:
-        """A worker for each free device, while there is work for it."""
+        """A worker for each free device, while there is work for it. A thread is started once only."""
         idle = sum(not worker.leases and not worker.ending for worker in self._workers.values())
         free = [slot for slot in range(len(self._devices)) if slot not in self._workers]
         for slot in free[: max(self._waiting() - idle, 0)]:
-            self._start_worker(slot, self._devices[slot], again=slot in self._started)
+            device, again, handle = self._devices[slot], slot in self._started, None
+            if not again:
+                handle = self._warm.take(device) if self._processes else WorkerThread()
+            handle = handle or WorkerProcess(device.variables, lock=self._warm.lock_fd, again=again)
+            shard = os.urandom(8).hex()
+            handle.open(replace(self._task, shard=shard, device=device.name))
+            watchdog = Watchdog(self._deadline, on_cpu=device.name == "cpu" or handle.is_thread)
+            worker = _Worker(slot=slot, handle=handle, shard=shard, watchdog=watchdog, fresh=not handle.used)
+            self._workers[slot] = worker
+            self._selector.register(handle.channel, selectors.EVENT_READ, worker)
             self._started.add(slot)
-
-    def _start_worker(self, slot: int, device: Device, *, again: bool) -> None:
-        """A thread is started once only."""
-        handle: WorkerHandle | None = None
-        if not self._processes and not again:
-            handle = WorkerThread()
-        elif self._warm is not None and not again:
-            handle = self._warm.take(device)
-        lock = None if self._warm is None else self._warm.lock_fd
-        handle = handle or WorkerProcess(device.variables, lock=lock, again=again)
-        shard = os.urandom(8).hex()
-        handle.open(replace(self._task, shard=shard, device=device.name))
-        watchdog = Watchdog(self._deadline, on_cpu=device.name == "cpu" or handle.is_thread)
-        worker = _Worker(
-            slot=slot, device=device, handle=handle, shard=shard, watchdog=watchdog, fresh=not handle.used
-        )
-        self._workers[slot] = worker
-        self._selector.register(handle.channel, selectors.EVENT_READ, worker)
 
     def _lease(self) -> None:
         """Units for workers that run low; the end for all if there is nothing that could come back."""
@@ -347,7 +350,10 @@ class _Run:
         now = time.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
         for worker in self._workers.values():
-            worker.look(elapsed)
+            board = worker.handle.board
+            worker.stuck = worker.stuck or worker.watchdog.stuck(board.beats, board.steps(), elapsed)
+            if worker.stuck:
+                worker.handle.kill()
 
     # -- workers that end
 
@@ -376,7 +382,7 @@ class _Run:
         if self._streak >= _MOST_DEATHS:
             dead = WorkerError(
                 "worker processes keep dying",
-                where=worker.device.label,
+                where=self._devices[worker.slot].label,
                 why=f"the last one {cause}; {_MOST_DEATHS} died in a row, so no sample is to blame",
             )
             raise worker.error if isinstance(worker.error, DeviceError) else dead
@@ -416,9 +422,11 @@ class _Run:
 
     def _recovered(self, worker: _Worker) -> bytes:
         """Seal a dead worker's shard; gives the item keys that it committed last, reported or not."""
+        from latentcache.store.garbage import salvage  # only damaged shards need it
+
         folder = self._paths.shards / f"{worker.shard}{OPEN_SUFFIX}"
         if folder.exists():
-            recover_shard(folder, self._paths.quarantine, self._salvage)
+            recover_shard(folder, self._paths.quarantine, lambda lost: salvage(self._paths, lost))
         reported = b"".join(worker.reported)
         known, found = set(split_keys(reported)), list[bytes]()
         for one in self._paths.all_sealed():
@@ -428,12 +436,6 @@ class _Run:
         new = [key for key in found if key not in known]
         self._results.take_keys(b"".join(new), len(new))
         return reported[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
-
-    def _salvage(self, lost: Path) -> None:
-        # Only damaged shards need it.
-        from latentcache.store.garbage import salvage
-
-        salvage(self._paths, lost)
 
     # -- the end
 
@@ -476,43 +478,11 @@ class _Run:
         del self._workers[worker.slot]
         handle = worker.handle
         self._selector.unregister(handle.channel)
-        is_free = worker.is_reusable and not worker.leases
-        if is_free and self._warm is not None and not isinstance(handle, WorkerThread):
-            self._warm.keep(worker.device, handle)
+        if worker.is_reusable and not worker.leases and not isinstance(handle, WorkerThread):
+            self._warm.keep(self._devices[worker.slot], handle)
             return ""
         handle.channel.close()
         return handle.ended()
 
     def _on(self, worker: _Worker) -> str:
-        return f" on {worker.device.label}" if len(self._devices) > 1 else ""
-
-
-def run_jobs(
-    task: Task,
-    jobs: Iterable[Job],
-    *,
-    total: int,
-    total_cost: int,
-    items: int | None = None,
-    stop: StopSignal,
-    events: EventLog | None = None,
-    warm: WarmWorker | None = None,
-    failed: Callable[[Job, Failure], None] = lambda job, failure: None,
-    progress: Callable[[Progress], None] = lambda progress: None,
-    warn: Callable[[str], None] = lambda message: None,
-) -> RunResult:
-    """Make the items of all jobs; one that was asked to stop returns with everything committed that workers had.
-
-    Jobs come in the order of the plan and are taken as workers have room; ``items`` is the number of their items
-    [default: one for each job]. ``warm`` may have workers ready, and holds the lock on the cache, which workers
-    inherit. ``progress`` is called ten times a second, ``failed`` as soon as a job is known to give no item.
-    """
-    results = RunResult(Progress(task.field, total if items is None else items, total_cost), events, failed)
-    run = _Run(task, jobs, results, total=total, stop=stop, warm=warm, warn=warn)
-    before, stop.orderly = stop.orderly, True
-    try:
-        run.run(progress)
-    finally:
-        stop.orderly = before
-    results.finish()
-    return results
+        return f" on {self._devices[worker.slot].label}" if len(self._devices) > 1 else ""

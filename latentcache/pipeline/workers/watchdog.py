@@ -53,6 +53,7 @@ class ActivityBoard:
 
     def __init__(self, num_preparers: int = 0, descriptor: int | None = None) -> None:
         rows = 1 + FIRST_PREPARER + num_preparers
+        self._is_here = descriptor is None
         if descriptor is None:
             self._rows = np.zeros((rows, _WIDTH), dtype=np.int64)
             return
@@ -79,7 +80,9 @@ class ActivityBoard:
 
     @property
     def beats(self) -> int:
-        """Number of heartbeats so far."""
+        """Number of heartbeats so far. A thread of this process is alive."""
+        if self._is_here:
+            self.beat()
         return int(self._rows[0, _STEP])
 
     def steps(self) -> list[Activity]:

@@ -14,8 +14,9 @@ from latentcache.fields.protocol import Job, Output
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers import watchdog
+from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.results import RunResult
-from latentcache.pipeline.workers.scheduler import run_jobs
+from latentcache.pipeline.workers.scheduler import Run
 from latentcache.pipeline.workers.worker import Task
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
@@ -73,9 +74,11 @@ class Toy:
 
     def run(self, texts: list[str] | list[Job], **changes: Any) -> RunResult:
         jobs = self.jobs(texts) if texts and isinstance(texts[0], str) else list(texts)
-        given = {name: changes.pop(name) for name in ("events", "warm", "progress") if name in changes}
+        advanced = changes.pop("progress", lambda progress: None)
+        given = {name: changes.pop(name) for name in ("events", "warm") if name in changes}
         given |= {"total": len(jobs), "total_cost": sum(job.cost for job in jobs), "warn": self.warnings.append}
-        return run_jobs(self.task(**changes), iter(jobs), stop=self.stop, **given)
+        with WarmWorker() as warm:
+            return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"warm": warm, **given}).run(advanced)
 
     def times(self, stage: str, word: str) -> int:
         """How often a word was prepared or encoded."""

@@ -12,9 +12,9 @@ from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers.memory import BASE_BYTES
-from latentcache.pipeline.workers.process import WorkerProcess
+from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess
 from latentcache.pipeline.workers.results import EventLog
-from latentcache.pipeline.workers.scheduler import run_jobs, worker_count
+from latentcache.pipeline.workers.scheduler import Run, worker_count
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 
@@ -240,7 +240,9 @@ def test_jobs_are_taken_as_there_is_room(words):
             assert len(taken) < 400
             words.stop.request()
 
-    run_jobs(words.task(batch_size=4), jobs(), total=400, total_cost=4000, stop=words.stop, progress=progress)
+    with WarmWorker() as warm:
+        run = Run(words.task(batch_size=4), jobs(), total=400, total_cost=4000, stop=words.stop, warm=warm)
+        run.run(progress)
     assert words.stop.requested
 
 
