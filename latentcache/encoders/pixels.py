@@ -31,7 +31,7 @@ from latentcache.fields.protocol import (
     ProducerContext,
     Read,
 )
-from latentcache.fields.table import STAT_WIDTH, stat_numbers
+from latentcache.fields.table import STAT_WIDTH
 from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -66,7 +66,7 @@ class PixelProducer(Producer):
         try:
             for place in places:
                 data, memo = read_image(self._context.root, place)
-                contents, stat = contents + content_hash(data), stat + stat_numbers(memo)
+                contents, stat = contents + content_hash(data), stat + memo
                 if len(contents) == HASH_BYTES * len(places):
                     content = contents if len(places) == 1 else content_hash(contents)
                 image = encoded_file(data, max_pixels=self._max_pixels)

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.strings import Strings
-from latentcache.identity.stat import StatMemo
 from latentcache.value import Value
 
-_WORD = 0xFFFF_FFFF_FFFF_FFFF
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
 STAT_WIDTH = 6
 #: What a column that a table lacks means for each of its samples.
@@ -160,8 +158,3 @@ def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
         np.asarray(table.columns.get(name, np.full((len(table), *held.shape[1:]), ABSENT.get(name, 1), held.dtype)))
         for table in tables
     ]
-
-
-def stat_numbers(memo: StatMemo) -> tuple[int, ...]:
-    """A stat memo as the six numbers of a column; times before 1970 are wrapped into 64 bits."""
-    return tuple(value & _WORD for value in (*memo.identity, memo.seen_ns))

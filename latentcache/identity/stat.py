@@ -8,14 +8,14 @@ compared for equality only, so a clock that jumps does no harm.
 from __future__ import annotations
 
 import os
-
-from latentcache.value import Value
+from typing import NamedTuple
 
 #: A file younger than this when it was hashed may have changed again within its timestamp's resolution.
 RACY_NS = 2_000_000_000
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class StatMemo(Value):
+class StatMemo(NamedTuple):
     """What ``lstat`` said when a source was hashed. Bytes, nanoseconds; ``seen_ns`` is when it was hashed."""
 
     size: int
@@ -27,26 +27,16 @@ class StatMemo(Value):
 
     @classmethod
     def of(cls, result: os.stat_result, *, seen_ns: int = 0) -> StatMemo:
-        """From a stat result."""
-        return cls(
-            size=result.st_size,
-            mtime_ns=result.st_mtime_ns,
-            ctime_ns=result.st_ctime_ns,
-            inode=result.st_ino,
-            device=result.st_dev,
-            seen_ns=seen_ns,
-        )
+        """From a stat result; times before 1970 are wrapped into 64 bits."""
+        times = result.st_mtime_ns & _WORD, result.st_ctime_ns & _WORD
+        return cls(result.st_size, *times, result.st_ino, result.st_dev, seen_ns)
 
     @property
-    def identity(self) -> tuple[int, int, int, int, int]:
+    def identity(self) -> tuple[int, ...]:
         """All fields but the moment of hashing."""
-        return self.size, self.mtime_ns, self.ctime_ns, self.inode, self.device
+        return self[:5]
 
     @property
     def racy(self) -> bool:
         """Whether the file was so young when it was hashed that it may have changed unseen since."""
         return self.seen_ns - max(self.mtime_ns, self.ctime_ns) < RACY_NS
-
-    def same_stat(self, now: StatMemo) -> bool:
-        """Whether ``now``, a fresh stat of the same path, says what this memo says."""
-        return self.identity == now.identity

@@ -29,7 +29,7 @@ from PIL import Image, UnidentifiedImageError
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS
-from latentcache.fields.table import Rejected, SampleTable, stat_numbers
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
@@ -204,7 +204,7 @@ def _rejected(root: Path, samples: SampleTable, row: int, place: Place, error: U
         data, memo = read_image(root, place)
     except UnusableSampleError:
         return as_rejected(name, error, line=line)
-    return as_rejected(name, error, line=line, content=content_hash(data), stat=stat_numbers(memo))
+    return as_rejected(name, error, line=line, content=content_hash(data), stat=memo)
 
 
 def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import SampleTable, stat_numbers
+from latentcache.fields.table import SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.archives.members import SPAN, Place, hashed_images, is_read_by_workers, open_image, places
 from latentcache.sources.known import with_contents
@@ -69,7 +69,7 @@ def with_equal_files(
     if not found:
         return samples
     hashes = np.frombuffer(b"".join(content for _, content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
-    stats = np.array([stat_numbers(memo) for *_, memo in found], dtype=np.uint64)
+    stats = np.array([memo for *_, memo in found], dtype=np.uint64)
     return with_contents(samples, name, np.array([row for row, *_ in found]), hashes, stats)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from latentcache import __version__
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
-from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
 from latentcache.pipeline.report import BuildPlan, BuildReport, field_done
@@ -158,7 +158,7 @@ def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int
         data, memo = read_image(root, places(samples, [row], own)[0])
     except UnusableSampleError:
         return replace(one, stat=seen)
-    stat = stat_numbers(memo)
+    stat: tuple[int, ...] = memo
     is_same = stat[:5] == seen[:5]  # else it changed since the scan
     return replace(one, content=content_hash(data) if is_same else b"", stat=stat if is_same else seen)
 

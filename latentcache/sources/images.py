@@ -21,7 +21,7 @@ from latentcache.errors import EmptySourceError, count_of
 from latentcache.fields.captions import samples_with_several
 from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.entries import Archives
@@ -237,7 +237,7 @@ class ImageScan(Scan):
         self._pair(layout, files, units)
         names, memos = files.names, files.memos
         if read:
-            names, added = strings_of([names, list(read)]), [stat_numbers(memo) for _, memo in read.values()]
+            names, added = strings_of([names, list(read)]), [memo for _, memo in read.values()]
             memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
         names, memos = _used_files(names, memos, units, len(files.names))
         rules = [one.captions for one in layout.sets]
@@ -307,7 +307,7 @@ class ImageScan(Scan):
                 name,
                 np.array(list(done)),
                 np.array([np.frombuffer(content, dtype=np.uint8) for content, _ in done.values()]),
-                np.array([stat_numbers(memo) for _, memo in done.values()], dtype=np.uint64),
+                np.array([memo for _, memo in done.values()], dtype=np.uint64),
             )
             if old is not None and name == "image":
                 then = take_rows(old.inputs[name].content, before)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
@@ -257,7 +257,7 @@ class Known:
     def remember(self, file: int, content: bytes, memo: StatMemo) -> None:
         """Keep what reading a file gave."""
         self.content[file] = np.frombuffer(content, dtype=np.uint8)
-        self.stat[file] = stat_numbers(memo)
+        self.stat[file] = memo
 
     def rows_of(
         self, input_name: str, files: NDArray[np.integer], place: NDArray[np.int32] | None = None

@@ -216,7 +216,7 @@ class RecordReader:
             self.stat, self.content = reader.finish()
         if self.way.kind in ("parquet", "arrow"):
             yield from self._columnar()
-            if not self.stat.same_stat(stat_source(self.path)):
+            if self.stat.identity != stat_source(self.path).identity:
                 raise fault("changing", "its size or time changed while it was read", self.path)
 
     def _records(

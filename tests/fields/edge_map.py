@@ -30,7 +30,7 @@ from latentcache.fields.protocol import (
     Read,
 )
 from latentcache.fields.protocol import setting
-from latentcache.fields.table import SampleTable, stat_numbers
+from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.images.decode import decode
 from latentcache.sources.reading import read_source
@@ -79,7 +79,7 @@ class EdgeProducer(Producer):
     def prepare(self, job: Job) -> Read | Failure:
         try:
             data, memo = read_source(Path(self.context.root, job.inputs["image"]["path"]))
-            content, stat = content_hash(data), stat_numbers(memo)
+            content, stat = content_hash(data), memo
             outputs = self.context.missing(job, content)
             pixels = decode(data, PixelProfile()) if outputs else b""
         except UnusableSampleError as error:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
-from latentcache.fields.table import STAT_WIDTH, Rejected, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import SPAN, Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
@@ -55,7 +55,7 @@ class Archives:
         owners, memos, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, [], []
         for name in sorted(owners, key=os.fsencode):
             try:
-                memos.append(stat_numbers(stat_source(layout.root / name)))
+                memos.append(stat_source(layout.root / name))
             except UnusableSampleError as error:
                 bad.append(as_rejected(name, error))
                 continue

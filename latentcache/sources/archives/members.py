@@ -18,7 +18,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate
@@ -256,7 +255,7 @@ def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
         raise _damaged(path, error) from error
     if not data:
         raise fault("no-image", f"row {row} holds no bytes of an image", path)
-    return data, replace(now, seen_ns=seen_ns)
+    return data, now._replace(seen_ns=seen_ns)
 
 
 def close_tables() -> None:
