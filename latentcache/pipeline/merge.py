@@ -96,11 +96,17 @@ def _opened(part: Path) -> Snapshot:
 
 def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) -> None:
     """Refuse a cache whose fields or recipes differ from the first one's."""
-    differences = [
-        (f"{name}.{setting}", str(mine), str(theirs))
-        for name in sorted({*first.fields, *snapshot.fields})
-        for setting, mine, theirs in _differing(first.fields.get(name), snapshot.fields.get(name))
-    ]
+    differences = list[tuple[str, str, str]]()
+    for name in sorted({*first.fields, *snapshot.fields}):
+        one, other_one = first.fields.get(name), snapshot.fields.get(name)
+        found: list[tuple[str, Any, Any]] = []
+        if one is None or other_one is None:
+            found = [("stored", one is not None, other_one is not None)]
+        elif one.recipe_json != other_one.recipe_json:
+            both = one.provenance, other_one.provenance
+            found = kind_of(name).differences(_recipe(one), _recipe(other_one), both)
+            found = found or [("recipe", one.recipe_json, other_one.recipe_json)]
+        differences += [(f"{name}.{setting}", str(mine), str(theirs)) for setting, mine, theirs in found]
     if differences:
         raise StaleCacheError(
             f"{part} was made by another recipe than {other}",
@@ -109,15 +115,6 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
             fix="build it again with the flags and fields of the other parts, or leave it out",
             differences=tuple(differences),
         )
-
-
-def _differing(one: FieldRows | None, other: FieldRows | None) -> list[tuple[str, Any, Any]]:
-    if one is None or other is None:
-        return [("stored", one is not None, other is not None)]
-    if one.recipe_json == other.recipe_json:
-        return []
-    found = kind_of(one.name).differences(_recipe(one), _recipe(other), (one.provenance, other.provenance))
-    return found or [("recipe", one.recipe_json, other.recipe_json)]
 
 
 def _recipe(rows: FieldRows) -> FieldRecipe:

@@ -50,6 +50,7 @@ from latentcache.pipeline.workers.transport import (
 )
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
 from latentcache.pipeline.workers.worker import Task, WorkerLoop
+from latentcache.value import parsed
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -318,7 +319,7 @@ def _serve(channel: Channel, descriptor: int) -> None:
             if message.kind == "ask":
                 channel.send("answer", **answer(message))
             elif message.kind == "open":
-                task = Task.from_json(message["task"])
+                task = parsed(Task, message["task"])
                 loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, descriptor))
                 # Threads that are still preparing must not hold the process.
                 thread = threading.Thread(target=run_loop, args=(loop, lambda: os._exit(0)))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import LatentcacheError, UnusableSampleError
+from latentcache.errors import UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
@@ -89,11 +89,6 @@ class Task(Value):
     """Of one worker: its memory is limited, and a job that does not fit ends it and is tried with more."""
     cost: int = 0
     """Of one worker: its part of the work."""
-
-    @classmethod
-    def from_json(cls, form: Mapping[str, Any]) -> Task:
-        """From the JSON form of its message."""
-        return cls(**{**form, "groups": tuple(map(Group.from_json, form["groups"]))})
 
 
 class WorkerLoop:
@@ -244,10 +239,9 @@ class WorkerLoop:
 
     def _take(self, tracked: TrackedJob, outcome: Outcome) -> None:
         """Queue the items of a prepared job."""
-        if isinstance(outcome, LatentcacheError | MemoryError | OSError):
-            raise outcome
         if isinstance(outcome, BaseException):
-            raise RuntimeError(f"preparing {tracked.job.name} failed") from outcome
+            outcome.add_note(f"preparing {tracked.job.name} failed")
+            raise outcome
         if isinstance(outcome, Failure):
             tracked.fail(outcome)
             self._made([tracked])
@@ -267,23 +261,16 @@ class WorkerLoop:
 
     def _queue(self, item: PendingItem) -> None:
         """Copy a committed item that was made from exactly the same encoder input, or wait for a batch."""
-        made = self._stored(item) if item.prepared.same and not item.owner.unit.probe else None
-        if made is not None:
-            self.jobs.copied.add(item.key)
-            self._store([(item, made)])
-            return
+        if self.lookup is not None and item.prepared.same and not item.owner.unit.probe:
+            same, key = (np.frombuffer(one, dtype=np.uint8)[None] for one in (item.prepared.same, item.key))
+            place = int(self.lookup.find_same(same, key)[0])
+            if place >= 0 and (found := self.lookup.item(place)) is not None:
+                self.jobs.copied.add(item.key)
+                self._store([(item, Made(array=found.array, columns=found.columns))])
+                return
         self._open()
-        batch = self.batches.add(item)
-        if batch:
+        if batch := self.batches.add(item):
             self._encode(batch)
-
-    def _stored(self, item: PendingItem) -> Made | None:
-        if self.lookup is None:
-            return None
-        same = np.frombuffer(item.prepared.same, dtype=np.uint8)[None]
-        place = int(self.lookup.find_same(same, np.frombuffer(item.key, dtype=np.uint8)[None])[0])
-        found = self.lookup.item(place) if place >= 0 else None
-        return None if found is None else Made(array=found.array, columns=found.columns)
 
     def _make(self, every: Sequence[TrackedJob]) -> None:
         """Make the only items of jobs in one call; one by one if that fails."""
@@ -398,7 +385,8 @@ class WorkerLoop:
 
     def _prepare_all(self, producer: Producer, row: int) -> None:
         """One preparing thread; ends at its first error, which the loop raises."""
-        _give_way()
+        if sys.platform == "linux":
+            os.nice(_NICER)  # of this thread alone
         if "torch" in sys.modules:
             from latentcache.images.resize import thread_setup
 
@@ -440,10 +428,3 @@ class WorkerLoop:
         finally:
             if producer is not None:
                 producer.close()
-
-
-def _give_way() -> None:
-    """Lower the priority of the calling thread alone, if the system can."""
-    if sys.platform == "linux":
-        number = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, number, min(os.getpriority(os.PRIO_PROCESS, number) + _NICER, 19))

@@ -21,6 +21,7 @@ from latentcache.pipeline.workers.transport import (
     jobs_of,
 )
 from latentcache.pipeline.workers.worker import Task
+from latentcache.value import parsed
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -85,7 +86,7 @@ def test_jobs_settings_and_failures_come_back_as_they_went():
     found = sent(jobs=jobs_form({5: job}), failure=failure, task=task)
     assert jobs_of(found["jobs"]) == {5: job}
     assert failure_of(found["failure"]) == failure
-    assert Task.from_json(found["task"]) == task
+    assert parsed(Task, found["task"]) == task
 
 
 def test_arrays_and_numbers_of_numpy_are_plain_in_json():
