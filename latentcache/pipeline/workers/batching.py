@@ -164,11 +164,11 @@ class Tracker:
         tracked.missing = [one for one in tracked.job.outputs if tracked.keys[one.item] not in done]
         return tracked.missing
 
-    def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob]) -> tuple[bytes, dict[str, Any]]:
-        """The body and the head of a ``committed`` message, for item keys and jobs that are durable.
+    def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob]) -> dict[str, Any]:
+        """The parts of a ``committed`` message, for item keys and jobs that are durable.
 
         Returns:
-            The keys that are new, and ``done``: numbers of jobs; ``failed``: rows (number, failure); ``read``: rows
+            ``keys`` that are new; ``done``: numbers of jobs; ``failed``: rows (number, failure); ``read``: rows
             (number, contents, stat) of inputs that were read; counts of items: ``encoded``, ``copied``, ``skipped``.
         """
         new = [key for key in dict.fromkeys(keys) if key not in self.committed]
@@ -179,7 +179,8 @@ class Tracker:
         found = [(one.index, one.read.stat, one.read.contents or one.read.content) for one in good if one.read]
         found += [(number, failure.stat, failure.contents) for number, failure in failed if failure.contents]
         copied = sum(key in self.copied for key in new)
-        return b"".join(new), {
+        return {
+            "keys": b"".join(new),
             "done": [one.index for one in good],
             "failed": failed,
             "read": [(number, contents.hex(), list(map(int, stat))) for number, stat, contents in found],

@@ -41,7 +41,7 @@ from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory, rare_gc
 from latentcache.pipeline.workers.transport import (
     Channel,
-    Message,
+    Form,
     as_error,
     channel_pair,
     error_form,
@@ -121,7 +121,7 @@ class WorkerProcess:
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
         """Give it a unit, and the keys of it that are committed."""
-        self.channel.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
+        self.channel.send("work", unit=number, known=known, probe=probe, jobs=jobs_form(jobs))
 
     def stop(self) -> None:
         """End the field: what is in hand is committed."""
@@ -230,7 +230,7 @@ class WarmWorker:
                 process.channel.close()
                 raise WorkerError("a worker process cannot be started", why=f"it {how}")
             select.select([process.channel], [], [])
-        if "error" in found[0].head:
+        if "error" in found[0]:
             raise as_error(found[0]["error"])
         return found[0]["value"]
 
@@ -281,7 +281,7 @@ def run_loop(loop: WorkerLoop, end: Callable[[], object]) -> None:
         end()
 
 
-def answer(message: Message) -> dict[str, Any]:
+def answer(message: Form) -> dict[str, Any]:
     """The result of a function that a message names."""
     try:
         function, arguments = load(message["target"]), message["arguments"]
@@ -316,18 +316,18 @@ def _serve(channel: Channel, descriptor: int) -> None:
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
     while (message := channel.receive()) is not None:
         try:
-            if message.kind == "ask":
+            if message["kind"] == "ask":
                 channel.send("answer", **answer(message))
-            elif message.kind == "open":
+            elif message["kind"] == "open":
                 task = parsed(Task, message["task"])
                 loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, descriptor))
                 # Threads that are still preparing must not hold the process.
                 thread = threading.Thread(target=run_loop, args=(loop, lambda: os._exit(0)))
                 thread.start()
-            elif message.kind == "work":
+            elif message["kind"] == "work":
                 assert loop is not None  # "open" came before
                 jobs = jobs_of(message["jobs"])
-                loop.feed(message["unit"], jobs, known=message.body, probe=message["probe"])
+                loop.feed(message["unit"], jobs, known=bytes.fromhex(message["known"]), probe=message["probe"])
             elif loop is not None:
                 loop.stop()
         except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it

@@ -21,7 +21,7 @@ from latentcache.fields.protocol import Failure, Job, join_noise
 from latentcache.fields.table import STAT_WIDTH
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.workers.transport import Message, failure_of, split_keys
+from latentcache.pipeline.workers.transport import Form, failure_of, split_keys
 from latentcache.store.atomic_io import writing
 from latentcache.value import Value
 
@@ -123,10 +123,10 @@ class RunResult:
         self._keys: list[bytes] = []
         self._read: list[ReadColumns] = []
 
-    def committed(self, message: Message, settled: Mapping[int, Job]) -> None:
+    def committed(self, message: Form, settled: Mapping[int, Job]) -> None:
         """Take a ``committed`` message, with the jobs that it settles."""
         progress = self.progress
-        self.take_keys(message.body, message["encoded"])
+        self.take_keys(bytes.fromhex(message["keys"]), message["encoded"])
         progress.copied += message["copied"]
         progress.skipped += message["skipped"]
         progress.written_bytes += message["bytes"]
@@ -156,12 +156,12 @@ class RunResult:
         self.progress.failed += 1
         self._done(job)
 
-    def told(self, message: Message) -> None:
+    def told(self, message: Form) -> None:
         """Take the ``opened`` or ``ended`` message of a worker."""
-        if message.kind == "opened":
+        if message["kind"] == "opened":
             self.progress.began = self.progress.began or time.monotonic()
             self.noise = join_noise(self.noise, message["noise"])
-        self.waits.update(message.head.get("waits", {}))
+        self.waits.update(message.get("waits", {}))
 
     def take_keys(self, keys: bytes, encoded: int) -> None:
         """Note item keys (32 bytes each) that are durable."""

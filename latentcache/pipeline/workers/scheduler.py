@@ -40,7 +40,7 @@ from latentcache.pipeline.workers.memory import (
 )
 from latentcache.pipeline.workers.process import NO_MEMORY, WarmWorker, WorkerHandle, WorkerProcess, WorkerThread
 from latentcache.pipeline.workers.results import EventLog, Progress, RunResult
-from latentcache.pipeline.workers.transport import Form, Message, as_error, split_keys
+from latentcache.pipeline.workers.transport import Form, as_error, split_keys
 from latentcache.pipeline.workers.watchdog import ENCODING, Watchdog, deadline_s
 from latentcache.pipeline.workers.worker import Task
 from latentcache.store.atomic_io import reading
@@ -318,27 +318,27 @@ class Run:
     def _take(self, worker: _Worker) -> None:
         """Take the messages of a worker."""
         for message in worker.handle.channel.arrived():
-            if message.kind == "committed":
+            if message["kind"] == "committed":
                 self._committed(worker, message)
-            elif message.kind == "made":
+            elif message["kind"] == "made":
                 worker.fresh = False
                 if (unit := worker.leases.get(message["unit"])) is not None:
                     unit.unmade = 0
                     if unit.probe:
                         del worker.leases[message["unit"]]
                         self._streak = 0
-            elif message.kind == "warning":
+            elif message["kind"] == "warning":
                 self._warn(message["text"] + self._on(worker))
             else:
                 self._results.told(message)
-                worker.opened = worker.opened or message.kind == "opened"
-                worker.last = message.head if message.kind == "ended" else worker.last
+                worker.opened = worker.opened or message["kind"] == "opened"
+                worker.last = message if message["kind"] == "ended" else worker.last
 
-    def _committed(self, worker: _Worker, message: Message) -> None:
+    def _committed(self, worker: _Worker, message: Form) -> None:
         """Take what a worker has settled."""
         good = message["done"]
         settled = worker.settle([*good, *(row[0] for row in message["failed"])])
-        worker.reported.append(message.body)
+        worker.reported.append(bytes.fromhex(message["keys"]))
         self._results.committed(message, settled)
         if settled:
             self._streak = 0

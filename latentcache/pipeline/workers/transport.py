@@ -1,8 +1,7 @@
 """Messages between a build and its workers, and the form in which values travel.
 
-A frame is two lengths (u32 each, little endian), a JSON head and a raw body. Guarantee: a message arrives whole or
-not at all; the worker's end may be used from any thread and never raises; the build's end never waits, so a worker
-that was stopped cannot stop the build. Nothing is pickled.
+A message is a line of JSON. Guarantee: it arrives whole or not at all; the worker's end may be used from any thread
+and never raises; the build's end never waits, so a worker that was stopped cannot stop the build. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -24,22 +22,9 @@ from latentcache.errors import LatentcacheError
 from latentcache.fields.protocol import Failure, Job, Output
 from latentcache.identity.key import KEY_BYTES
 
-_LENGTHS = struct.Struct("<II")
 _CHUNK_BYTES = 1 << 18
 _PARTS = ("what", "where", "why", "fix", "slug")
 Form = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One frame."""
-
-    kind: str
-    head: Form
-    body: bytes = b""
-
-    def __getitem__(self, name: str) -> Any:
-        return self.head[name]
 
 
 class Channel:
@@ -55,7 +40,7 @@ class Channel:
         self._socket.setblocking(waits)
         self._sending = threading.Lock()
         self._unsent, self._received = bytearray(), bytearray()
-        self._messages: list[Message] = []
+        self._messages: list[Form] = []
         self.ended = False
         """True if the other end is gone and everything it sent was received."""
 
@@ -63,11 +48,11 @@ class Channel:
         """For ``selectors``."""
         return self._socket.fileno()
 
-    def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
+    def send(self, kind: str, /, **parts: Any) -> None:
         """Send a message; nothing happens if the other end is gone."""
-        packed = json.dumps({"kind": kind, **head}, separators=(",", ":"), default=_plain).encode("ascii")
+        line = json.dumps({"kind": kind, **parts}, separators=(",", ":"), default=_plain).encode("ascii") + b"\n"
         with self._sending:
-            self._unsent += _LENGTHS.pack(len(packed), len(body)) + packed + body
+            self._unsent += line
             self._send()
 
     def flush(self) -> None:
@@ -75,13 +60,13 @@ class Channel:
         with self._sending:
             self._send()
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Form | None:
         """Wait for the next message; None if the other end is gone."""
         while not self._messages and not self.ended:
             self._receive()
         return self._messages.pop(0) if self._messages else None
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> list[Form]:
         """All messages that are complete by now, without waiting."""
         with contextlib.suppress(BlockingIOError):
             while not self.ended:
@@ -114,16 +99,9 @@ class Channel:
             data = b""
         self.ended = not data
         self._received += data
-        start, received = 0, self._received
-        while len(received) - start >= _LENGTHS.size:
-            head_bytes, body_bytes = _LENGTHS.unpack_from(received, start)
-            middle = start + _LENGTHS.size + head_bytes
-            if len(received) < middle + body_bytes:
-                break
-            head = json.loads(received[start + _LENGTHS.size : middle])
-            self._messages.append(Message(head.pop("kind"), head, bytes(received[middle : middle + body_bytes])))
-            start = middle + body_bytes
-        del received[:start]
+        if b"\n" in data:
+            *lines, self._received = self._received.split(b"\n")
+            self._messages += map(json.loads, lines)
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:
@@ -146,7 +124,7 @@ def _plain(value: Any) -> Any:
 
 
 def split_keys(body: bytes) -> list[bytes]:
-    """Item keys of a raw body."""
+    """Item keys that were joined."""
     return [body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)]
 
 

@@ -366,8 +366,8 @@ class WorkerLoop:
 
     def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
         """Report a durable commit and the jobs that it settles; called by the writer thread."""
-        keys, told = self.jobs.report([key for entry in entries for key in entry.item_keys], jobs)
-        self.channel.send("committed", keys, bytes=sum(len(entry.value) for entry in entries), **told)
+        told = self.jobs.report([key for entry in entries for key in entry.item_keys], jobs)
+        self.channel.send("committed", bytes=sum(len(entry.value) for entry in entries), **told)
 
     def _warn(self, message: str) -> None:
         self.channel.send("warning", text=message)

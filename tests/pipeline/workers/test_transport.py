@@ -12,7 +12,6 @@ from latentcache.errors import CacheLockedError, InterruptedBuildError, Latentca
 from latentcache.fields.protocol import Failure, Group, Job, Output
 from latentcache.pipeline.workers.transport import (
     Channel,
-    Message,
     as_error,
     channel_pair,
     error_form,
@@ -37,15 +36,15 @@ def received(build_end, count):
     return found
 
 
-@given(st.lists(st.tuples(st.dictionaries(st.sampled_from(["a", "b"]), json_values), st.binary()), max_size=6))
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), json_values), max_size=6))
 def test_messages_arrive_complete_and_in_order_both_ways(messages):
     build_end, theirs = channel_pair()
     channel = Channel(theirs)
-    for head, body in messages:
-        build_end.send("down", body, **head)
-        channel.send("up", body, **head)
-    assert [channel.receive() for _ in messages] == [Message("down", head, body) for head, body in messages]
-    assert received(build_end, len(messages)) == [Message("up", head, body) for head, body in messages]
+    for parts in messages:
+        build_end.send("down", **parts)
+        channel.send("up", **parts)
+    assert [channel.receive() for _ in messages] == [{"kind": "down", **parts} for parts in messages]
+    assert received(build_end, len(messages)) == [{"kind": "up", **parts} for parts in messages]
     channel.close()
     build_end.close()
 
@@ -53,7 +52,7 @@ def test_messages_arrive_complete_and_in_order_both_ways(messages):
 def test_the_build_never_waits_for_a_worker_that_does_not_read():
     build_end, theirs = channel_pair()
     for number in range(20):
-        build_end.send("big", b"x" * 1_000_000, number=number)
+        build_end.send("big", text="x" * 1_000_000, number=number)
     channel, found = Channel(theirs), []
     reader = threading.Thread(target=lambda: found.extend(channel.receive()["number"] for _ in range(20)))
     reader.start()
@@ -64,13 +63,13 @@ def test_the_build_never_waits_for_a_worker_that_does_not_read():
     build_end.close()
 
 
-def sent(**head):
-    """A head as it arrives."""
+def sent(**parts):
+    """Parts of a message as they arrive."""
     build_end, theirs = channel_pair()
     channel = Channel(theirs)
     try:
-        channel.send("down", **head)
-        return received(build_end, 1)[0].head
+        channel.send("down", **parts)
+        return {name: part for name, part in received(build_end, 1)[0].items() if name != "kind"}
     finally:
         channel.close()
         build_end.close()
