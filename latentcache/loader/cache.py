@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -54,14 +54,12 @@ class Cache(View):
     def __init__(
         self,
         parts: Sequence[Part],
-        *,
-        settings: ReadSettings | None = None,
-        checksum: Checksum = "first",
+        settings: ReadSettings,
+        checksum: Checksum,
         mixture: Mixture | None = None,
         note: str = "",
     ) -> None:
-        self.parts, self.settings, self.checksum = tuple(parts), settings or ReadSettings(), checksum
-        self.mixture = mixture
+        self.parts, self.settings, self.checksum, self.mixture = tuple(parts), settings, checksum, mixture
         """How often each source is served, if ``combine`` was given weights."""
         self._note = note
         super().__init__()
@@ -89,7 +87,9 @@ class Cache(View):
 
     @cached_property
     def _reader(self) -> SampleReader:
-        return self._made(None)
+        from latentcache.loader.sample_reader import SampleReader
+
+        return SampleReader(self.parts, None, self.settings, self.checksum, self.mixture, self._selection)
 
     def __len__(self) -> int:
         """Samples that a loader serves; an image at two resolutions is two. Of documents: documents."""
@@ -121,22 +121,20 @@ class Cache(View):
     @property
     def repeats(self) -> dict[int, int]:
         """Samples by how often an epoch serves each: ``{1: 90, 10: 5}``, as their data set and ``repeated`` say."""
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for part in self.parts:
-            times = part.occurrences(part.chosen, self.settings.repeats)
-            for number, count in times_counted(times, len(part.chosen)).items():
-                found[number] = found.get(number, 0) + count
+            found.update(times_counted(part.occurrences(part.chosen, self.settings.repeats), len(part.chosen)))
         return dict(sorted(found.items()))
 
     @property
     def sources(self) -> dict[str, int]:
         """Samples per source file."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for part in self.parts:
             names, files = part.snapshot.samples.files.names, file_of(part.snapshot, part.chosen)
-            for number, count in enumerate(np.bincount(files[files >= 0], minlength=len(names)).tolist()):
-                found[names[number]] = found.get(names[number], 0) + count
-        return found
+            counts = np.bincount(files[files >= 0], minlength=len(names)).tolist()
+            found.update(dict(zip(names, counts, strict=True)))
+        return dict(found)
 
     def __repr__(self) -> str:
         times = self.repeats
@@ -273,9 +271,9 @@ class Cache(View):
                                 caption_dropout=caption_dropout, dtype=dtype, repeats=bool(repeats))  # fmt: skip
         if settings.repeats != self.settings.repeats:
             self._refuse_weights("read(repeats=)")
-        view = Cache(self.parts, settings=settings, checksum=self.checksum, mixture=self.mixture, note=self._note)
+        view = Cache(self.parts, settings, self.checksum, self.mixture, self._note)
         if self._has_samples and replace(settings, repeats=True) != ReadSettings():
-            view._made(None)  # refuses what is not stored
+            view._reader_of(None)  # refuses what is not stored
         return view
 
     def prompt(self, text: str = "") -> dict[str, torch.Tensor]:
@@ -411,12 +409,8 @@ class Cache(View):
                 read += place
         return read
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_loaders", "_reader", "_selection")
-        return {name: value for name, value in vars(self).items() if name not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _loaders=weakref.WeakSet())
+    def __reduce__(self) -> Any:
+        return Cache, (self.parts, self.settings, self.checksum, self.mixture, self._note)
 
     @property
     def name(self) -> str:
@@ -430,22 +424,14 @@ class Cache(View):
         return any(field.spec.collate != "pack" for field in self.parts[0].snapshot.fields.values())
 
     def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
-        return self._selection.index if fields is None else self._made(fields).index
+        return self._selection.index if fields is None else self._reader_of(fields).index
 
     def _reader_of(self, fields: Sequence[str] | None) -> SampleReader:
-        return self._reader if fields is None else self._made(fields)
-
-    def _made(self, fields: Sequence[str] | None) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
 
-        return SampleReader(
-            self.parts,
-            fields,
-            self.settings,
-            checksum=self.checksum,
-            mixture=self.mixture,
-            selection=self._selection if fields is None else None,
-        )
+        if fields is None:
+            return self._reader
+        return SampleReader(self.parts, fields, self.settings, self.checksum, self.mixture)
 
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
         """The documents of a part, each as often as an epoch serves it."""
@@ -470,7 +456,7 @@ class Cache(View):
         return field or names[0]
 
     def _combined(self, parts: Sequence[Part], mix: Mixture | None) -> Cache:
-        return Cache(parts, settings=self.settings, checksum=self.checksum, mixture=mix)
+        return Cache(parts, self.settings, self.checksum, mix)
 
     def _held(self, by: str) -> int:
         return len(self)
@@ -502,7 +488,7 @@ class Cache(View):
                 )
 
     def _with(self, parts: Sequence[Part], note: str) -> Cache:
-        return Cache(parts, settings=self.settings, checksum=self.checksum, note=self._note + note)
+        return Cache(parts, self.settings, self.checksum, None, self._note + note)
 
     def _refuse_weights(self, what: str) -> None:
         """Refuse what would make another mixture.
@@ -569,7 +555,7 @@ def open_cache(
             stacklevel=3,
         )
     warn_of_empty(snapshot, stacklevel=4)
-    return Cache([Part(snapshot)], checksum=checksum)
+    return Cache([Part(snapshot)], ReadSettings(), checksum)
 
 
 __all__ = ["Cache", "open_cache"]

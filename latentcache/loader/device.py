@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -27,16 +27,6 @@ Finish = Callable[[Batch], Batch]
 _IN_FLIGHT = 4
 
 
-class CopyStream(Protocol):
-    """One way to a device: copies beside the computation, and the order between both."""
-
-    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
-        """Begin to copy the tensors of a batch and to finish them; the event is where all of it has ended."""
-
-    def join(self, tensors: list[torch.Tensor], event: Any) -> None:
-        """Order what the caller does on the device from now on after the event, and hold the tensors until then."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A batch on its way."""
@@ -47,37 +37,24 @@ class Sent:
 
 
 class Transfer:
-    """The way of batches to one device. Picklable; each process opens its own.
-
-    Args:
-        device: Where tensors are delivered.
-        stream: How they get there; by default as the device needs it.
+    """The way of batches to one device. Picklable; each process opens its own stream (given by tests alone).
 
     Raises:
         UsageError: There is no such kind of device.
         DeviceError: The device is not available.
     """
 
-    def __init__(self, device: str | torch.device = "cpu", *, stream: CopyStream | None = None) -> None:
+    def __init__(self, device: str | torch.device = "cpu", *, stream: CudaStream | Any = None) -> None:
         self.device, self._stream = _checked(device), stream
         self._under_way: deque[tuple[Any, Batch]] = deque()
 
-    @property
-    def on_cpu(self) -> bool:
-        """True if batches stay where they are made."""
-        return self._stream is None and self.device.type == "cpu"
-
     def send(self, batch: Batch, finish: Finish) -> Sent:
-        """Begin to copy a batch; it may be dropped without being received.
-
-        Args:
-            batch: Its tensors are copied; everything else is handed on.
-            finish: Makes what is handed out of what was copied; called where the tensors are.
+        """Begin to copy the tensors of a batch, which ``finish`` completes there; it may never be received.
 
         Raises:
             UsageError: In a worker of a ``DataLoader``: device memory does not travel between processes.
         """
-        if self.on_cpu:
+        if self._stream is None and self.device.type == "cpu":
             return Sent(finish(batch))
         if get_worker_info() is not None:
             raise UsageError(
@@ -104,15 +81,9 @@ class Transfer:
             self._stream.join([value for value in sent.batch.values() if isinstance(value, torch.Tensor)], sent.event)
         return sent.batch
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The device is not touched: the process may be one that cannot use it.
-        return _unopened, (self.device,)
-
-
-def _unopened(device: torch.device) -> Transfer:
-    transfer = Transfer()
-    transfer.device = device
-    return transfer
+    def __getstate__(self) -> dict[str, Any]:
+        # Opening does not touch the device: the process may be one that cannot use it.
+        return {"device": self.device, "_stream": None, "_under_way": deque()}
 
 
 def moved(batch: Batch, device: torch.device, *, non_blocking: bool = False) -> Batch:
@@ -131,7 +102,7 @@ class CudaStream:
         self._device = device
 
     def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Any]:
-        """See :class:`CopyStream`."""
+        """Begin to copy and finish the tensors of a batch; the event is where all of it has ended."""
         with torch.cuda.stream(self._stream):
             made = finish(moved(batch, self._device, non_blocking=True))
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -139,7 +110,7 @@ class CudaStream:
         return made, event
 
     def join(self, tensors: list[torch.Tensor], event: Any) -> None:
-        """See :class:`CopyStream`."""
+        """Order what the caller does on the device from now on after the event, and hold the tensors until then."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
         for tensor in tensors:

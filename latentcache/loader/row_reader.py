@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, check_row_format, row_format
 from latentcache.loader.samples import split
 from latentcache.plan.batching import Bucket
-from latentcache.plan.documents import Ints, begins, loss_spans, spread
+from latentcache.plan.documents import Ints, begins, joined, loss_spans, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.rows import plan_rows
 from latentcache.plan.samples import BatchIndex, SampleIndex
@@ -56,13 +56,8 @@ class RowPart:
 
     def __init__(self, documents: Documents, options: Mapping[str, Any], name: str = "") -> None:
         self.documents, self._options, self.name = documents, options, name
-        corpus = documents.corpus
-        self.plan = plan = plan_rows(corpus, **options)
-        self.lengths = np.zeros(len(documents), dtype=np.int64) if documents.pending else plan.row_lengths()
-        self._begins, places = begins(plan.ends), begins(np.cumsum(plan.length, dtype=np.int64))
-        self._columns = places - np.repeat(places[self._begins], plan.ends - self._begins)
-        """(P,) where each piece begins in its row."""
-        self.spans = None if corpus.all_learned else loss_spans(corpus, plan)
+        self.plan = plan_rows(documents.corpus, **options)
+        self.lengths = np.zeros(len(documents), dtype=np.int64) if documents.pending else self.plan.row_lengths()
 
     def identity(self) -> bytes:
         """16 bytes that name these rows."""
@@ -71,7 +66,7 @@ class RowPart:
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
         pending = self.documents.pending
-        return self.documents.where(row if pending else int(self.plan.document[self._begins[row]]))
+        return self.documents.where(row if pending else int(self.plan.document[self.plan.pieces(row).start]))
 
     def fresh(self) -> RowPart:
         """The same rows with files of its own."""
@@ -79,50 +74,9 @@ class RowPart:
         other.documents = self.documents.fresh()
         return other
 
-    def ready(self, rows: Ints) -> tuple[RowPart, Ints]:
-        """A part that can be read, and the numbers of these rows in it.
-
-        Raises:
-            MissingEntryError: A document of a streaming build was rejected.
-            NotYetEncodedError: A document did not come in time.
-            PlanError: A document is too long, or has no token to learn; file and line are named.
-        """
-        if not self.documents.pending:
-            return self, rows
-        return RowPart(self.documents.arrived(rows), self._options), np.arange(len(rows))
-
-    def pieces(self, rows: Ints, at: Ints, fronts: Ints, room: Ints) -> Pieces:
-        """Where the documents of (n,) rows are; the rest is (n,) too.
-
-        Args:
-            rows: Their numbers.
-            at: Their numbers among all rows that are read, rising.
-            fronts: Where the tokens of each begin in the memory of its batch.
-            room: Tokens in that memory.
-        """
-        plan, first = self.plan, self._begins[rows]
-        counts = plan.ends[rows] - first
-        some = spread(first, counts)
-        starts = np.repeat(fronts, counts) + self._columns[some]
-        located = self.documents.located(
-            plan.document[some], plan.start[some], plan.length[some], starts, np.repeat(room, counts)
-        )
-        return Pieces(self, rows, at, np.concatenate(([0], np.cumsum(counts))), starts, located)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """n rows of one part, of several batches, and the P pieces of their documents."""
-
-    part: RowPart
-    rows: Ints
-    at: Ints
-    """(n,) the number of each row among all rows that are read."""
-    ends: Ints
-    """(n + 1,) pieces before each row."""
-    starts: Ints
-    """(P,) where each piece begins in the memory of its batch."""
-    located: Located
+    def arrived(self, rows: Ints) -> RowPart:
+        """These rows of a streaming build, numbered from 0. Raises PlanError too: too long, nothing to learn."""
+        return RowPart(self.documents.arrived(rows), self._options)
 
 
 class RowReader:
@@ -150,6 +104,18 @@ class RowReader:
             lengths=self.lengths if len(settings.lengths) > 1 else None,
             snapshot=self.parts[0].documents.snapshot.number,
         )
+        self._documents = np.cumsum([0, *(len(part.documents.lengths) for part in self.parts)])
+        plans = [
+            replace(part.plan, document=part.plan.document + before) if before else part.plan
+            for part, before in zip(self.parts, self._documents.tolist(), strict=False)
+        ]
+        self.plan = plan = joined(plans, ("document", "start", "length"))
+        self.begins, places = begins(plan.ends), begins(np.cumsum(plan.length, dtype=np.int64))
+        self._columns = places - np.repeat(places[self.begins], plan.ends - self.begins)
+        """(P,) where each piece begins in its row."""
+        learned = all(part.documents.corpus.all_learned for part in self.parts)
+        spans = [loss_spans(part.documents.corpus, part.plan) for part in self.parts if not learned]
+        self.spans = None if learned else joined(spans, ("first", "last"))
         self._open(4, "cpu")
 
     def _open(self, slots: int, device: str) -> None:
@@ -181,22 +147,40 @@ class RowReader:
         return self.planned([one.rows for one in batches], [self.settings.lengths[one.bucket] for one in batches])
 
     def planned(self, rows: Sequence[Ints], widths: Sequence[int]) -> list[RowBatch]:
-        """Batches of these rows and widths, which are planned together."""
+        """Batches of these rows and widths, which are planned together.
+
+        Raises:
+            MissingEntryError: A document of a streaming build was rejected.
+            NotYetEncodedError: A document did not come in time.
+            PlanError: A document is too long, or has no token to learn; file and line are named.
+        """
         sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
-        ends, wide = np.cumsum([0, *sizes]), np.repeat(widths, sizes)
-        ready = [(at, *self.parts[number].ready(local)) for number, at, local in split(self._starts, every)]
-        lengths = np.empty(len(every), dtype=np.int64)
-        for at, part, local in ready:
-            lengths[at] = part.lengths[local]
-        fronts = (np.arange(len(every)) - np.repeat(ends[:-1], sizes)) * wide
+        cuts, wide = np.cumsum([0, *sizes]), np.repeat(widths, sizes)
+        if not self.plans:
+            of = split(self._starts, every)
+            there = RowReader([self.parts[number].arrived(local) for number, _, local in of], self.settings)
+            there.pool, there.scratch, there.named = self.pool, self.scratch, self.named
+            every = np.argsort(np.concatenate([at for _, at, _ in of]))
+            return there.planned(np.split(every, cuts[1:-1]), widths)
+        lengths = self.lengths[every]
+        fronts = (np.arange(len(every)) - np.repeat(cuts[:-1], sizes)) * wide
         if self.settings.padding_side == "left":
             fronts += wide - lengths
-        room = np.repeat(sizes, sizes) * wide
-        found = [part.pieces(local, at, fronts[at], room[at]) for at, part, local in ready]
-        return [
-            RowBatch(self, some, slice(first, first + len(some)), width, lengths, fronts, found)
-            for first, some, width in zip(ends.tolist(), rows, widths, strict=False)
-        ]
+        counts = self.plan.ends[every] - self.begins[every]
+        pieces, ends = spread(self.begins[every], counts), np.concatenate(([0], np.cumsum(counts)))[cuts]
+        starts = np.repeat(fronts, counts) + self._columns[pieces]
+        start, length = self.plan.start[pieces], self.plan.length[pieces]
+        room = np.repeat(np.repeat(sizes, sizes) * wide, counts)
+        located = []
+        for number, at, document in split(self._documents, self.plan.document[pieces]):
+            found = self.parts[number].documents.located(document, start[at], length[at], starts[at], room[at])
+            located.append((found, np.searchsorted(at, ends).tolist()))
+        made = []
+        for number, (some, width) in enumerate(zip(rows, widths, strict=True)):
+            own, mine = slice(*cuts[number : number + 2]), slice(*ends[number : number + 2])
+            where = [(one, *cut[number : number + 2]) for one, cut in located]
+            made.append(RowBatch(self, some, width, lengths[own], fronts[own], counts[own], starts[mine], where))
+        return made
 
     def check_format(self, name: str | None) -> str | None:
         """See ``formats.check_row_format``."""
@@ -225,49 +209,50 @@ class RowReader:
         return batch
 
 
+@dataclass(slots=True, eq=False)
 class RowBatch:
-    """One of several batches that were planned together: ``own`` are its rows among those of all batches."""
+    """One of several batches that were planned together: B rows, and the P pieces of their documents."""
 
-    def __init__(
-        self, reader: RowReader, rows: Ints, own: slice, width: int, lengths: Ints, fronts: Ints, parts: list[Pieces]
-    ) -> None:
-        self._reader, self._rows, self._first, self._shape = reader, rows, own.start, (len(rows), width)
-        self._lengths, self._fronts = lengths[own], fronts[own]
-        self._parts: list[tuple[Pieces, slice, slice]] = []
-        for part in parts:
-            begin, end = np.searchsorted(part.at, (own.start, own.stop)).tolist()
-            if begin < end:
-                self._parts.append((part, slice(begin, end), slice(int(part.ends[begin]), int(part.ends[end]))))
+    reader: RowReader
+    rows: Ints
+    width: int
+    lengths: Ints
+    """(B,) tokens of documents in each row."""
+    fronts: Ints
+    """(B,) where they begin in memory."""
+    counts: Ints
+    """(B,) pieces of each row."""
+    starts: Ints
+    """(P,) where each piece begins in memory."""
+    located: list[tuple[Located, int, int]]
 
     def places(self) -> list[Place]:
         """See ``prefetch.Work``."""
-        return [place for part, _, pieces in self._parts for place in part.located.places(pieces.start, pieces.stop)]
+        return [place for where, first, last in self.located for place in where.places(first, last)]
 
     def begin(self) -> None:
         """Nothing: what is made of ids is ten times their size, and memory that is held early leaves the cache."""
 
     def finish(self) -> Batch:
         """The batch, (B, L) tensors."""
-        reader, settings, (count, width) = self._reader, self._reader.settings, self._shape
-        places, isolated = count * width, settings.isolated
+        reader, settings, width, shape = self.reader, self.reader.settings, self.width, (len(self.rows), self.width)
+        places, isolated = len(self.rows) * width, settings.isolated
         memory = reader.pool.take(places * (36 if isolated else 24))
-        ids, mask, labels = memory[: places * 24].view(np.int64).reshape(3, *self._shape)
+        ids, mask, labels = memory[: places * 24].view(np.int64).reshape(3, *shape)
         batch: dict[str, NDArray[Any]] = {settings.field: ids, "attention_mask": mask, "labels": labels}
-        if isolated:
-            batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(self._shape)
-            batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(self._shape)
         dtype = reader.parts[0].documents.dtype
-        narrow = reader.scratch.take(places * dtype.itemsize).view(dtype).reshape(self._shape)
+        narrow = reader.scratch.take(places * dtype.itemsize).view(dtype).reshape(shape)
         is_narrow = 0 <= settings.pad_id <= np.iinfo(dtype).max
         narrow[:] = settings.pad_id if is_narrow else 0
-        for part, _, pieces in self._parts:
-            Gathering(part.located, pieces.start, pieces.stop, narrow.reshape(-1).view(np.uint8)).finish()
+        for where, first, last in self.located:
+            Gathering(where, first, last, narrow.reshape(-1).view(np.uint8)).finish()
         ids[:], mask[:] = narrow, 1
-        for part, some, pieces in self._parts:
-            self._learn(part, some, part.starts[pieces], ids, labels)
-            if isolated:
-                self._number(part, some, part.starts[pieces], batch)
-        for row, length in enumerate(self._lengths.tolist()):
+        self._learn(ids.reshape(-1), labels.reshape(-1))
+        if isolated:
+            batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(shape)
+            batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(shape)
+            self._number(batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1))
+        for row, length in enumerate(self.lengths.tolist()):
             if length < width:
                 gap = (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
                 mask[gap], labels[gap] = 0, IGNORED
@@ -277,38 +262,29 @@ class RowBatch:
                     batch["position_ids"][gap] = reader.counting[: width - length]
                     batch["seq_idx"][gap] = 0
         made: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
-        return made | {"names": list(map(reader.where, self._rows.tolist()))} if reader.named else made
+        return made | {"names": list(map(reader.where, self.rows.tolist()))} if reader.named else made
 
-    def _learn(
-        self, pieces: Pieces, some: slice, starts: Ints, ids: NDArray[np.int64], labels: NDArray[np.int64]
-    ) -> None:
-        """Labels of the rows of one part."""
-        at, part = pieces.at[some] - self._first, pieces.part
-        own = slice(None) if len(at) == len(ids) else at
-        spans, fronts = part.spans, self._fronts[at]
+    def _learn(self, ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+        """Labels, of ids of all places."""
+        spans = self.reader.spans
         if spans is None:
-            labels[own] = ids[own]
-            labels.reshape(-1)[fronts if part.plan.cross_document else starts] = IGNORED
+            labels[:] = ids
+            labels[self.fronts if self.reader.plan.cross_document else self.starts] = IGNORED
             return
-        labels[own] = IGNORED
-        rows = pieces.rows[some]
-        first = begins(spans.ends)[rows]
-        number = spans.ends[rows] - first
-        which, shift = spread(first, number), np.repeat(fronts, number)
-        ids, labels = ids.reshape(-1), labels.reshape(-1)
-        for begin, end in zip(
-            (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist(), strict=True
-        ):
+        labels[:] = IGNORED
+        first = begins(spans.ends)[self.rows]
+        number = spans.ends[self.rows] - first
+        which, shift = spread(first, number), np.repeat(self.fronts, number)
+        each = (spans.first[which] + shift).tolist(), (spans.last[which] + shift).tolist()
+        for begin, end in zip(*each, strict=True):
             labels[begin:end] = ids[begin:end]
 
-    def _number(self, pieces: Pieces, some: slice, starts: Ints, batch: Mapping[str, NDArray[Any]]) -> None:
+    def _number(self, positions: NDArray[np.int64], documents: NDArray[np.int32]) -> None:
         """Positions in each document, from 0, and numbers of documents in each row, from 1."""
-        at, counts = pieces.at[some] - self._first, np.diff(pieces.ends[some.start : some.stop + 1])
-        last = np.cumsum(counts) - 1
+        starts, last = self.starts, np.cumsum(self.counts) - 1
         ends = np.append(starts[1:], 0)
-        ends[last] = self._fronts[at] + self._lengths[at]
-        numbers = np.arange(1, len(starts) + 1) - np.repeat(last - counts + 1, counts)
-        positions, documents = batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1)
+        ends[last] = self.fronts + self.lengths
+        numbers = np.arange(1, len(starts) + 1) - np.repeat(last - self.counts + 1, self.counts)
         for begin, end, number in zip(starts.tolist(), ends.tolist(), numbers.tolist(), strict=True):
-            positions[begin:end] = self._reader.counting[: end - begin]
+            positions[begin:end] = self.reader.counting[: end - begin]
             documents[begin:end] = number

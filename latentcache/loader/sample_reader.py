@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.fields.captions import BETWEEN, CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import Joined, Part, ReadSettings, Selection, default_fields, prompt_row
+from latentcache.loader.samples import Draw, Joined, Part, ReadSettings, Selection, default_fields, prompt_row
 from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import BatchIndex, Ints
@@ -370,29 +371,24 @@ class SampleReader:
         """Scaling, draws and flips, as the recipe and the settings say."""
         settings, snapshot = self._settings, self._snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
-        self._draws = dict.fromkeys(self.fields)
+        self._draws: dict[str, Draw | None] = {}
         self._own = next(iter(snapshot.samples.inputs), "")
         self._leads: dict[str, str] = {}
         self._choices: dict[str, tuple[str, int, bool, bool]] = {}
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
-            recipe, stored = (
-                snapshot.fields[name].recipe,
-                TORCH[self._specs[name].restored or self._specs[name].dtype],
-            )
-            kind = snapshot.fields[name].kind
-            self._leads[name] = kind.inputs[0] if kind is not None else self._own
-            if recipe is not None:
-                self._draws[name] = settings.draw_of(recipe.read_time)
-                flips = recipe.read_time.flips
-                crops = self._specs[name].variants // (2 if flips else 1)
-                several = settings.crops if self._leads[name] == self._own else settings.captions
-                choices = crops, crops > 1 and several, flips and settings.flip is not False
-                if any(choices[1:]):
-                    self._choices.setdefault(self._leads[name], (name, *choices))
-            spec = recipe.read_time.affine if recipe is not None and settings.scaled else None
-            affine, floats = Affine.of(spec), stored.is_floating_point
-            if floats or affine.changes:
-                self._values[name] = (affine, settings.dtype or (stored if floats else torch.float32))
+            kind, recipe, spec = snapshot.fields[name].kind, snapshot.fields[name].recipe, self._specs[name]
+            read = ReadSpec() if recipe is None else recipe.read_time
+            lead = self._leads[name] = kind.inputs[0] if kind is not None else self._own
+            self._draws[name] = (settings.latents or "sample") if read.posterior else None
+            crops = spec.variants // (2 if read.flips else 1)
+            several = settings.crops if lead == self._own else settings.captions
+            choices = crops, crops > 1 and several, read.flips and settings.flip is not False
+            if recipe is not None and any(choices[1:]):
+                self._choices.setdefault(lead, (name, *choices))
+            affine, stored = Affine.of(read.affine if settings.scaled else None), TORCH[spec.restored or spec.dtype]
+            if stored.is_floating_point or affine.changes:
+                floating = stored if stored.is_floating_point else torch.float32
+                self._values[name] = affine, settings.dtype or floating
         if settings.flip and not any(flips for *_, flips in self._choices.values()):
             raise UsageError(
                 "flip=True: the cache holds no flips",
@@ -423,16 +419,7 @@ class SampleReader:
 
 
 class SampleBatch:
-    """One of several batches that were planned together.
-
-    Args:
-        reader: What reads it.
-        fields: Where items of all batches are.
-        facts: What is known of all samples.
-        number: Which batch.
-        own: Its samples among those of all.
-        turn: Seed and epoch.
-    """
+    """One of several batches that were planned together: its number, and its own samples among those of all."""
 
     def __init__(
         self, reader: SampleReader, fields: Sequence[_Located], facts: Facts, number: int, own: slice, turn: Turn

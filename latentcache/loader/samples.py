@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import Group, ReadSpec
+from latentcache.fields.protocol import Group
 from latentcache.identity.content import content_hash
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
@@ -58,10 +58,6 @@ class ReadSettings(Value):
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
 
-    def draw_of(self, spec: ReadSpec) -> Draw | None:
-        """What to make of a field's items: a draw or the mean of a stored posterior; None: nothing."""
-        return (self.latents or "sample") if spec.posterior else None
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
@@ -81,12 +77,7 @@ class Part:
         return np.arange(len(self.snapshot.samples), dtype=np.int32)
 
     def occurrences(self, sample: Ints, repeats: bool) -> NDArray[np.int64] | None:
-        """(n,) how often an epoch serves each of these samples; None: each once.
-
-        Args:
-            sample: (n,) sample numbers.
-            repeats: Count the repeats that the data set gives its samples.
-        """
+        """(n,) how often an epoch serves each of these samples, with the repeats of its data set; None: each once."""
         column = self.snapshot.samples.columns.get("repeats") if repeats else None
         if column is None:
             return None if self.multiple == 1 else np.full(len(sample), self.multiple)
@@ -121,12 +112,6 @@ class Shape:
 
 class Selection:
     """The samples of parts that have these fields, in buckets, as a plan takes them.
-
-    Args:
-        parts: Samples of snapshots.
-        fields: That a sample must have.
-        repeats: Serve a sample as often as its data set says.
-        mixture: How often each source is served.
 
     Raises:
         UsageError: Two fields hold other variants of the same texts.
@@ -215,9 +200,7 @@ def _shape(groups: Mapping[str, Group]) -> Shape:
 def split(starts: Ints, rows: Ints) -> Split:
     """For each part that holds some of the rows: its number, their places in the batch, their numbers in it.
 
-    Args:
-        starts: (parts + 1,) where each part begins.
-        rows: (B,) numbers over all parts.
+    ``starts`` (parts + 1,): where each part begins among all rows.
     """
     if len(starts) == 2:
         return [(0, np.arange(len(rows)), rows)]

@@ -18,7 +18,7 @@ import numpy as np
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError
 from latentcache.plan.numbers import choice
 from latentcache.plan.samples import BatchIndex, Ints, SampleIndex
-from latentcache.plan.shuffle import visit
+from latentcache.plan.shuffle import pick
 
 OnError = Literal["error", "substitute"]
 Made = TypeVar("Made")
@@ -28,14 +28,7 @@ Bad = CorruptEntryError | MissingEntryError
 
 
 class Substitutes:
-    """Replaces samples that cannot be read. Counts what this process read; picklable.
-
-    Args:
-        on_error: ``error`` or ``substitute``.
-
-    Raises:
-        UsageError: The policy is not allowed.
-    """
+    """Replaces samples that cannot be read. Counts what this process read; picklable."""
 
     def __init__(self, on_error: str) -> None:
         self.active = choice("on_error", on_error, ("error", "substitute")) == "substitute"
@@ -99,11 +92,10 @@ class Substitutes:
         number = int(np.searchsorted(starts, row, side="right")) - 1
         own = (alike >= starts[number]) & (alike < starts[number + 1])
         for rows in (alike[own], alike[~own]):
-            start, stride = visit(len(rows), seed, epoch, row) if len(rows) else (0, 1)
-            for step in range(len(rows)):
-                other = int(rows[(start + step * stride) % len(rows)])
+            start = pick(len(rows), seed, epoch, row) if len(rows) else 0
+            for other in np.roll(rows, -start).tolist():
                 if other not in self._bad:
-                    return other
+                    return int(other)
         cause, bucket = self._bad[row], index.buckets[int(index.bucket[row])]
         raise CacheDamagedError(
             f"no sample of bucket {bucket} can be read", where=cause.where, why=cause.why or cause.what

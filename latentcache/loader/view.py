@@ -33,26 +33,13 @@ class View:
     def __init__(self) -> None:
         self._loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
 
-    @property
-    def name(self) -> str:
-        """Names of the caches, and of what was chosen of them."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what both kinds have
+        name: Any
 
-    def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
-        """What a loader would serve, as a plan needs it."""
-        raise NotImplementedError
-
-    def _reader_of(self, fields: Sequence[str] | None) -> Reader:
-        """What reads batches of these fields."""
-        raise NotImplementedError
-
-    def _refuse_unlike(self, other: Any) -> None:
-        """Raise UsageError unless a batch may hold samples of both."""
-        raise NotImplementedError
-
-    def _combined(self, parts: Sequence[Any], mix: Mixture | None) -> Self:
-        """The samples of all parts, served as these."""
-        raise NotImplementedError
+        def _index_of(self, fields: Sequence[str] | None) -> SampleIndex: ...
+        def _reader_of(self, fields: Sequence[str] | None) -> Reader: ...
+        def _refuse_unlike(self, other: Any) -> None: ...
+        def _combined(self, parts: Sequence[Any], mix: Mixture | None) -> Self: ...
 
     def plan(
         self,

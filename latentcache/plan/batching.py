@@ -193,13 +193,7 @@ class PlanReport(Value):
 def count_steps(
     bucket: NDArray[np.integer], buckets: Sequence[Bucket], batches: BatchPlan, mixture: Mixture | None = None
 ) -> PlanReport:
-    """Count the steps of an epoch.
-
-    Args:
-        bucket: (N,) bucket of every sample, as a position in ``buckets``.
-        buckets: All buckets.
-        batches: Batch size, ranks and policy.
-        mixture: How often each source is served; without it every sample is served once.
+    """Count the steps of an epoch of samples, of which ``bucket`` (N,) has the positions in ``buckets``.
 
     Raises:
         PlanError: Under ``error``, a bucket does not divide into full batches.
@@ -243,10 +237,7 @@ def _remedy(report: PlanReport) -> str:
 
 
 def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int, batches: BatchPlan) -> BucketPlan:
-    """Steps of one bucket. Counts of its samples: in the first epoch, and the least and the most in any epoch.
-
-    Steps are enough for the most, or for the least to drop, so their number is the same in every epoch.
-    """
+    """Steps of one bucket: enough for the most samples of any epoch, or for the least to drop, so never others."""
     size, policy, last, padded = batches.global_batch_size, batches.remainder, batches.batch_size, 0
     steps, rest = divmod(least if policy == "drop" else most, size)
     if (policy == "error" and rest) or (policy in ("error", "pad") and least != most):

@@ -8,8 +8,9 @@ id, so padding with the id that ends a text is safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from latentcache.value import Value
 
 Ints = NDArray[np.integer]
+Rows = TypeVar("Rows", "RowPlan", "LossSpans")
 _NONE = np.empty(0, dtype=np.int32)
 
 
@@ -143,6 +145,15 @@ class LossSpans(Value, eq=False):
         """(R,) learned tokens of each row."""
         sums = np.concatenate(([0], np.cumsum(self.last - self.first, dtype=np.int64)))
         return np.asarray(sums[self.ends] - sums[begins(self.ends)])
+
+
+def joined(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
+    """Plans of several lists of rows, or their spans, as one: these columns, one list after the other."""
+    if len(tables) == 1:
+        return tables[0]
+    counts = np.concatenate([np.diff(one.ends, prepend=0) for one in tables])
+    found: Any = {name: np.concatenate([getattr(one, name) for one in tables]) for name in columns}
+    return replace(tables[0], ends=np.cumsum(counts, dtype=np.int64), **found)
 
 
 def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:

@@ -26,16 +26,7 @@ def is_whole(value: object, least: int | None = None) -> bool:
 
 
 def whole(name: str, value: Any, least: int, most: int = 2**63 - 1, *, why: str = "", fix: str = "") -> int:
-    """A whole number.
-
-    Args:
-        name: The argument, for the message.
-        value: What the caller gave.
-        least: Smallest allowed value.
-        most: Largest allowed value.
-        why: What the number is for.
-        fix: What to pass instead; by default ``name=least``.
-    """
+    """A whole number from ``least`` to ``most``. The error names the argument, why it is needed, and what to pass."""
     if not is_whole(value, least) or int(value) > most:
         limits = f"at least {least}" if most == 2**63 - 1 else f"from {least} to {most}"
         raise UsageError(f"{name}={value!r}: must be a whole number, {limits}", why=why, fix=fix or f"{name}={least}")

@@ -19,11 +19,7 @@ _SHORT = 1 << 16
 
 
 def best_fit(length: NDArray[np.integer], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pack pieces into rows.
-
-    Args:
-        length: (P,) tokens of each piece, from 1 to ``capacity``.
-        capacity: Tokens that a row holds.
+    """Pack pieces of these lengths (P,), from 1 to ``capacity``, into rows that hold so many tokens.
 
     Returns:
         (P,) the pieces row after row, the longest first in each; (R,) where the pieces of each row end.

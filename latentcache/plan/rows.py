@@ -68,12 +68,8 @@ def concat_and_chunk(
 ) -> RowPlan:
     """All documents in their order as one string, cut into rows.
 
-    Args:
-        corpus: The documents.
-        length: Tokens in a row.
-        keep_last: Keep the incomplete last chunk as a short row; else it is dropped and counted.
-        cross_document: Tokens attend to the documents before theirs in the row.
-        no_loss: What happens to rows without a learned token.
+    The incomplete last chunk is a short row, or is dropped and counted. With ``cross_document`` tokens attend to the
+    documents before theirs in the row.
     """
     whole = _documents(corpus, length)
     ends = np.cumsum(whole.length, dtype=np.int64)

@@ -165,14 +165,9 @@ def times_counted(times: NDArray[np.integer] | None, samples: int) -> dict[int, 
 def plan_epoch(
     index: SampleIndex, batches: BatchPlan, *, seed: int | None, epoch: int, served: Ints | None = None
 ) -> EpochPlan:
-    """Lay out one epoch, or what is left of one.
+    """Lay out one epoch, or what is left of one that served some samples (n,) before.
 
-    Args:
-        index: What is served.
-        batches: Batch size, ranks and policy.
-        seed: Of the order; None: bucket by bucket, samples in the order of the index.
-        epoch: Number of the epoch.
-        served: (n,) samples that this epoch served before; None: the whole epoch.
+    Without a seed: bucket by bucket, samples in the order of the index.
     """
     size, count, mixture = batches.global_batch_size, len(index.bucket), index.mixture
     drawn = spare = None

@@ -1,14 +1,12 @@
-"""Order without a generator: every shuffle and every choice sorts or steps by a fixed mix of its inputs.
+"""Order without a generator: every shuffle and every choice follows from a fixed mix of its inputs.
 
 Guarantee: the same inputs give the same order on any machine and with any version of any library, because the mix is
-splitmix64 (Steele, Lea, Flood 2014), written out here. Cost: 20 ns a number for a shuffle; a choice among m costs
-nothing that grows with m.
+splitmix64 (Steele, Lea, Flood 2014), written out here. Cost: 20 ns a number for a shuffle.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,22 +71,12 @@ def by_bucket(bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int64
     return np.argsort(bucket.astype(np.uint16) if num_buckets <= _SHORT else bucket, kind="stable")
 
 
-def visit(count: int, *numbers: int) -> tuple[int, int]:
-    """A way through ``range(count)`` that depends on the numbers: begin here, go on by that, modulo the count.
-
-    Every position comes once in ``count`` steps, because step and count have no common divisor.
-
-    Args:
-        count: At least 1.
-        numbers: Seed, epoch, and whatever the choice is about.
-    """
+def pick(count: int, *numbers: int) -> int:
+    """One of ``range(count)``, by the numbers: seed, epoch, and whatever the choice is about."""
     state = 0
     for number in numbers:
         state = _mix(state ^ (number & _MASK))
-    stride = _mix(state) % count or 1
-    while gcd(stride, count) > 1:
-        stride += 1  # comes to count + 1 at the latest, which has none in common with count
-    return state % count, stride
+    return state % count
 
 
 def in_validation(content: NDArray[np.uint8], fraction: float) -> NDArray[np.bool_]:

@@ -111,5 +111,5 @@ def test_a_device_that_is_not_there_is_said_before_anything_is_read(many):
 
 
 def test_a_transfer_travels_without_its_stream():
-    assert pickle.loads(pickle.dumps(Transfer("cpu", stream=LateStream()))).on_cpu
+    assert pickle.loads(pickle.dumps(Transfer("cpu", stream=LateStream())))._stream is None
     assert {"copy", "join"} <= set(vars(CudaStream))  # tested on a GPU: tests/gpu
