@@ -23,13 +23,9 @@ _SPANS = "spans"
 
 
 class Documents:
-    """Documents. Picklable; opens files on first use in each process, and they close when it is forgotten.
+    """The documents of samples, in the order wanted, or of all. Picklable.
 
-    Args:
-        snapshot: Where they are.
-        field: Name of the field.
-        samples: Sample numbers, in the order wanted; None: all.
-        checksum: ``first`` or ``always``.
+    Opens files on first use in each process; they close when it is forgotten.
 
     Raises:
         UsageError: The field does not hold documents.
@@ -125,14 +121,9 @@ class Documents:
         return self._reader.read(self.field, int(self._rows[document]))
 
     def gather(self, document: Ints, start: Ints, length: Ints, out: NDArray[Any], at: Ints) -> None:
-        """Read pieces of documents straight into their places in the caller's memory.
+        """Read P pieces of documents, which begin and have elements as said, to places in ``out``.
 
-        Args:
-            document: (P,) document of each piece.
-            start: (P,) first element of the piece in its document.
-            length: (P,) elements in the piece; pieces are inside their documents.
-            out: (n,) of :attr:`dtype`, C-contiguous; what is between the pieces is left as it is.
-            at: (P,) where each piece begins in ``out``.
+        ``out`` (n,) is of :attr:`dtype`, C-contiguous; what is between the pieces is left as it is.
         """
         located = self.located(document, start, length, at, len(out))
         Gathering(located, 0, len(document), out.view(np.uint8)).finish()

@@ -143,12 +143,9 @@ def check_sample_format(
     columns: Sequence[str],
     served: Mapping[str, tuple[FieldRecipe | None, Sequence[tuple[int, ...]]]],
 ) -> str | None:
-    """The name of a format that these samples can be given in; None for plain.
+    """The name of a format for samples with these columns; None for plain.
 
-    Args:
-        name: As asked for.
-        columns: What a batch holds.
-        served: Field -> its recipe (None: the kind is not installed) and the stored shapes of items.
+    ``served``: field -> its recipe (None: the kind is not installed) and the stored shapes of items.
 
     Raises:
         UsageError: There is no such format, or it is for latents of another model.
@@ -226,11 +223,7 @@ def _arguments(wanted: Mapping[str, str | Mapping[str, str]], batch: Batch) -> d
 
 
 def check_row_format(name: str | None, *, isolated: bool) -> str:
-    """The name of a format for rows of tokens.
-
-    Raises:
-        UsageError: There is no such format, or it needs rows whose documents are kept apart.
-    """
+    """The name of a format for rows of tokens; ``flat`` needs rows whose documents are kept apart."""
     name = choice("format", name or "plain", _ROW_FORMATS)
     if name == "flat" and not isolated:
         raise UsageError(
@@ -242,13 +235,7 @@ def check_row_format(name: str | None, *, isolated: bool) -> str:
 
 
 def row_format(batch: Batch, name: str, ids: str = "input_ids") -> Batch:
-    """A batch of rows of tokens with a trainer's names.
-
-    Args:
-        batch: ``plain``: tensors of (B, L).
-        name: Of :func:`check_row_format`.
-        ids: Name of the ids in the batch.
-    """
+    """A ``plain`` batch of rows of tokens, (B, L), with a trainer's names; ``ids``: name of the ids in the batch."""
     if name == "plain":
         return batch
     if name == "torchtitan":
@@ -286,10 +273,7 @@ def _flat(batch: Batch, ids: str) -> Batch:
 class RowCollator:
     """Makes a batch of rows of a view, for a ``DataLoader`` or a trainer (``data_collator=``). Picklable.
 
-    Args:
-        format: What the batch is called.
-        isolated: True if documents of a row are kept apart.
-        ids: Name of the ids in a row.
+    ``isolated``: documents of a row are kept apart. ``ids``: name of the ids in a row.
 
     Raises:
         UsageError: There is no such format for these rows.

@@ -334,7 +334,7 @@ class Loader:
 
     def __getitem__(self, index: Any) -> Batch:
         """The batch of a :class:`BatchIndex`. Raises UsageError if another sampler asks by number."""
-        return BatchDataset(self)[index]
+        return self.dataset[index]
 
     def __getstate__(self) -> dict[str, Any]:
         """A few KiB: another process reads the columns by itself."""
@@ -412,20 +412,18 @@ class SamplerIterator:
     def __init__(self, loader: Loader) -> None:
         loader._sampled = True
         self._loader, self._position = loader, replace(loader._position)
-        self._plan: EpochPlan | None = None
-        self._steps = 0
+        self._next: Iterator[BatchIndex] | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> BatchIndex:
-        if self._plan is None:
-            self._position, self._plan = self._loader._epochs.begin(self._position)
-            self._steps = 0
-        if self._steps == len(self._plan):
-            raise StopIteration
-        self._steps, self._position.delivered = self._steps + 1, self._position.delivered + 1
-        return self._plan.batch(self._steps - 1, self._loader.rank)
+        if self._next is None:
+            self._position, plan = self._loader._epochs.begin(self._position)
+            self._next = map(plan.batch, range(len(plan)), repeat(self._loader.rank))
+        found = next(self._next)
+        self._position.delivered += 1
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
@@ -433,7 +431,7 @@ class SamplerIterator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
-        self._position, self._plan = self._loader._epochs.load(state), None
+        self._position, self._next = self._loader._epochs.load(state), None
         self._loader._position = Position(self._position.seed, self._position.epoch)
 
 
@@ -469,29 +467,21 @@ class LoaderIterable(IterableDataset[Batch]):
     """A loader as an iterable data set; see ``Loader.iterable``."""
 
     def __init__(self, loader: Loader, *, rows: bool) -> None:
-        if rows and (loader.report.batches.remainder == "partial" or loader.format in ("flat", "torchtitan")):
+        one_each = loader.format in (None, "plain", "transformers")
+        if rows and (loader.report.batches.remainder == "partial" or not one_each):
             raise UsageError(
                 "iterable(rows=True): batches must be full and have one row per sample",
                 why="a trainer that makes batches of the rows again would make other ones",
                 fix="remainder='repeat', 'drop' or 'pad', and rows.collator(format='flat')",
             )
-        self._loader, self._rows = loader, rows
+        self._loader, self._rows = loader, loader.report.batches.batch_size if rows else 0
+        self.set_epoch, self.state_dict, self.load_state_dict = (
+            loader.set_epoch, loader.state_dict, loader.load_state_dict
+        )  # fmt: skip
 
     def __len__(self) -> int:
         """Batches, or rows, of an epoch on this rank."""
-        return len(self._loader) * (self._loader.report.batches.batch_size if self._rows else 1)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration serves; see ``Loader.set_epoch``."""
-        self._loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the loader."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
-        self._loader.load_state_dict(state)
+        return len(self._loader) * max(self._rows, 1)
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``; errors as of the loader.
@@ -507,14 +497,18 @@ class LoaderIterable(IterableDataset[Batch]):
                 fix="num_workers=0 (dataloader_num_workers=0 of a Trainer), or"
                 " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=N)",
             )
+        if not self._rows:
+            yield from self._loader
+            return
         for batch in self._loader:
-            if not self._rows:
-                yield batch
-                continue
-            for place in range(self._loader.report.batches.batch_size):
-                yield {
-                    name: value[place] if hasattr(value, "__getitem__") else value for name, value in batch.items()
-                }
+            for row in range(self._rows):
+                yield _of_row(batch, row)
+
+
+def _of_row(value: Any, row: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _of_row(one, row) for name, one in value.items()}
+    return value[row] if isinstance(value, torch.Tensor | list) else value
 
 
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:

@@ -64,10 +64,7 @@ class _Queue(Generic[Made]):
 
     Beside pure Python a thread gets the interpreter's lock every 5 ms at the earliest. So it makes results until
     ``depth`` of them wait before it releases the queue's lock; a caller that finds the queue empty waits meanwhile.
-
-    Args:
-        works: What makes each.
-        depth: Results that may wait, while one more is begun; as many are begun while none waits.
+    One more than wait is begun.
     """
 
     def __init__(self, works: Iterable[Work[Made]], depth: int) -> None:
@@ -78,11 +75,7 @@ class _Queue(Generic[Made]):
         self._thread: threading.Thread | None = None
 
     def take(self) -> Made:
-        """The next result, or its error.
-
-        Raises:
-            _EndError: There is none.
-        """
+        """The next result, or its error; _EndError if there is none."""
         if self._ready.empty():
             if self._lock.acquire(blocking=False):
                 self._make(1)
@@ -143,9 +136,8 @@ class _Queue(Generic[Made]):
 def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Generator[Made]:
     """The result of each work, made ahead of the caller.
 
-    Args:
-        source: Gives the works from a number on; asked again in a forked process.
-        depth: Results that may wait for the caller, while one more is begun; 0 makes each when it is asked for.
+    ``source`` gives the works from a number on, and is asked again in a forked process. ``depth`` results may wait
+    while one more is begun; 0 makes each when it is asked for.
     """
     served, worked, forks, queue = 0, 0.0, _forks, _Queue(source(0), depth)
     try:
@@ -223,22 +215,14 @@ def announced(works: Iterable[Work[Made]]) -> Iterator[Work[Made]]:
 
 
 def announce(places: Sequence[Place]) -> None:
-    """Have the kernel begin to fetch bytes.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
+    """Have the kernel begin to fetch bytes. OSError if a file cannot be read."""
     for file, start, length in sorted(places):
         for piece in range(start, start + length, _PIECE_BYTES):
             os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
 
 
 def is_cached(file: int, place: int) -> bool:
-    """True if a byte can be read without waiting for a disk; False also if the file system cannot say.
-
-    Raises:
-        OSError: It cannot be read at all.
-    """
+    """True if a byte can be read without waiting for a disk; False also if the file system cannot say."""
     try:
         os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
     except OSError as error:

@@ -22,8 +22,6 @@ _SHARDING = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
 def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]:
     """The rank, the number of ranks, and where they are from.
 
-    Given, or those of torch.distributed, of the environment, or of one process.
-
     Raises:
         UsageError: One number without the other, or a rank that is not below the number of ranks.
     """

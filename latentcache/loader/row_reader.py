@@ -46,12 +46,9 @@ class RowSettings(Value):
 
 
 class RowPart:
-    """The rows of the documents of one cache. Picklable.
+    """The rows of the documents of one cache. Picklable. Documents of a streaming build are one row each.
 
-    Args:
-        documents: The documents. Of a streaming build each is one row, and waited for batch by batch.
-        options: What the rows follow from: arguments of ``plan_rows``, as JSON values.
-        name: Of the cache.
+    ``options``: what the rows follow from, arguments of ``plan_rows`` as JSON values.
     """
 
     def __init__(self, documents: Documents, options: Mapping[str, Any], name: str = "") -> None:

@@ -112,13 +112,8 @@ class _Source:
 class SampleReader:
     """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process.
 
-    Args:
-        parts: Samples of snapshots.
-        asked: Names of fields and of metadata; None: everything that there is.
-        settings: What the caller chose about values.
-        checksum: ``first`` or ``always``.
-        mixture: How often each source is served.
-        selection: The same samples, if they were selected already.
+    ``asked``: names of fields and of metadata; None: everything that there is. ``selection``: the same samples, if
+    they were selected already.
 
     Raises:
         UsageError: A name is unknown, or a setting does not fit what is stored.

@@ -68,14 +68,9 @@ class Affine:
         return self.kind != "none" and self != Affine(kind=self.kind)
 
     def apply(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Scale and shift a batch.
+        """Scale and shift a batch (B, C, ...) into ``out``, as many values of the wanted type; both contiguous.
 
-        Args:
-            stored: (B, C, ...), contiguous.
-            out: As many values in the wanted type, contiguous; may be ``stored``.
-
-        Returns:
-            ``out``; for ``batch-norm`` as (B, C * patch * patch, h / patch, w / patch).
+        ``out`` may be ``stored``. For ``batch-norm`` it is given as (B, C * patch * patch, h / patch, w / patch).
         """
         if stored.device.type != "cpu":
             return self._on_device(stored, out.dtype)
@@ -166,13 +161,9 @@ def posterior(
 ) -> None:
     """Draw from stored posteriors (``mean + exp(logvar / 2) * noise``, diffusers), or take their means.
 
-    Args:
-        moments: (B, 2C, ...), all means before all log variances, raw.
-        keys: (B, 32) item keys.
-        out: (B, C, ...) float32, contiguous; raw.
-        draw: ``sample`` or ``mode``.
-        turn: Seed and epoch.
-        occurrence: (B,) number of each occurrence of a sample that the epoch serves several times.
+    ``moments`` (B, 2C, ...) has all means before all log variances; ``keys`` (B, 32) are item keys; ``out`` is
+    (B, C, ...) float32, contiguous; ``turn`` is seed and epoch; ``occurrence`` (B,) numbers the occurrences of a
+    sample that the epoch serves several times.
     """
     times = [0] * len(keys) if occurrence is None else occurrence.tolist()
     for item, key, number, made in zip(moments, keys, times, out, strict=True):

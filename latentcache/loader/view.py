@@ -115,19 +115,10 @@ class View:
 
         fields = [fields] if isinstance(fields, str) else fields
         loader = Loader(
-            self._reader_of(fields),
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            remainder=remainder,
-            format=format,
-            prefetch=prefetch,
-            device=device,
-            on_error=on_error,
-            meta="meta" in (fields or ()),
-            title=self.name,
-        )
+            self._reader_of(fields), batch_size=batch_size, seed=seed, rank=rank, world_size=world_size,
+            remainder=remainder, format=format, prefetch=prefetch, device=device, on_error=on_error,
+            meta="meta" in (fields or ()), title=self.name,
+        )  # fmt: skip
         self._loaders.add(loader)
         return loader
 

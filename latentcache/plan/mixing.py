@@ -76,17 +76,10 @@ def mixture(
     samples: int | None = None,
     units: Sequence[Fraction] | None = None,
 ) -> Mixture:
-    """Decide how many samples of each source an epoch serves.
+    """Decide how many samples of each source an epoch serves; ``view.combine`` says what the arguments mean.
 
-    Args:
-        names: Names of the sources, for messages and reports; equal ones are numbered.
-        entries: Entries of each source.
-        weights: Fraction of the samples of each, in any unit: ``[3, 1]`` is three quarters and one. A float counts as
-            it is written: 0.1 is a tenth.
-        samples: Occurrences of an epoch, divided by largest remainder. By default the source with the most entries
-            for its weight is served exactly once, and the others as often as that takes, rounded to the nearest
-            number.
-        units: Samples of each source that count as one for its weight; by default 1.
+    Equal names are numbered. A weight counts as it is written: 0.1 is a tenth. ``units``: samples of each source that
+    count as one for its weight. Counts are by largest remainder, or rounded to the nearest number.
 
     Raises:
         UsageError: There are more or fewer weights than sources, a weight is not above 0, a source has no entries or

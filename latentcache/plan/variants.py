@@ -29,15 +29,10 @@ def drawn_variants(
     flips: bool,
     occurrence: NDArray[np.integer] | None = None,
 ) -> NDArray[np.int64]:
-    """(B,) variant of each sample in this epoch: one of its crops, as it is or flipped.
+    """(B,) variant of each sample in an epoch (``turn``: seed, epoch): one of its crops, as it is or flipped.
 
-    Args:
-        keys: (B, 32) item keys; their content decides.
-        turn: Seed and epoch.
-        stored: Crops that are stored of each; their flips follow them.
-        crops: Serve all of them; False: the first.
-        flips: Serve horizontal flips too.
-        occurrence: (B,) number of each occurrence of a sample that the epoch serves several times.
+    The content in the item keys (B, 32) decides. Of the ``stored`` crops all are served, or the first; their flips
+    follow them. ``occurrence`` (B,) numbers the occurrences of a sample that the epoch serves several times.
     """
     draws = _draws("flip", (key[CONTENT_AT:_END].tobytes() for key in keys), turn, occurrence)
     chosen, flip = stored if crops else 1, stored if flips else 0
