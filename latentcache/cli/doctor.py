@@ -206,7 +206,7 @@ def _device(asked: _Asked) -> Check:
             raise DeviceError("this machine has no CUDA device", fix=fix or "give --device cpu")
         return Check(name="device", text=f"no CUDA device in use; {host}", facts=facts)
     with WarmWorker(asked.device) as worker:
-        facts |= worker.ask("latentcache.encoders.checks:device_facts")
+        facts |= worker.ask("latentcache.encoders.versions:device_facts")
     driver = f"driver for CUDA {facts['driver']}" if facts["driver"] else "no driver"
     if facts["usable"]:
         memory = f"{human_bytes(facts['free_bytes'])} of {human_bytes(facts['total_bytes'])} free"

@@ -1,4 +1,4 @@
-"""What this machine has: versions of installed libraries, and CUDA devices. Imports no library."""
+"""Versions of installed libraries and CUDA devices of this machine. No library is imported before it is asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
@@ -27,6 +28,18 @@ def cuda_version() -> str:
     """Newest version of CUDA that the driver supports, such as 12.8; empty if there is no driver."""
     version = _asked_of_driver("cuDriverGetVersion")
     return f"{version // 1000}.{version % 1000 // 10}" if version else ""
+
+
+def device_facts(device: str = "auto") -> dict[str, Any]:
+    """Facts about the device of this process, for ``doctor``: ``usable``, and ``cuda`` that torch was built for."""
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}
+    if device.startswith("cpu") or not torch.cuda.is_available():
+        return facts
+    free, total = torch.cuda.mem_get_info()
+    name = torch.cuda.get_device_name()
+    return facts | {"usable": True, "name": name, "free_bytes": free, "total_bytes": total}
 
 
 def _asked_of_driver(function: str) -> int:

@@ -134,12 +134,14 @@ def fingerprint(tensors: Tensors) -> str:
 
 def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """The fingerprint, with the stats that let the next build, as ``known``, trust it without hashing."""
-    seen, names = time.time_ns(), json_hash(sorted(tensors)).hex()
-    files = sorted({info.path for info in tensors.values()})
-    stats = [[str(path.resolve()), *StatMemo.of(path.stat(), seen_ns=seen).identity] for path in files]
-    if known is not None and known.get("names") == names and _trusted(known, stats):
+    names, files = json_hash(sorted(tensors)).hex(), sorted({info.path for info in tensors.values()})
+    memos = [StatMemo.of(path.stat(), seen_ns=time.time_ns()) for path in files]
+    stats = [[str(path.resolve()), *memo.identity] for path, memo in zip(files, memos, strict=True)]
+    if known is not None and (known.get("names"), known.get("stats")) == (names, stats):
         return dict(known)
-    return {"fingerprint": fingerprint(tensors), "names": names, "stats": stats, "seen_ns": seen}
+    # A file so young may change again without another stat.
+    kept = [] if any(memo.racy for memo in memos) else stats
+    return {"fingerprint": fingerprint(tensors), "names": names, "stats": kept}
 
 
 def not_finite(tensors: Tensors) -> str:
@@ -189,13 +191,6 @@ def _shards_of(index: Path) -> tuple[Path, ...]:
         if path.parent != index.parent or not path.is_file():
             raise _unsupported(index, "an incomplete model", f"shard {path.name} is missing", _AGAIN)
     return paths
-
-
-def _trusted(known: Mapping[str, Any], stats: list[list[Any]]) -> bool:
-    """True if all files have the stats of the memo, and none was so young then that it may have changed since."""
-    fields = ("size", "mtime_ns", "ctime_ns", "inode", "device")
-    memos = [StatMemo(**dict(zip(fields, one[1:], strict=True)), seen_ns=known["seen_ns"]) for one in known["stats"]]
-    return [list(one) for one in known["stats"]] == stats and not any(memo.racy for memo in memos)
 
 
 def _chunks(info: TensorInfo) -> Iterator[bytes]:

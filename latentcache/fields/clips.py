@@ -37,10 +37,6 @@ class ClipSettings(Value):
         """The part that moves stored bytes; the number of frames is in the key."""
         return {"fps": self.fps, "start": self.start, "decoder": "ffmpeg", "version": self.version}
 
-    def latent_frames(self, frames: int) -> int:
-        """Latent frames of a clip."""
-        return (frames - 1) // self.step + 1
-
     def available(self, clip: NDArray[np.integer]) -> NDArray[np.int64]:
         """(n,) frames that videos, rows of the column ``CLIP``, have at :attr:`fps`; 0 for images."""
         count, rate, per = clip.astype(np.int64).T
@@ -90,10 +86,10 @@ def clip_settings(
 
 
 def clip_frames(
-    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
+    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str, *, one_frame: bool = False
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
     """(n,) frames of each sample that are encoded: 1 of an image, 0 of a rejected video; and the rejected samples."""
-    if CLIP not in samples.columns:
+    if one_frame or CLIP not in samples.columns:
         return np.ones(len(rows), dtype=np.int64), []
     clip = np.asarray(samples.columns[CLIP])[rows]
     frames = np.where(clip[:, 0] > 0, 0, 1) if clips is None else clips.chosen(clip)

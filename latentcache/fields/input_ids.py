@@ -147,7 +147,7 @@ class InputIds(FieldKind):
         "encode": "tokenizer-crash",
     }
     encoder = "tokenizer"
-    checker = "latentcache.encoders.checks:check_tokenizer"
+    checker = "latentcache.encoders.text.describe:check_tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
 

@@ -216,7 +216,7 @@ class LatentsRecipe(FieldRecipe):
     def group(self, bucket: Size, frames: int = 1) -> Group:
         """The items of one bucket: images, or clips of so many frames."""
         cells, clips = latent_size(bucket, self.encoder.factor), self.geometry.clips
-        dims, axis = (frames, bucket.height, bucket.width), () if clips is None else (clips.latent_frames(frames),)
+        dims, axis = (frames, bucket.height, bucket.width), () if clips is None else ((frames - 1) // clips.step + 1,)
         shape = (self.encoder.stored_channels, *axis, cells.height, cells.width)
         return Group(label=clip_label(dims), shape=shape, dims=dims)
 
@@ -290,12 +290,14 @@ class Latents(FieldKind):
     inputs: tuple[str, ...] = ("image",)
     needed: tuple[str, ...] = ("image",)
     """Inputs without which a sample has no item."""
+    one_frame: bool = False
+    """True if one item counts for all frames of a clip."""
     settings = LatentsSettings
     recipe = LatentsRecipe
     needs_header = ("original_size",)
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
-    checker = "latentcache.encoders.checks:check_vae"
+    checker = "latentcache.encoders.vae.describe:check_vae"
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
 
@@ -308,7 +310,8 @@ class Latents(FieldKind):
         size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
-        frames, unfit = self.frames(samples, known, recipe)
+        clips = None if self.follows else geometry.clips
+        frames, unfit = clip_frames(samples, known, clips, self.name, one_frame=self.one_frame)
         known, frames = known[frames > 0], frames[frames > 0]
         images = size[known]
         distinct, which = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
@@ -347,12 +350,6 @@ class Latents(FieldKind):
             rejected=tuple(unfit),
             notes=tuple(notes),
         )
-
-    def frames(
-        self, samples: SampleTable, rows: NDArray[np.intp], recipe: LatentsRecipe
-    ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
-        """As :func:`clip_frames`."""
-        return clip_frames(samples, rows, None if self.follows else recipe.geometry.clips, self.name)
 
     def compare(self, stored: Array, made: Array, noise: Mapping[str, Any], recipe: LatentsRecipe) -> Difference:
         """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""

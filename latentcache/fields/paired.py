@@ -20,7 +20,7 @@ from latentcache.errors import count_of
 from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import Array, Difference, FieldKind, FieldPlan, WorkSize
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash
 
 #: Content of the mask of every sample without one.
@@ -55,6 +55,7 @@ class Mask(Paired):
     name = "mask"
     kind = 10
     inputs = ("image", "mask")
+    one_frame = True
     packing = "block"
     device = "cpu"
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"scaled": ("|u1", ())}
@@ -70,12 +71,6 @@ class Mask(Paired):
         detail = f"{count_of(len(rows), 'samples have')} no mask: all of their image or clip counts in the loss"
         hint = "nothing, if all of such an image is to count; else add a mask of its name"
         return replace(found, notes=(samples.note(rows, self.name, "no-mask", detail=detail, hint=hint),))
-
-    def frames(
-        self, samples: SampleTable, rows: NDArray[np.intp], recipe: LatentsRecipe
-    ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
-        """One mask counts for all frames of a clip."""
-        return np.ones(len(rows), dtype=np.int64), []
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
         """As of every kind; one content for all samples without a mask."""

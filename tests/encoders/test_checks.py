@@ -3,8 +3,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_vae import tiny_vae
 
-from latentcache.encoders.checks import check_tokenizer, check_vae, device_facts
+from latentcache.encoders.text.describe import check_tokenizer
+from latentcache.encoders.vae.describe import check_vae
 from latentcache.encoders.vae.locate import WEIGHTS_NAME
+from latentcache.encoders.versions import device_facts
 from latentcache.errors import UnsupportedModelError
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.fields.latents import LatentsSettings

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,8 @@ _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _STUB_WIDTH, _STUB_LENGTH = 8, 77
 
 
-def describe_sequence(settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
-    """Description of ``prompt_embeds``. Settings that were not given follow the cache."""
-    return _describe("prompt_embeds", settings, cached, context)
-
-
-def describe_vector(settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
-    """Description of ``pooled_prompt_embeds``. Settings that were not given follow the cache."""
-    return _describe("pooled_prompt_embeds", settings, cached, context)
-
-
 def _describe(name: str, settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
+    """Settings that were not given follow the cache."""
     before, made = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None, cached.provenance
     model = settings.text_encoder or str(made.get("text_encoder") or "")
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
@@ -72,6 +64,11 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     beside = followed if isinstance(followed, PromptRecipe) else None
     samples = None if found.recipe is before else context.samples
     return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, samples)))
+
+
+#: Descriptions of both fields: ``(settings, cached, context)``.
+describe_sequence = partial(_describe, "prompt_embeds")
+describe_vector = partial(_describe, "pooled_prompt_embeds")
 
 
 def _pipeline(

@@ -136,6 +136,19 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     )
 
 
+def check_tokenizer(settings: Any) -> str:
+    """Describe the tokenizer that settings of token ids name; empty if they name none."""
+    if settings.tokenizer is None:
+        return ""
+    try:
+        found = describe_tokenizer(settings, chat=True)
+    except UsageError:  # no template, which texts need none of
+        found = describe_tokenizer(replace(settings, chat_template=None, add_bos=False, add_eos=False))
+    assert isinstance(found.recipe, InputIdsRecipe)
+    template = "with" if found.recipe.chat_template or is_stub(settings.tokenizer) else "without"
+    return f"{settings.tokenizer}: {found.recipe.num_ids} ids, {template} a chat template"
+
+
 def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, str]:
     """A tokenizer by its folder, its ``tokenizer.json``, or a hub id ``org/name``; and the commit of a hub id."""
     path, commit = find(word, _WANTED, revision=revision)

@@ -106,12 +106,7 @@ class StubEncoder(Encoder):
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
     """(B, H, W, 3) to sums over blocks, (B, H/8, W/8, 3). 20 times as quick as one sum over two axes."""
     batch, height, width, colors = pixels.shape
-    rows = pixels.reshape(-1, _BLOCK, width * colors)
-    lines = rows[:, 0].astype(np.uint16)  # a block sums up to 64 * 255 = 16320
-    for row in range(1, _BLOCK):
-        lines += rows[:, row]
-    columns = lines.reshape(-1, _BLOCK, colors)
-    sums = columns[:, 0].copy()
-    for column in range(1, _BLOCK):
-        sums += columns[:, column]
-    return sums.reshape(batch, height // _BLOCK, width // _BLOCK, colors).astype(np.int64)
+    # A block sums up to 64 * 255 = 16320.
+    columns = pixels.reshape(-1, _BLOCK, width * colors).sum(axis=1, dtype=np.uint16).reshape(-1, _BLOCK, colors)
+    sums = np.asarray(sum(columns[:, column] for column in range(_BLOCK)), dtype=np.int64)
+    return sums.reshape(batch, height // _BLOCK, width // _BLOCK, colors)

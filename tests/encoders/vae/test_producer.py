@@ -64,7 +64,7 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
     read = producer.prepare(job("a.png", *outputs, size=(80, 70)))
     assert (len(opens), len(decodes)) == (1, 1)
     data = path.read_bytes()
-    assert (read.content, read.facts, read.stat[0]) == (content_hash(data), {"original_size": (80, 70)}, len(data))
+    assert (read.content, read.stat[0]) == (content_hash(data), len(data))
     pixels = decode(data, producer._recipe.pixels)
     for item, output in zip(read.items, outputs, strict=True):
         upright = place_in(Size(80, 70), Size(*((64, 64), (32, 64))[output.group]))
@@ -92,7 +92,7 @@ def test_only_missing_outputs_are_decoded(tmp_path, monkeypatch):
     assert asked == [("a.png", content_hash((tmp_path / "a.png").read_bytes()))]
     monkeypatch.setattr(decode_module.EncodedImage, "pixels", None)
     read = opened(tmp_path, missing=lambda one, content: ()).prepare(job("a.png", *outputs))
-    assert (read.items, read.facts) == ([], {"original_size": (80, 70)})
+    assert read.items == []
 
 
 @pytest.mark.parametrize(
