@@ -18,8 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError, count_of
-from latentcache.fields.clips import STARTS, ClipSettings, clip_frames, clip_label, clip_settings
-from latentcache.fields.focus import focus_of, focus_steps, without_focus
+from latentcache.fields.clips import (
+    STARTS,
+    ClipSettings,
+    clip_frames,
+    clip_label,
+    clip_settings,
+    focus_of,
+    focus_steps,
+    without_focus,
+)
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Array,

@@ -16,9 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import count_of
-from latentcache.fields import float8
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
-from latentcache.fields.dtypes import Limit, as_floats, finite_limit, is_finite
+from latentcache.fields.dtypes import (
+    FLOAT8,
+    SCALE_BYTES,
+    Limit,
+    as_floats,
+    finite_limit,
+    is_finite,
+    restored,
+    within_a_step,
+)
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Array,
@@ -38,7 +46,7 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import canonical_json, content_hash
 
 _FLOATS = ("float16", "bfloat16", "float32")
-STORAGE_DTYPES = (*_FLOATS, float8.NAME)
+STORAGE_DTYPES = (*_FLOATS, FLOAT8)
 COMPUTE_DTYPES = ("auto", *_FLOATS)
 #: Value of ``--text-encoder`` that builds no embeddings.
 NONE = "none"
@@ -102,12 +110,12 @@ class PromptRecipe(FieldRecipe):
 
     @property
     def is_float8(self) -> bool:
-        """True if values are stored as ``fields.float8``."""
-        return self.storage_dtype == float8.NAME
+        """True if values are stored as rows of ``FLOAT8``."""
+        return self.storage_dtype == FLOAT8
 
     def floats(self, payload: NDArray[Any]) -> NDArray[np.float32]:
         """Values of stored bytes."""
-        return float8.restored(payload) if self.is_float8 else as_floats(payload)
+        return restored(payload) if self.is_float8 else as_floats(payload)
 
     @property
     def spec(self) -> FieldSpec:
@@ -121,7 +129,7 @@ class PromptRecipe(FieldRecipe):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one item; -1 is its true length."""
-        row = self.width + (float8.SCALE_BYTES if self.is_float8 else 0)
+        row = self.width + (SCALE_BYTES if self.is_float8 else 0)
         return (-1 if self.trimmed else self.length, row) if self.is_sequence else (row,)
 
     @property
@@ -268,7 +276,7 @@ class PromptEmbeds(FieldKind):
         storage = recipe.storage_dtype
         if recipe.is_float8:
             stored, made, storage = recipe.floats(stored), recipe.floats(made), "float16"
-            made = float8.within_a_step(made, stored) if stored.shape == made.shape else made
+            made = within_a_step(made, stored) if stored.shape == made.shape else made
         return compare_floats(stored, made, noise, compute_dtype=recipe.compute_dtype, storage_dtype=storage)
 
     def describe(self, recipe: PromptRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:

@@ -70,7 +70,7 @@ class FieldSpec(Value):
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
     restored: str = ""
-    """Type of the values in a batch, if items are rows of ``fields.float8``; then ``dtype`` is uint8."""
+    """Type of the values in a batch, if items are rows of ``FLOAT8`` of ``fields.dtypes``; then ``dtype`` is uint8."""
     first_prompt: int = 256
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
 

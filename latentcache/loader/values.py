@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.float8 import SCALE_BYTES
+from latentcache.fields.dtypes import SCALE_BYTES
 from latentcache.identity.noise import gaussian
 from latentcache.loader.samples import Draw
 from latentcache.store.gather import Scaling, scaling
@@ -128,7 +128,7 @@ class Affine:
 
 
 def restored(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(..., n + 4) bytes of ``fields.float8`` as (..., n) values, on the device of the bytes."""
+    """(..., n + 4) bytes of ``FLOAT8`` as (..., n) values, on the device of the bytes."""
     scale = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return rows[..., :-SCALE_BYTES].view(torch.float8_e4m3fn).to(torch.float32).mul_(scale).to(dtype)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.focus import focus_of
+from latentcache.fields.clips import focus_of
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, count_of
 from latentcache.fields.captions import samples_with_several
-from latentcache.fields.focus import FOCUS
+from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES

@@ -32,7 +32,7 @@ from latentcache.sources.walk import is_inside
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
 CAPTION_COLUMNS = ("text", "caption", "prompt")
-#: Names of the columns of the point in the middle of a focus crop; see ``fields.focus``.
+#: Names of the columns of the point in the middle of a focus crop; see ``fields.clips``.
 FOCUS_COLUMNS = ("focus_x", "focus_y")
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")

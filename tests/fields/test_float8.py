@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from latentcache.fields import float8
+from latentcache.fields import dtypes as float8
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptRecipe
 from latentcache.loader.values import restored
 
 RECIPE = PromptRecipe(
     output="prompt_embeds", pipeline="stub", fingerprint="", config="", tokenizer="", width=64, length=9,
-    trimmed=True, compute_dtype="bfloat16", storage_dtype=float8.NAME,
+    trimmed=True, compute_dtype="bfloat16", storage_dtype=float8.FLOAT8,
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.fields.focus import focus_steps
+from latentcache.fields.clips import focus_steps
 from latentcache.geometry.placement import FOCUS_STEPS, place_in
 from latentcache.geometry.sizes import Size
 

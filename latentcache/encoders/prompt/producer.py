@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.describe import Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import tokenizer_of
-from latentcache.fields import float8
-from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
+from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, quantized, relative_error, stored
 from latentcache.fields.noise import EXACT, measured
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
@@ -89,8 +88,8 @@ class PromptProducer(Producer):
         if is_finite(array):
             if self._recipe.is_float8:
                 values = as_floats(array)
-                array = float8.quantized(values)
-                columns["error"] = float8.relative_error(values, array)
+                array = quantized(values)
+                columns["error"] = relative_error(values, array)
             return Made(array=array, columns=columns)
         storage, compute = self._recipe.storage_dtype, self._recipe.compute_dtype
         return Failure(

@@ -43,7 +43,7 @@ KNOWN_SPLITS = frozenset(
 #: The engine's regex takes loss of 100 000 blanks and fails on a million ("Max stack size exceeded"). A run twice as
 #: long as this holds a whole piece of this length that begins at a multiple of it.
 _BLANKS = 50_000
-#: Planes 0 and 1 and the tags, without big uniform blocks, surrogates, private use and the marks of ``special``.
+#: Planes 0 and 1 and the tags, without big uniform blocks, surrogates, private use and the marks of special tokens.
 _RANGES = ((1, 0x3400), (0xA000, 0xAC00), (0xD7A4, 0xD800), (0xF900, 0xFDD0), (0xFDD3, 0x20000), (0xE0000, 0xE01F0))
 _FIRST_BYTES = 1 << 20
 _BATCH = 256

@@ -1,9 +1,16 @@
-"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
+r"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
 
 Guarantee: the result of a record depends on the record and the description alone, not on the engine, the batch or the
 process. Special-token text in content is counted, and stays text unless the recipe says otherwise. A token is in a
 loss span if at least one of its characters is, as in transformers' own assistant masks: a token that straddles the
 border of an answer carries loss.
+
+The tokenizer gets its special tokens renamed to names that no text has (``<|im_end|>`` with id 7 becomes U+FDD0 ``7``
+U+FDD1, in the added tokens and, if it is there, in the vocabulary), and the output of a chat template is rewritten in
+the same way. Then one pass over the whole text does all: ids, places, the tokenizer's own rules for blanks beside
+special tokens. Content goes through a template with its special-token text between marks, which the rewriting removes.
+U+FDD0 to U+FDD2 are noncharacters, never used in text that is interchanged (Unicode 16, chapter 23.7); a text that
+has one is rejected.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,21 +26,106 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, guarded, unguarded
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.records import Record
+from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.encoders.text.chat import ChatRenderer
     from latentcache.encoders.text.fast import TiktokenEngine
 
-
+OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
 Spans = Sequence[tuple[int, int]]
 Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 """(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
+
+
+class RenderedChat(Value):
+    """A conversation as text."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    """(begin, end) of the parts with loss, in characters; rising, not overlapping."""
+    not_rendered: int = 0
+    """Bits of ``fields.input_ids.NOT_RENDERED``."""
+
+
+class SpecialTokens:
+    """The special tokens of one tokenizer: added tokens that are special."""
+
+    def __init__(self, tokenizer: Mapping[str, Any]) -> None:
+        special = [token for token in tokenizer.get("added_tokens") or () if token["special"] and token["content"]]
+        self.ids = {str(token["content"]): int(token["id"]) for token in special}
+        # The longest first, as the tokenizer matches them. Without any, a pattern that never matches.
+        names = "|".join(re.escape(name) for name in sorted(self.ids, key=len, reverse=True)) or r"(?!)"
+        self._names = re.compile(names)
+        self._rendered = re.compile(f"{MARK}(?:{names}){MARK}|{MARK}|{names}")
+
+    def count(self, text: str) -> int:
+        """Occurrences of special-token text."""
+        return sum(1 for _ in self._names.finditer(text))
+
+    def mark(self, text: str) -> str:
+        """Content for a template, its special-token text between marks."""
+        return self._names.sub(f"{MARK}\\g<0>{MARK}", text)
+
+    def first(self, rendered: str) -> tuple[str, int] | None:
+        """The special token that a part of a template's output begins with, blanks aside, and its end; or None."""
+        match = self._rendered.match(rendered, len(rendered) - len(rendered.lstrip()))
+        return None if match is None or match.group()[0] == MARK else (match.group(), match.end())
+
+    def last_end(self, rendered: str, begin: int, end: int) -> int:
+        """End of the last special token in a part of a template's output; 0 if there is none."""
+        stop = 0
+        for match in self._rendered.finditer(rendered, begin, end):
+            stop = stop if match.group()[0] == MARK else match.end()
+        return stop
+
+    def rewrite(self, rendered: str, places: Sequence[int]) -> tuple[str, list[int]]:
+        """A template's output with its special tokens under their other names, and the same (rising) places in it."""
+        pieces: list[str] = []
+        moved: list[int] = []
+        done = length = 0
+        for match in self._rendered.finditer(rendered):
+            before = rendered[done : match.start()]
+            while len(moved) < len(places) and places[len(moved)] <= match.start():
+                moved.append(length + places[len(moved)] - done)
+            found = match.group()
+            name = found.strip(MARK) if found[0] == MARK else f"{OPEN}{self.ids[found]}{CLOSE}"
+            pieces += [before, name]
+            done, length = match.end(), length + len(before) + len(name)
+            while len(moved) < len(places) and places[len(moved)] < match.end():
+                moved.append(length)
+        pieces.append(rendered[done:])
+        moved += [length + place - done for place in places[len(moved) :]]
+        return "".join(pieces), moved
+
+
+def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    """``tokenizer.json`` with its special tokens renamed, and without its post-processor."""
+    names = {content: f"{OPEN}{number}{CLOSE}" for content, number in ids.items()}
+    model = dict(tokenizer["model"])
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): number for token, number in vocab.items()}
+    elif isinstance(vocab, list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    added = [
+        {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]
+    ]
+    # Matched before normalization, which could remove the noncharacters.
+    added = [{**token, "normalized": False} if token["special"] else token for token in added]
+    return {**unguarded(tokenizer), "model": model, "added_tokens": added}
+
+
+def unguarded(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """``tokenizer.json`` without the post-processor: ends of texts are settings of the recipe."""
+    return {**tokenizer, "post_processor": None, "truncation": None, "padding": None}
 
 
 class _Prepared(NamedTuple):
@@ -179,7 +272,7 @@ class ReferenceEngine:
         self._dtype = dtype
 
     def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """Ids and loss spans of each text; special tokens are written by the names of ``special``."""
+        """Ids and loss spans of each text; special tokens are written by their other names."""
         if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "no", "off"):
             encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         elif any(own is not None for own in spans):
