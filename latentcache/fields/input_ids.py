@@ -23,7 +23,6 @@ from latentcache.fields.protocol import (
     Difference,
     Differences,
     FieldKind,
-    FieldPlan,
     FieldRecipe,
     FieldSpec,
     Group,
@@ -32,7 +31,6 @@ from latentcache.fields.protocol import (
     WorkSize,
     setting,
 )
-from latentcache.fields.table import SampleTable
 from latentcache.identity.tokenizer import (
     LoadedTokenizer,
     differing_parts,
@@ -150,18 +148,6 @@ class InputIds(FieldKind):
     checker = "latentcache.encoders.text.describe:check_tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
-
-    def plan(self, samples: SampleTable, recipe: InputIdsRecipe) -> FieldPlan:
-        """One item per sample; the content of a record is known before it is tokenized."""
-        rows = np.flatnonzero(samples.inputs["record"].file >= 0).astype(np.int32)
-        size = samples.columns.get("characters")
-        return FieldPlan(
-            sample=rows,
-            group=np.zeros(len(rows), dtype=np.int32),
-            variant=np.zeros(len(rows), dtype=np.uint8),
-            cost=np.ones(len(rows), dtype=np.int64) if size is None else size[rows].astype(np.int64) + 1,
-            groups=(Group(label="", shape=(-1,)),),
-        )
 
     def limit(self, recipe: InputIdsRecipe) -> Limit:
         """Ids of the vocabulary."""

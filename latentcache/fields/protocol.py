@@ -70,7 +70,7 @@ class FieldSpec(Value):
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
     restored: str = ""
-    """Type of the values in a batch, if items are rows of ``FLOAT8`` of ``fields.dtypes``; then ``dtype`` is uint8."""
+    """Type of the values in a batch, if items are rows of ``dtypes.FLOAT8``; then ``dtype`` is uint8."""
     first_prompt: int = 256
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
 
@@ -437,6 +437,8 @@ class FieldKind:
     """Frozen dataclass. Its fields become flags by ``metadata={"flag": ..., "help": ..., "metavar": ...}``;
     None always means "not given", and then the current snapshot decides."""
     recipe: type[FieldRecipe] = FieldRecipe
+    shape: tuple[int, ...] = (-1,)
+    """Of the items of :meth:`plan`."""
     packing: Literal["entry", "block"] = "entry"
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
@@ -484,8 +486,16 @@ class FieldKind:
         return self.recipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: Recipe) -> FieldPlan:
-        """The items that this recipe makes from these samples."""
-        raise TypeError(f"{type(self).__name__} lacks plan")
+        """The items that this recipe makes from these samples: one of each that has the first input."""
+        rows = np.flatnonzero(np.asarray(samples.inputs[self.inputs[0]].file) >= 0).astype(np.int32)
+        size = samples.columns.get("characters")
+        return FieldPlan(
+            sample=rows,
+            group=np.zeros(len(rows), dtype=np.int32),
+            variant=np.zeros(len(rows), dtype=np.uint8),
+            cost=np.ones(len(rows), dtype=np.int64) if size is None else size[rows].astype(np.int64) + 1,
+            groups=(Group(label="", shape=self.shape),),
+        )
 
     def keys(
         self,

@@ -17,20 +17,9 @@ import numpy as np
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.latents import PixelProfile
-from latentcache.fields.protocol import Cached, DescribeContext, Described, Failure, FieldKind, FieldPlan, FieldRecipe
-from latentcache.fields.protocol import (
-    FieldSpec,
-    Finished,
-    Group,
-    Job,
-    Made,
-    Prepared,
-    Producer,
-    ProducerContext,
-    Read,
-)
+from latentcache.fields.protocol import Cached, DescribeContext, Described, Failure, FieldKind, FieldRecipe, FieldSpec
+from latentcache.fields.protocol import Finished, Job, Made, Prepared, Producer, ProducerContext, Read, WorkSize
 from latentcache.fields.protocol import setting
-from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.images.decode import decode
 from latentcache.sources.reading import read_source
@@ -53,16 +42,7 @@ class EdgeMap(FieldKind):
     name, kind, inputs, settings, packing, device = "edge_map", 200, ("image",), EdgeSettings, "block", "cpu"
     describer, producer = "tests.fields.edge_map:describe", "tests.fields.edge_map:EdgeProducer"
     recipe = EdgeRecipe
-
-    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
-        rows = np.flatnonzero(samples.inputs["image"].file >= 0).astype(np.int32)
-        return FieldPlan(
-            sample=rows,
-            group=np.zeros(len(rows), np.int32),
-            variant=np.zeros(len(rows), np.uint8),
-            cost=np.full(len(rows), 1 << 14, np.int64),
-            groups=(Group(label="", shape=(-1, 8)),),
-        )
+    shape, work = (-1, 8), WorkSize(unit_jobs=64)
 
 
 def describe(settings: EdgeSettings, cached: Cached, context: DescribeContext) -> Described:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.fields.protocol import FieldKind, FieldPlan, FieldSpec, Group, ReadSpec
+from latentcache.fields.protocol import FieldKind, FieldSpec, ReadSpec
 from latentcache.fields.registry import field_kind
 from latentcache.identity.content import json_hash
 from latentcache.sources.scan import SourceOptions, scan
@@ -49,12 +49,6 @@ class Made(FieldKind):
 
     def recipe_from_json(self, data):
         return self.made_recipe(scale=data["scale"])
-
-    def plan(self, samples, recipe):
-        sample = np.arange(len(samples), dtype=np.int32)
-        group, variant, cost = (np.full(len(sample), n, dtype) for n, dtype in ((0, "i4"), (0, "u1"), (1, "i8")))
-        return FieldPlan(sample=sample, group=group, variant=variant, cost=cost,
-                         groups=(Group(label="", shape=self.shape),))  # fmt: skip
 
     def encode(self, content: bytes, recipe: MadeRecipe) -> np.ndarray:
         raise NotImplementedError

@@ -8,7 +8,7 @@ border of an answer carries loss.
 The tokenizer gets its special tokens renamed to names that no text has (``<|im_end|>`` with id 7 becomes U+FDD0 ``7``
 U+FDD1, in the added tokens and, if it is there, in the vocabulary), and the output of a chat template is rewritten in
 the same way. Then one pass over the whole text does all: ids, places, the tokenizer's own rules for blanks beside
-special tokens. Content goes through a template with its special-token text between marks, which the rewriting removes.
+special tokens. Content goes through a template with its special-token text between marks, which are removed then.
 U+FDD0 to U+FDD2 are noncharacters, never used in text that is interchanged (Unicode 16, chapter 23.7); a text that
 has one is rejected.
 """
