@@ -45,8 +45,8 @@ class BucketTable:
     def __post_init__(self) -> None:
         if not self.sizes:
             raise RecipeError("a bucket table needs at least one bucket", fix="give --resolution or --bucket")
-        ordered = sorted(set(self.sizes), key=lambda size: (_aspect(size), -size.area))
-        largest = {_aspect(size): size for size in reversed(ordered)}
+        ordered = sorted(set(self.sizes), key=lambda size: (Fraction(size.width, size.height), -size.area))
+        largest = {Fraction(size.width, size.height): size for size in reversed(ordered)}
         object.__setattr__(self, "sizes", tuple(ordered))
         object.__setattr__(self, "_largest", tuple(reversed(largest.values())))
         object.__setattr__(self, "_aspects", tuple(map(float, reversed(largest))))
@@ -145,11 +145,6 @@ def _better(image: Size, first: Size, second: Size) -> Size:
     if a * d != c * b:
         return first if a * d > c * b else second
     return max(first, second, key=lambda size: (size.area, size.width))
-
-
-def _aspect(size: Size) -> Fraction:
-    """Width to height; fractions compare exactly, as integers."""
-    return Fraction(size.width, size.height)
 
 
 def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side: int | None) -> tuple[int, int]:

@@ -222,15 +222,14 @@ def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 def _late_exif(stream: BinaryIO) -> bytes | None:
     """The eXIf chunk of a PNG that keeps it after the pixels; Pillow finds such a chunk only after decoding."""
-    before = stream.tell()
-    try:
-        start, length = next((at, size) for kind, at, size in _png_chunks(stream) if kind == b"eXIf")
-        stream.seek(start)
-        return stream.read(length)
-    except StopIteration:
-        return None
-    finally:
-        stream.seek(before)
+    before, found = stream.tell(), None
+    for kind, start, length in _png_chunks(stream):
+        if kind == b"eXIf":
+            stream.seek(start)
+            found = stream.read(length)
+            break
+    stream.seek(before)
+    return found
 
 
 def _reason(error: Exception, stream: BinaryIO) -> str:

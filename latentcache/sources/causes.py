@@ -187,7 +187,12 @@ def sniff_cause(data: bytes) -> str:
         return "truncated" if brands & _AVIF_BRANDS else other
     if data.startswith(_READ_MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
         return "truncated"
-    return "pdf" if b"%PDF-" in data[:1024] else _sniff_text(data)
+    if b"%PDF-" in data[:1024]:
+        return "pdf"
+    head = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if head.startswith((b"<!doctype html", b"<head", b"<body")) or (head.startswith(b"<") and b"<html" in head):
+        return "html"
+    return "svg" if head.startswith(b"<") and (b"<svg" in head or b"<!doctype svg" in head) else "unknown"
 
 
 def fault(cause: str, detail: str, where: Path | str = "") -> UnusableSampleError:
@@ -218,13 +223,3 @@ def as_rejected(name: str, error: UnusableSampleError, **more: Any) -> Rejected:
     """The same, from the exception that a read or a decode raised; ``more``: see ``Rejected``."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
     return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix, **more)
-
-
-def _sniff_text(data: bytes) -> str:
-    """Markup: a web page, a vector image or neither."""
-    head = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if not head.startswith(b"<"):
-        return "unknown"
-    if head.startswith((b"<!doctype html", b"<head", b"<body")) or b"<html" in head:
-        return "html"
-    return "svg" if b"<svg" in head or b"<!doctype svg" in head else "unknown"

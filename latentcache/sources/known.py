@@ -243,11 +243,6 @@ class Known:
                 self._trust(table, slice(start, min(start + _SLICE, count)))
         self._rejected(names, rejected)
 
-    @property
-    def all_trusted(self) -> bool:
-        """True if the files are those of the snapshot, one by one, and all are trusted."""
-        return self.table is not None and _is_range(self.place, len(self.table.files))
-
     def distrust(self, files: NDArray[Any]) -> None:
         """Forget files: their positions, or (F,) True for each."""
         self.place[files] = -1
@@ -294,7 +289,7 @@ class Known:
 
     def is_whole(self, rows: NDArray[np.integer]) -> bool:
         """True if these rows are all rows of the snapshot, in their order."""
-        return self.table is not None and _is_range(rows, len(self.table))
+        return self.table is not None and is_range(rows, len(self.table))
 
     def _trust(self, table: SampleTable, block: slice) -> None:
         place = self.place[block]
@@ -361,7 +356,8 @@ def writable(column: Any) -> NDArray[Any]:
     return column if isinstance(column, np.ndarray) and column.flags.writeable else np.array(column)
 
 
-def _is_range(rows: NDArray[np.integer], count: int) -> bool:
+def is_range(rows: NDArray[np.integer], count: int) -> bool:
+    """True if these are all rows of something, in their order."""
     return len(rows) == count and bool((rows == np.arange(count)).all())
 
 

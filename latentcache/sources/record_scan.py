@@ -28,7 +28,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
 from latentcache.sources.causes import as_rejected, fault
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scan, Scanned, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, is_range, strings_of
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
@@ -113,7 +113,9 @@ class RecordScan(Scan):
         rejected, rows, self._room = list[Rejected](), bytearray(), _KEPT
         read = partial(self._read, files=files, held=held, rows=rows, bad=rejected)
         known, file = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
-        table = self.known if held.all_trusted else None
+        table = held.table
+        if table is not None and not is_range(held.place, len(table.files)):
+            table = None
         if len(known):
             self.kept.clear()
         if table is None:

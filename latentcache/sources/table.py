@@ -23,6 +23,8 @@ from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.members import opened
+from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
@@ -164,7 +166,7 @@ def read_table(
     elif path.suffix == ".csv":
         records = _csv_records(path, data, images, prefix, rule.table_columns)
     elif path.suffix == ".parquet":
-        records = _parquet_records(path, data)
+        records = _parquet_records(path)
     else:
         lines = enumerate(data.split(b"\n"), start=1)
         records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
@@ -288,18 +290,15 @@ def _json_object(path: Path, raw: bytes, line: int) -> dict[str, Any]:
     return value
 
 
-def _parquet_records(path: Path, data: bytes) -> _Records:
+def _parquet_records(path: Path) -> _Records:
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        with opened(path, PARQUET) as table:
+            yield from enumerate((row for batch in table.batches() for row in batch.to_pylist()), start=1)
     except ImportError as error:
         fix = "`pip install 'latentcache[hf]'`, or save the table as metadata.jsonl"
         raise _error(path, 0, "pyarrow is needed to read it", "it is a parquet file", fix) from error
-    try:
-        table = pq.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError) as error:
-        raise _error(path, 0, "it is no parquet file", str(error), "save it again, or as metadata.jsonl") from error
-    yield from enumerate((row for batch in table.to_batches(1 << 12) for row in batch.to_pylist()), start=1)
+    except UnusableSampleError as error:
+        raise _error(path, 0, "it is no parquet file", error.what, "save it again, or as metadata.jsonl") from error
 
 
 # columns and names

@@ -146,7 +146,11 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
         why=why,
         root=root,
         sets=tuple(one for part in moved for one in part.sets),
-        folders=tuple(one for one in folders if not any(_is_below(one, other) for other in folders)),
+        folders=tuple(
+            one
+            for one in folders
+            if not any(one != other and (not other or one.startswith(other + "/")) for other in folders)
+        ),
         aside={folder: role for part in moved for folder, role in part.aside.items()},
         unread=frozenset(folder for part in moved for folder in part.unread),
         used=frozenset(used),
@@ -187,10 +191,6 @@ def relative(path: Path, root: Path) -> str:
     """A path below the root, empty for the root itself."""
     found = path.relative_to(root).as_posix()
     return "" if found == "." else found
-
-
-def _is_below(folder: str, other: str) -> bool:
-    return folder != other and (not other or folder.startswith(other + "/"))
 
 
 def _below(layout: Layout, root: Path) -> Layout:

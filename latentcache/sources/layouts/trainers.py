@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ _SIMPLE = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "captio
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 _CONCEPT = ("name", "path", "enabled", "include_subdirectories", "balancing", "balancing_strategy", "repeats",
             "type", "text", "image", "seed", "concept_stats", "__version", "validation_concept")  # fmt: skip
+_WITH_BLANKS = methodcaller("replace", "_", " ")
 _TEXT_DEFAULTS = {"tag_delimiter": ",", "keep_tags_count": 1, "tag_dropout_mode": "FULL"}
 _SETTINGS = {"path": str, "repeats": int, "controls": list} | dict.fromkeys(
     ("masks", "layout", "split", *CAPTION_OPTIONS, "name"), str
@@ -127,7 +129,7 @@ def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
     if strategy == "instanceprompt" or one.get("only_instance_prompt"):
         return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
     if strategy == "filename":
-        return CaptionRule(extensions=(), from_name=_with_blanks, prefix=prefix)
+        return CaptionRule(extensions=(), from_name=_WITH_BLANKS, prefix=prefix)
     if strategy == "textfile":
         lines = "" if one.get("disable_multiline_split") else "all"
         return CaptionRule(extensions=(".txt",), lines=lines, prefix=prefix)
@@ -143,10 +145,6 @@ def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
         table_stems=not table.get("identifier_includes_extension"),
         prefix=prefix,
     )
-
-
-def _with_blanks(stem: str) -> str:
-    return stem.replace("_", " ")
 
 
 # OneTrainer
@@ -206,8 +204,8 @@ def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
 
 def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Layout]) -> Layout:
     parts = []
-    for name in set(config.value) - {"sets"}:
-        raise config.error(f"unknown table {name!r}", "keep [[sets]] only")
+    if others := set(config.value) - {"sets"}:
+        raise config.error(f"unknown table {min(others)!r}", "keep [[sets]] only")
     for said in config.value["sets"]:
         for name, value in said.items():
             if type(value) is not _SETTINGS.get(name) or value == 0:
