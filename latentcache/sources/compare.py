@@ -241,8 +241,8 @@ def _hash(found: Compared, rows: NDArray[np.intp], name: str, *, full: bool) -> 
     moved, content = (memos[:, :5] != stats).any(axis=1), np.asarray(before.content)
     asked = content[rows].any(axis=1) & (full | moved | racy(memos))
     touched = set(rows[asked & moved].tolist())
-    reads = hashed_images(now.root, rows[asked], lambda some: places(now.samples, found.place[some], name))
-    for row, read in reads:
+    reads = hashed_images(now.root, now.samples, found.place[rows[asked]], name)
+    for row, (_, read) in zip(rows[asked].tolist(), reads, strict=True):
         found.hashed += 1
         state, (cause, words) = _verdict(read, content[row].tobytes())
         if name != "image" and state != State.OK:
@@ -292,8 +292,7 @@ def _image_rejected(now: Listing, item: Rejected, row: int) -> Found:
         return _recorded(item, ("stale", "caption-changed"), _value(now.samples, row, State.CAPTION_CHANGED))
     names = kind.inputs if kind is not None and not item.stat else ("image",)
     there = [name for name in names if name in now.samples.inputs and now.samples.inputs[name].file[row] >= 0]
-    files = [places(now.samples, [row], name)[0] for name in there]
-    reads = [read for _, read in hashed_images(now.root, np.arange(len(files)), lambda some: files)]
+    reads = [read for name in there for _, read in hashed_images(now.root, now.samples, np.array([row]), name)]
     read = next((one for one in reads if isinstance(one, UnusableSampleError)), reads[0])
     if len(reads) > 1 and not isinstance(read, UnusableSampleError):
         read = content_hash(b"".join(one[0] for one in reads if isinstance(one, tuple))), read[1]

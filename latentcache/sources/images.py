@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.entries import Archives
-from latentcache.sources.archives.members import SPAN, hashed_images, places
+from latentcache.sources.archives.members import SPAN, hashed_images
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import counted, rejected
@@ -298,7 +297,7 @@ class ImageScan(Scan):
             if not self.hash_all:  # the images of a cache of captions were never read
                 asked = np.zeros(len(rows), dtype=np.bool_) if contents is None else contents.any(axis=1)
                 rows, before = rows[asked & self.hash_known], before[asked & self.hash_known]
-            read = hashed_images(root, rows, partial(places, samples, name=name), self.stopping)
+            read = hashed_images(root, samples, rows, name, self.stopping)
             done = {row: found for row, found in read if isinstance(found, tuple)}  # else whoever encodes it says why
             if not done:
                 continue

@@ -27,7 +27,7 @@ from latentcache.sources.archives.members import opened
 from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
-from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
+from latentcache.sources.layouts.sets import CaptionRule, Layout
 from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
 from latentcache.sources.walk import is_inside
 
@@ -84,7 +84,18 @@ def listed_images(
         rows, content, memo = read_table(root, table, inside, one.prefix, one.captions)
         found.tables[table] = content, memo
         own = match_rows(found, table, rows, inside, {*said, *unlisted}, root)
-        _take(found, number, one, {name: row for name, row in own.items() if name in inside and not row.cause})
+        other, unused = list[str](), list[tuple[str, int]]()
+        for name, row in own.items():
+            if name in inside and not row.cause:
+                unused += [(table, row.line)] if one.captions.unused_line(row.caption) else []
+                row = row._replace(caption=one.captions.made(row.caption))
+                first, same, repeats = found.taken.get(name, (number, row, 0))
+                found.taken[name] = first, same, repeats + one.repeats
+                other += [name] if same.caption != row.caption else []
+        found.notes += unused_lines(unused)
+        if other:
+            words = "images have another caption in a deeper table, which counts"
+            found.notes.append(counted(table, "in-two-sets", len(other), words, first=other[0]))
         unlisted |= {name: table for name in inside if name not in own}
         beside = sorted(text for name, text in inside.items() if text and name not in others)
         if beside:
@@ -94,22 +105,6 @@ def listed_images(
         if name not in found.taken and name not in others:
             found.notes.append(rejected(name, "unlisted", f"{table} has no row for it"))
     return found
-
-
-def _take(found: Listed, number: int, one: ImageSet, samples: Mapping[str, Row]) -> None:
-    """Add the samples of one table; an image of several tables is seen for each of them."""
-    other, unused = list[str](), list[tuple[str, int]]()
-    for name, row in samples.items():
-        unused += [(one.captions.table, row.line)] if one.captions.unused_line(row.caption) else []
-        row = row._replace(caption=one.captions.made(row.caption))
-        first, same, repeats = found.taken.get(name, (number, row, 0))
-        found.taken[name] = first, same, repeats + one.repeats
-        if same.caption != row.caption:
-            other.append(name)
-    found.notes += unused_lines(unused)
-    if other:
-        words = "images have another caption in a deeper table, which counts"
-        found.notes.append(counted(one.captions.table, "in-two-sets", len(other), words, first=other[0]))
 
 
 def match_rows(

@@ -94,12 +94,9 @@ def _at(root: Path | str, place: Place) -> tuple[str, tuple[int, int] | None]:
 
 
 def hashed_images(
-    root: Path,
-    rows: NDArray[np.integer],
-    places_of: Callable[[NDArray[np.integer]], Sequence[Place]],
-    stopping: Callable[[], bool] = bool,
+    root: Path, samples: SampleTable, rows: NDArray[np.integer], name: str, stopping: Callable[[], bool] = bool
 ) -> Iterator[tuple[int, Hashed]]:
-    """Hash the images of some rows in threads: (row, what was read), in order, until ``stopping`` gives True."""
+    """Hash an input of some samples in threads: (row, what was read), in order, until ``stopping`` gives True."""
 
     def read(place: Place) -> Hashed | None:
         try:
@@ -118,7 +115,7 @@ def hashed_images(
     try:
         for start in range(0, len(rows), _WINDOW):
             some = rows[start : start + _WINDOW]
-            for row, found in zip(some.tolist(), pool.map(read, places_of(some)), strict=True):
+            for row, found in zip(some.tolist(), pool.map(read, places(samples, some, name)), strict=True):
                 if found is not None:
                     yield row, found
     finally:
