@@ -115,7 +115,6 @@ class Compared:
     others: tuple[Found, ...] = ()
     """On samples and records that the snapshot rejected, or that are rejected now."""
     hashed: int = 0
-    """Files that were hashed to compare them."""
     _details: dict[int, tuple[str, str]] = field(default_factory=dict, repr=False)
     """Row -> reason and words, if the state does not say it all."""
 

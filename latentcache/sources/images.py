@@ -72,11 +72,9 @@ class Found:
     captions: dict[str, int] = field(default_factory=dict)
     """Where captions are from -> how many: ``sidecar .txt``, ``class words``, ``none``."""
     first_without: str = ""
-    """Name of the first image without a caption."""
     several: int = 0
     """Samples with more than one caption."""
     set_samples: tuple[int, ...] = ()
-    """Samples of each set."""
 
     def count(self, sets: Sequence[ImageSet], units: Units, texts: Strings, names: Strings) -> None:
         """Count the samples of each set, and where their captions are from."""
@@ -179,17 +177,15 @@ class _Files:
 
     def _set_aside(self, level: Level, is_image: NDArray[np.bool_], role: str) -> NDArray[np.bool_]:
         """(n,) True for images that are no samples: masks, control images, those of no set."""
-        found = is_image.copy() if role else np.zeros(len(is_image), dtype=np.bool_)
-        for ending, word in ENDINGS.items() if not role else [("", role)]:
-            for number in np.flatnonzero(is_image).tolist():
-                name = level.prefix + level.names[number]
-                if not name.rpartition(".")[0].endswith(ending):
-                    continue
-                found[number] = True
-                if word == "outside":
-                    self._outside.append(name)
-                elif word != "split":  # the layout has a note on the split
-                    self.partners.add(word, name, self._count + number, ending)
+        found = np.zeros(len(is_image), dtype=np.bool_)
+        for number in np.flatnonzero(is_image).tolist():
+            name = level.prefix + level.names[number]
+            ending = "" if role else next((one for one in ENDINGS if name.rpartition(".")[0].endswith(one)), "")
+            found[number] = word = role or ENDINGS.get(ending, "")
+            if word == "outside":
+                self._outside.append(name)
+            elif word not in ("", "split"):  # the layout has a note on the split
+                self.partners.add(word, name, self._count + number, ending)
         return found
 
     def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:

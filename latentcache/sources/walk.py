@@ -142,7 +142,6 @@ class Walk:
         self._examples: dict[str, list[str]] = defaultdict(list)
 
     def __iter__(self) -> Iterator[tuple[Level, int, int]]:
-        """Goes through them."""
         for folder in self._folders:
             path = f"{self._start}/{folder}" if folder else self._start
             try:
@@ -222,23 +221,19 @@ class Walk:
         self, entry: os.DirEntry[str], name: str, folder: _Folder, folders: list[_Folder]
     ) -> os.stat_result | None:
         """One name that is not plainly a wanted file: the state of a wanted one, whatever it is."""
-        is_wanted = extension_of(entry.name) in self._wanted
-        if entry.name.startswith("."):
-            if entry.is_dir(follow_symlinks=False):
-                if count := sum(len(files) for _, _, files in os.walk(entry.path)):
-                    detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
-                    self.notes.add(rejected(name + "/", "hidden", detail, count=count))
-            elif is_wanted:
-                self.notes.add(rejected(name, "hidden", "its name begins with a dot"))
-            else:
-                self._other(name)
-        elif entry.is_symlink():
+        is_wanted, is_folder = extension_of(entry.name) in self._wanted, entry.is_dir(follow_symlinks=False)
+        if entry.name.startswith(".") and is_folder:
+            if count := sum(len(files) for _, _, files in os.walk(entry.path)):
+                detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
+                self.notes.add(rejected(name + "/", "hidden", detail, count=count))
+        elif entry.name.startswith(".") and is_wanted:
+            self.notes.add(rejected(name, "hidden", "its name begins with a dot"))
+        elif entry.is_symlink() and entry.name[0] != ".":
             return self._link(entry, name, folder, folders)
-        elif entry.is_dir(follow_symlinks=False):
-            if entry.name.endswith(CACHE_SUFFIX):
-                self.notes.add(rejected(name + "/", "cache-folder", f"its name ends in {CACHE_SUFFIX}"))
-            else:
-                folders.append(_Folder(entry.path, name + "/", folder.linked))
+        elif is_folder and entry.name.endswith(CACHE_SUFFIX):
+            self.notes.add(rejected(name + "/", "cache-folder", f"its name ends in {CACHE_SUFFIX}"))
+        elif is_folder:
+            folders.append(_Folder(entry.path, name + "/", folder.linked))
         elif is_wanted:
             return entry.stat(follow_symlinks=False)
         else:
@@ -366,7 +361,6 @@ class Folder(NamedTuple):
     path: str = ""
     """Below the root, without ``/`` at the end; empty: the root."""
     folders: tuple[str, ...] = ()
-    """Names of the folders in it, in order."""
     images: int = 0
     """Files in it with the name of an image."""
     others: frozenset[str] = frozenset()

@@ -211,7 +211,6 @@ class Entry(NamedTuple):
     span: tuple[int, int]
     """See ``members.SPAN``."""
     text: str
-    """Caption; empty: none."""
 
 
 def shows_images(path: Path, kind: str) -> bool:

@@ -39,7 +39,6 @@ class Member(NamedTuple):
     name: str
     """As it is written, without ``./`` in front."""
     offset: int
-    """Of its bytes in the tar."""
     size: int
 
 

@@ -54,7 +54,6 @@ class Trainer(NamedTuple):
     """A kind of configuration files."""
 
     word: str
-    """Of ``--layout``."""
     names: tuple[str, ...]
     """Of the files in a folder."""
     fits: Callable[[Any], bool]

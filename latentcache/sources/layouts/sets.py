@@ -125,7 +125,6 @@ class ImageSet(Value):
     """How often an image is seen in one epoch, from 1."""
     class_words: str = ""
     is_reg: bool = False
-    """True for regularization images."""
     balance: str = ""
     """kohya's data set of this set: in each one the repeats of regularization images follow the number of training
     images; empty: repeats are as given."""
@@ -209,14 +208,13 @@ def choose_split(layout: Layout, split: str) -> Layout:
     if not split and len({*splits}) < 2:
         return layout
     chosen = which_split(layout.root, splits, split)
-    pairs = list(zip(layout.sets, splits, strict=True))
-    others, notes = [one for one, its in pairs if its != chosen], list(layout.notes)
-    for one, its in pairs:
-        if its != chosen:
-            name = min(one.files) if one.files else one.captions.table or one.folder
-            what = count_of(len(one.files), "file") if one.files else one.label
-            words = f"{what} of the split {its}; {chosen} is read"
-            notes.append(rejected(name, "split-unused", words, count=max(1, len(one.files))))
+    pairs, notes = list(zip(layout.sets, splits, strict=True)), list(layout.notes)
+    others = [one for one, its in pairs if its != chosen]
+    for one, its in [pair for pair in pairs if pair[1] != chosen]:
+        name = min(one.files) if one.files else one.captions.table or one.folder
+        what = count_of(len(one.files), "file") if one.files else one.label
+        words = f"{what} of the split {its}; {chosen} is read"
+        notes.append(rejected(name, "split-unused", words, count=max(1, len(one.files))))
     return replace(
         layout,
         sets=tuple(one for one, its in pairs if its == chosen),
