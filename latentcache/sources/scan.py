@@ -25,7 +25,7 @@ from latentcache.sources.corpus import find_records, is_records, ways_of
 from latentcache.sources.images import NO_CAPTION, ImageScan
 from latentcache.sources.known import Scanned
 from latentcache.sources.layouts.find import find_layout, holds_images, is_config
-from latentcache.sources.layouts.partners import folders_below, paired_with
+from latentcache.sources.layouts.partners import paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
@@ -87,21 +87,15 @@ class SourceOptions(Value):
         """Folders of masks and control images."""
         return (self.masks, *self.controls)
 
-    def applied(self, layout: Layout) -> Layout:
-        """A layout with what is said of captions, masks and control images here; after :meth:`below`."""
+    def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
+        """A layout with what is said here, and the options with folders named from its root, as ``paired_with``."""
         said = {name: getattr(self, name) for name in CAPTION_OPTIONS}
         sets = tuple(replace(one, captions=one.captions.with_options(said)) for one in layout.sets)
         if self.repeats is False:
             sets = tuple(replace(one, repeats=1, balance="") for one in sets)
-        return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})
-
-    def below(self, layout: Layout, recorded: Collection[str] = ()) -> SourceOptions:
-        """With folders named from the root of the layout: DATA may be moved, and the working directory is another.
-
-        Folders ``recorded`` are named so already, and may be gone; raises UsageError for one that is not in DATA.
-        """
-        masks = next(folders_below(layout, "masks", (self.masks,), recorded), "")
-        return replace(self, masks=masks, controls=tuple(folders_below(layout, "controls", self.controls, recorded)))
+        folders = {"masks": (self.masks,), "controls": self.controls}
+        layout, named = paired_with(replace(layout, sets=sets), folders, recorded)
+        return layout, replace(self, masks="".join(named["masks"]), controls=named["controls"])
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
@@ -224,9 +218,7 @@ def scan(
         return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
-    layout = find_layout(data, options.layout, options.split)
-    options = options.below(layout, recorded)
-    layout = options.applied(layout)
+    layout, options = options.applied(find_layout(data, options.layout, options.split), recorded)
     shared |= {"hash_all": hash_all, "hash_known": hash_known, "notes": notes}
     shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
     found = ImageScan(**shared)(layout)

@@ -71,45 +71,40 @@ class Partners:
                 yield counted(names[0], role, len(names), f"{words} {why}")
 
 
-def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
-    """A layout with the folders that options name.
+def paired_with(
+    layout: Layout, said: Mapping[str, Sequence[str]], recorded: Collection[str]
+) -> tuple[Layout, dict[str, tuple[str, ...]]]:
+    """A layout with the folders that options name, and their names below its root: DATA may be moved.
+
+    Folders ``recorded`` are named so already, and may be gone.
 
     Raises:
-        UsageError: There are too many folders.
+        UsageError: There are too many folders, or one is not in DATA.
     """
+    named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
     for option, values in said.items():
-        given, inputs = [value for value in values if value], INPUTS[option]
-        if given == [NONE]:
+        inputs, folders = INPUTS[option], list[str]()
+        for one in filter(None, values):
+            places = (Path(os.path.abspath(root / one)), Path(os.path.abspath(one)))  # noqa: PTH100 - links stay
+            below = next((place for place in places if place.is_dir() and root in place.parents), None)
+            is_word = one == NONE or (one == ALPHA and option == "masks")
+            if not is_word and below is None and one not in recorded:
+                raise UsageError(
+                    f"--{option}={one}: no such folder in {layout.root}",
+                    why="names of files are kept below the folder of the data",
+                    fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {one!r} beside path",
+                )
+            folders.append(one if is_word or below is None else below.relative_to(root).as_posix())
+        if len(folders) > len(inputs):
+            raise UsageError(f"--{option}: {len(folders)} folders", fix=f"give {len(inputs)} at most")
+        named[option] = tuple(folders)
+        if folders == [NONE]:
             layout = replace(layout, unpaired=layout.unpaired.union(inputs))
-        elif given:
-            if len(given) > len(inputs):
-                raise UsageError(f"--{option}: {len(given)} folders", fix=f"give {len(inputs)} at most")
-            folders = ["" if one == ALPHA and option == "masks" else one for one in given]
-            own = tuple(zip(inputs, folders, strict=False))
-            sets = [
-                replace(one, paired=(*(pair for pair in one.paired if pair[0] not in inputs), *own))
-                for one in layout.sets
-            ]
-            aside = {folder: inputs[0] for folder in folders if folder}
+        elif folders:
+            each = ["" if one == ALPHA and option == "masks" else one for one in folders]
+            own = tuple(zip(inputs, each, strict=False))
+            others = [tuple(pair for pair in one.paired if pair[0] not in inputs) for one in layout.sets]
+            sets = [replace(one, paired=(*other, *own)) for one, other in zip(layout.sets, others, strict=True)]
+            aside = {folder: inputs[0] for folder in each if folder}
             layout = replace(layout, sets=tuple(sets), aside={**layout.aside, **aside})
-    return layout
-
-
-def folders_below(layout: Layout, option: str, said: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
-    """Folders that ``--masks`` or ``--controls`` names, as names below the root; other words as they are.
-
-    Raises:
-        UsageError: One is not there.
-    """
-    root = layout.root.absolute()
-    for one in filter(None, said):
-        places = (Path(os.path.abspath(root / one)), Path(os.path.abspath(one)))  # noqa: PTH100 - links stay
-        below = next((place for place in places if place.is_dir() and root in place.parents), None)
-        is_word = one == NONE or (one == ALPHA and option == "masks")
-        if not is_word and below is None and one not in recorded:
-            raise UsageError(
-                f"--{option}={one}: no such folder in {layout.root}",
-                why="names of files are kept below the folder of the data",
-                fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {one!r} beside path",
-            )
-        yield one if is_word or below is None else below.relative_to(root).as_posix()
+    return layout, named
