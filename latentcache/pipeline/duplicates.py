@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
-from latentcache.identity.content import HASH_BYTES
-from latentcache.sources.archives.members import SPAN, Place, hashed_images, is_read_by_workers, open_image, places
-from latentcache.sources.known import with_contents
+from latentcache.sources.archives.members import SPAN, Place, is_read_by_workers, open_image, places
+from latentcache.sources.known import with_hashes
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
 _HEAD_BYTES = 1 << 14
@@ -55,22 +54,13 @@ def with_equal_files(
                     return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
         return 0
 
-    def places_of(some: NDArray[np.integer]) -> list[Place]:
-        return places(samples, some, name)
-
     if not len(rows):
         return samples
     with ThreadPoolExecutor(_THREADS) as pool:
-        heads = np.array(list(pool.map(head, places_of(rows))), dtype=np.uint64)
+        heads = np.array(list(pool.map(head, places(samples, rows, name))), dtype=np.uint64)
     rows, heads = rows[heads > 0], heads[heads > 0]
     rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]
-    hashed = hashed_images(root, rows[unread[rows]], places_of, stopping)
-    found = [(row, *one) for row, one in hashed if not isinstance(one, UnusableSampleError)]
-    if not found:
-        return samples
-    hashes = np.frombuffer(b"".join(content for _, content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
-    stats = np.array([memo for *_, memo in found], dtype=np.uint64)
-    return with_contents(samples, name, np.array([row for row, *_ in found]), hashes, stats)
+    return with_hashes(root, samples, name, rows[unread[rows]], stopping)
 
 
 def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.intp]:

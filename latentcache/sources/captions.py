@@ -159,15 +159,14 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
     if fault := caption_fault(text):
         raise unusable_caption("caption-unicode", path, fault)
     text = text.strip().replace("\r\n", "\n")
-    return _json_caption(text, path, (key,) if key else JSON_NAMES) if path.lower().endswith(".json") else text
-
-
-def _json_caption(text: str, path: str, names: Sequence[str]) -> str:
+    if not path.lower().endswith(".json"):
+        return text
     try:
         found = parse_json(text) if text else {}
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
-    held = next((found[name] for name in names if name in found), "") if isinstance(found, dict) else ""
+    names = [name for name in ((key,) if key else JSON_NAMES) if isinstance(found, dict) and name in found]
+    held = found[names[0]] if names else ""
     text, fault = captions_in(held)
     if fault:
         raise unusable_caption("caption-json", path, fault)

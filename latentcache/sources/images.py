@@ -24,7 +24,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.entries import Archives
-from latentcache.sources.archives.members import SPAN, hashed_images
+from latentcache.sources.archives.members import SPAN
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import counted, rejected
@@ -37,7 +37,7 @@ from latentcache.sources.known import (
     prefixed_strings,
     strings_of,
     take_rows,
-    with_contents,
+    with_hashes,
 )
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.partners import ENDINGS, Partners
@@ -289,23 +289,12 @@ class ImageScan(Scan):
             before = held.rows_of(name, np.where(inside, -1, own.file[rows]), held.touched)
             if old is not None and inside.any():
                 before[inside] = match_names(samples.names.select(rows[inside]), old.names)
-            contents = take_rows(old.inputs[name].content, before) if old is not None and name in old.inputs else None
-            if not self.hash_all:  # the images of a cache of captions were never read
-                asked = np.zeros(len(rows), dtype=np.bool_) if contents is None else contents.any(axis=1)
-                rows, before = rows[asked & self.hash_known], before[asked & self.hash_known]
-            read = hashed_images(root, samples, rows, name, self.stopping)
-            done = {row: found for row, found in read if isinstance(found, tuple)}  # else whoever encodes it says why
-            if not done:
-                continue
-            samples = with_contents(
-                samples,
-                name,
-                np.array(list(done)),
-                np.array([np.frombuffer(content, dtype=np.uint8) for content, _ in done.values()]),
-                np.array([memo for _, memo in done.values()], dtype=np.uint64),
-            )
-            if old is not None and name == "image":
+            then = np.zeros((len(rows), HASH_BYTES), dtype=np.uint8)
+            if old is not None and name in old.inputs:
                 then = take_rows(old.inputs[name].content, before)
+            asked = self.hash_all | (then.any(axis=1) & self.hash_known)  # images of a cache of captions are unread
+            samples = with_hashes(root, samples, name, rows[asked], self.stopping)
+            if old is not None and name == "image":
                 same = then.any(axis=1) & (then == samples.inputs[name].content[rows]).all(axis=1)
                 for label in set(old.columns).difference(_SET_COLUMNS):
                     columns[label][rows[same]] = take_rows(old.columns[label], before[same])

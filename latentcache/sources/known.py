@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.members import hashed_images
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.part import Part
 from latentcache.value import Value
@@ -349,6 +351,23 @@ def with_contents(
     fold_reads(stats, files[part], stat[part])
     inputs = {**samples.inputs, name: replace(held, content=contents)}
     return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
+
+
+def with_hashes(
+    root: Path,
+    samples: SampleTable,
+    name: str,
+    rows: NDArray[np.integer],
+    stopping: Callable[[], bool] = bool,
+) -> SampleTable:
+    """Samples with the contents of the files of some rows; whoever encodes those that cannot be read says why."""
+    read = hashed_images(root, samples, rows, name, stopping)
+    found = [(row, *one) for row, one in read if isinstance(one, tuple)]
+    if not found:
+        return samples
+    hashes = np.frombuffer(b"".join(content for _, content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
+    memos = np.array([memo for *_, memo in found], dtype=np.uint64)
+    return with_contents(samples, name, np.array([row for row, *_ in found]), hashes, memos)
 
 
 def writable(column: Any) -> NDArray[Any]:

@@ -59,7 +59,7 @@ def recognize(tree: Tree) -> Layout | None:
     reg = [one for name in REG_FOLDERS if name in tree.top.folders for one in _named(tree, name)]
     sets = list[ImageSet]()
     for number, folder in enumerate([*train, *reg]):
-        repeats, words = _told(folder)
+        repeats, _, words = folder.path.rpartition("/")[2].partition("_")
         more: dict[str, Any] = {"repeats": int(repeats), "class_words": words, "is_reg": number >= len(train)}
         rule = _rule(words)
         sets.append(ImageSet(folder=folder.path, recursive=False, balance=str(tree.root), captions=rule, **more))
@@ -76,14 +76,9 @@ def _named(tree: Tree, base: str) -> list[Folder]:
     return [folder for folder in found if folder.images]
 
 
-def _told(folder: Folder) -> tuple[str, str]:
-    number, _, words = folder.path.rpartition("/")[2].partition("_")
-    return number, words
-
-
 def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
     """What kohya would leave out, or numbers that are hardly repeats."""
-    numbers = [_told(folder)[0] for folder in named]
+    numbers = [folder.path.rpartition("/")[2].partition("_")[0] for folder in named]
     odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
     if odd:
         return f"{odd[0]} is hardly a number of repeats"
