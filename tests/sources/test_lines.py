@@ -44,14 +44,6 @@ def test_a_line_that_is_too_long_is_told_and_the_next_one_is_read(tmp_path, monk
         assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
 
 
-def test_a_byte_order_mark_is_hashed_but_not_given(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(b"\xef\xbb\xbfx\n")
-    with LineReader(path) as reader:
-        assert list(reader.lines()) == [(1, b"x")]
-        assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
-
-
 @pytest.mark.parametrize(
     ("data", "cause"),
     [

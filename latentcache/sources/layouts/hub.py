@@ -31,7 +31,9 @@ from latentcache.sources.corpus import (
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout, unfit
 from latentcache.sources.walk import TABLE_NAMES, Tree
 
-TABLES_WORD, TARS_WORD, ROWS_WORD, SAVED_WORD = "imagefolder", "webdataset", "parquet", "saved"
+TABLES_WORD = "imagefolder"
+#: Kind of archive -> word of its layout.
+WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
 #: Archives of one kind whose heads are read before they are taken for something else.
 _LOOKED_AT = 3
 
@@ -63,22 +65,22 @@ def _tars(tree: Tree) -> Layout | None:
     files = sum(folder.images + len(folder.others) for folder in tree.below())
     if not (_hold_images(tree.root, names, TAR) or (packed and not names and files == len(packed))):
         return None
-    return _layout(tree, TARS_WORD, TAR, [("", [*names, *packed])], names or packed)
+    return _layout(tree, TAR, [("", [*names, *packed])], names or packed)
 
 
 def _rows(tree: Tree) -> Layout | None:
     names = _named(tree, lambda name: kind_of_archive(name) == PARQUET)
-    if not names or find_spec("pyarrow") is None or not _hold_images(tree.root, names, PARQUET):
+    if not _hold_images(tree.root, names, PARQUET):
         return None
     splits = splits_of(names)
     pairs = list(zip(splits, names, strict=True))
     each = [(split, [name for its, name in pairs if its == split]) for split in sorted({*splits})]
-    return _layout(tree, ROWS_WORD, PARQUET, each, names)
+    return _layout(tree, PARQUET, each, names)
 
 
 def _saved(tree: Tree) -> Layout | None:
     """A data set that ``datasets`` saved, with a column of images."""
-    if not is_saved(tree.root) or find_spec("pyarrow") is None:
+    if not is_saved(tree.root):
         return None
     try:
         splits = saved_splits(tree.root)
@@ -89,26 +91,25 @@ def _saved(tree: Tree) -> Layout | None:
     if not _hold_images(tree.root, names, ARROW):
         return None
     used = {f"{split}/{name}" if split else name for split in ("", *splits) for name in (STATE_NAME, INFO_NAME)}
-    return replace(_layout(tree, SAVED_WORD, ARROW, found, names), used=frozenset((*used, DICT_NAME)), doubt="")
+    return replace(_layout(tree, ARROW, found, names), used=frozenset((*used, DICT_NAME)), doubt="")
 
 
 Recognizer = Callable[[Tree], Layout | None]
 #: Word -> how it is recognized.
-ARCHIVES: dict[str, Recognizer] = {TARS_WORD: _tars, ROWS_WORD: _rows, SAVED_WORD: _saved}
+ARCHIVES: dict[str, Recognizer] = {WORDS[TAR]: _tars, WORDS[PARQUET]: _rows, WORDS[ARROW]: _saved}
 FORMS: dict[str, Recognizer] = {TABLES_WORD: _tables, **ARCHIVES}
 
 
 def is_of_images(path: Path) -> bool:
     """True if a file is an archive whose head shows images, or cannot be read."""
     kind = kind_of_archive(path.name)
-    is_readable = kind == TAR or (kind and find_spec("pyarrow") is not None)
-    return bool(is_readable) and _hold_images(path.parent, [path.name], kind)
+    return bool(kind) and _hold_images(path.parent, [path.name], kind)
 
 
 def recognize_file(path: Path, word: str = "") -> Layout:
     """The layout of one archive; nothing beside it is listed. Raises UsageError if ``word`` is another layout."""
     kind = kind_of_archive(path.name)
-    own = {TAR: TARS_WORD, PARQUET: ROWS_WORD, ARROW: SAVED_WORD}[kind]
+    own = WORDS[kind]
     if word not in ("", own):
         raise unfit(path, word, f"it is a file of the layout {own}")
     one = ImageSet(folder="", archives=kind, files=frozenset((path.name,)))
@@ -127,6 +128,8 @@ def _named(tree: Tree, wanted: Callable[[str], bool]) -> list[str]:
 
 def _hold_images(root: Path, names: Sequence[str], kind: str) -> bool:
     """True if one of the first archives does; if none can be read, so that somebody says why."""
+    if kind != TAR and find_spec("pyarrow") is None:
+        return False
     read = False
     for name in names[:_LOOKED_AT]:
         try:
@@ -138,12 +141,10 @@ def _hold_images(root: Path, names: Sequence[str], kind: str) -> bool:
     return bool(names) and not read
 
 
-def _layout(
-    tree: Tree, word: str, kind: str, splits: Sequence[tuple[str, Sequence[str]]], names: Sequence[str]
-) -> Layout:
+def _layout(tree: Tree, kind: str, splits: Sequence[tuple[str, Sequence[str]]], names: Sequence[str]) -> Layout:
     images = sum(folder.images for folder in tree.below())
     return Layout(
-        word=word,
+        word=WORDS[kind],
         why=_listing(names, "files", "hold images", "holds images"),
         root=tree.root,
         sets=tuple(
