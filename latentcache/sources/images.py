@@ -267,7 +267,9 @@ class ImageScan(Scan):
         An input that the snapshot has stays one, so that a sample whose image is gone is found.
         """
         partners, before = files.partners, self.known.inputs if self.known is not None else {}
-        inputs = dict.fromkeys([*partners.inputs(layout), *(set(before) - {"image", "caption"} - layout.unpaired)])
+        inputs = dict.fromkeys(
+            [*partners.inputs(layout), *sorted({*before} - {"image", "caption"} - layout.unpaired)]
+        )
         for role in inputs:
             rows = zip(
                 files.names.take(units["image"]), units["image"].tolist(), units["owner"].tolist(), strict=True
