@@ -64,7 +64,7 @@ def opened(settings: LatentsSettings, device: str = "cpu") -> tuple[LatentsRecip
     """The recipe of these settings, and its encoder as a build opens it."""
     found = describe(settings, Cached(), DescribeContext(device=device))
     assert isinstance(found.recipe, LatentsRecipe)
-    model = ModelDescription.from_json(found.producer["model"], found.recipe.encoder)
+    model = ModelDescription(**found.producer, spec=found.recipe.encoder)
     return found.recipe, open_encoder(model, device=device)
 
 

@@ -61,8 +61,9 @@ Tensors = Mapping[str, TensorInfo]
 """Tensors of one model by name."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path | str) -> dict[str, Any]:
     """A parsed JSON object."""
+    path = Path(path)
     raw = _read(path)
     try:
         value = json.loads(raw)
@@ -116,9 +117,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     }
 
 
-def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
+def read_headers(paths: Iterable[Path | str]) -> dict[str, TensorInfo]:
     """Tensors of all shards of one model; raises as :func:`read_header`."""
-    return {name: info for path in paths for name, info in read_header(path).items()}
+    return {name: info for path in paths for name, info in read_header(Path(path)).items()}
 
 
 def fingerprint(tensors: Tensors) -> str:

@@ -22,7 +22,7 @@ from latentcache.encoders.weights import fingerprint_memo, read_headers, read_js
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
-from latentcache.fields.protocol import Cached, DescribeContext, Described
+from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
 from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.value import Value
@@ -49,7 +49,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
         raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
     else:
         found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
-    recipe, followed = found.recipe, context.followed.recipe if context.followed is not None else None
+    recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
     assert isinstance(recipe, PromptRecipe)
     given: dict[str, Any] = {
         "length": settings.text_length if recipe.is_sequence else None,
@@ -61,7 +61,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
         recipe = replace(recipe, length=before.length, storage_dtype=before.storage_dtype)
         recipe = replace(recipe, compute_dtype=before.compute_dtype) if same else recipe
     recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    beside = followed if isinstance(followed, PromptRecipe) else None
+    beside = other if isinstance(other, PromptRecipe) else None
     samples = None if found.recipe is before else context.samples
     return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, samples)))
 
@@ -142,13 +142,10 @@ def _stub(name: str, model: str) -> Described:
 def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: SampleTable | None) -> dict[str, Any]:
     """The texts that are encoded: variants of captions, and prompts."""
     old = before.captions if before is not None else CaptionVariants()
-    said: dict[str, Any] = {
-        "reorder": settings.shuffle_tags,
-        "keep": settings.keep_tags,
-        "separator": settings.tag_separator,
-    }
-    made = replace(old, **{name: value for name, value in said.items() if value is not None})
-    if not made.reorder and (settings.keep_tags or settings.tag_separator):
+    if before is not None:
+        settings = followed(settings, empty_prompt=before.empty_prompt, negative_prompt=before.negative_prompt)
+    said = followed(settings, shuffle_tags=old.reorder, keep_tags=old.keep, tag_separator=old.separator)
+    if not said.shuffle_tags and (settings.keep_tags or settings.tag_separator):
         flag = "--keep-tags" if settings.keep_tags else "--tag-separator"
         fix = f"add --shuffle-tags, or leave {flag} out"
         raise UsageError(f"{flag}: only shuffled tags are taken apart", fix=fix)
@@ -156,12 +153,12 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     if not number:
         text = samples.inputs["caption"].text if samples is not None else None
         several = captions_at_most(text) if text is not None else 1
-        number = min(max(several, DEFAULT_VARIANTS if made.reorder else 1), MOST_VARIANTS)
-    empty, negative = settings.empty_prompt, settings.negative_prompt
+        number = min(max(several, DEFAULT_VARIANTS if said.shuffle_tags else 1), MOST_VARIANTS)
+    variants: Any = {"reorder": said.shuffle_tags, "keep": said.keep_tags, "separator": said.tag_separator}
     return {
-        "captions": replace(made, number=number),
-        "empty_prompt": before is not None and before.empty_prompt if empty is None else empty,
-        "negative_prompt": before.negative_prompt if negative is None and before is not None else negative,
+        "captions": CaptionVariants(number=number, **variants),
+        "empty_prompt": bool(settings.empty_prompt),
+        "negative_prompt": settings.negative_prompt,
     }
 
 
@@ -225,8 +222,7 @@ def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings
 
 def _index_folder(model: str) -> Path:
     """Where ``model_index.json`` is, if there is one; of a hub id nothing else is downloaded."""
-    path = expanded(model)
-    if path.exists() or not is_hub_id(model):
+    if (path := expanded(model)).exists() or not is_hub_id(model):
         return path
     index = replace(_WANTED, what="model", flag="--model", files=(INDEX,), look=lambda folder: None)
     return hub_folder(model, index)

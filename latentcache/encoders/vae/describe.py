@@ -46,8 +46,9 @@ class ModelDescription(Value):
     label: str
     """The model, as the user called it."""
     spec: EncoderSpec
-    weights: tuple[Path, ...] = ()
-    config_path: Path | None = None
+    weights: tuple[str, ...] = ()
+    """Paths, as in :attr:`config_path`."""
+    config_path: str = ""
     delay_ms: int = 0
     """Pause per image of the stub; not part of its identity."""
     revision: str = ""
@@ -57,21 +58,10 @@ class ModelDescription(Value):
     memo: Mapping[str, Any] | None = None
     """Stats of the weights and their fingerprint; see ``weights.fingerprint_memo``."""
 
-    def as_json(self) -> dict[str, Any]:
-        """What opens it in a worker, which has the spec in its recipe."""
-        paths = {"weights": [str(path) for path in self.weights], "config_path": str(self.config_path or "")}
-        return {"label": self.label, "delay_ms": self.delay_ms, **paths}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], spec: EncoderSpec) -> ModelDescription:
-        """Inverse of :meth:`as_json`."""
-        config = Path(data["config_path"]) if data["config_path"] else None
-        return cls(**{**data, "spec": spec, "weights": tuple(map(Path, data["weights"])), "config_path": config})
-
     @property
     def needs_torch(self) -> bool:
         """True for every real model."""
-        return self.config_path is not None
+        return bool(self.config_path)
 
 
 def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
@@ -100,10 +90,10 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     return Described(
         recipe=recipe,
         label=description.label,
-        producer={"model": description.as_json()},
+        producer={name: getattr(description, name) for name in ("label", "delay_ms", "weights", "config_path")},
         provenance={  # the model so that a later build finds it again
             "model": str(path.resolve()) if here else description.label,
-            "model_config": str(description.config_path.resolve()) if lone and description.config_path else None,
+            "model_config": str(Path(description.config_path).resolve()) if lone else None,
             "revision": description.revision,
             "weights": description.memo,
             "libraries": installed(_LIBRARIES),
@@ -186,8 +176,8 @@ def describe_model(
     return ModelDescription(
         label=model,
         spec=spec,
-        weights=located.weights,
-        config_path=located.config_path,
+        weights=tuple(map(str, located.weights)),
+        config_path=where,
         revision=located.revision,
         frame_step=shape.frame_step,
         memo=memo,

@@ -207,7 +207,7 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
     except RuntimeError as error:
         what, why = f"the weights do not fit {description.spec.family}", " ".join(str(error).split())[:500]
         fix = "download the weights again, or use the config.json that belongs to them"
-        raise EncoderError(what, where=str(description.weights[0]), why=why, fix=fix) from error
+        raise EncoderError(what, where=description.weights[0], why=why, fix=fix) from error
     finally:
         log.set_verbosity(verbosity)
     return module.to(dtype).eval().requires_grad_(False)
@@ -225,15 +225,15 @@ def _skeleton(description: ModelDescription, device: str) -> nn.Module:
     """The encoder half with the right shapes; on ``meta`` without values."""
     family, path = description.spec.family, description.config_path
     found: Any = getattr(diffusers, family, None)
-    if found is None or path is None:
+    if found is None:
         what, fix = f"diffusers {diffusers.__version__} has no class {family}", "pip install --upgrade diffusers"
-        raise EncoderError(what, where=str(path), fix=fix)
+        raise EncoderError(what, where=path, fix=fix)
     try:
         with torch.device(device):
             module: nn.Module = found.from_config(read_json(path))
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
         what, fix = f"{family} cannot be made from its configuration", "use the config.json published with the model"
-        raise EncoderError(what, where=str(path), why=str(error), fix=fix) from error
+        raise EncoderError(what, where=path, why=str(error), fix=fix) from error
     return drop_decoder(module)
 
 

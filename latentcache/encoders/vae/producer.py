@@ -33,7 +33,7 @@ class VaeProducer(PixelProducer):
 
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(producer, recipe, context)
-        self._description = ModelDescription.from_json(producer["model"], recipe.encoder)
+        self._description = ModelDescription(**producer, spec=recipe.encoder)
         if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
             raise UsageError(
                 "--resample lanczos-u8: not possible on this machine",
