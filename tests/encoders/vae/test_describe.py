@@ -23,7 +23,7 @@ def test_a_folder_is_described(tiny):
     spec = described.spec
     assert (described.needs_torch, described.label) == (True, str(tiny("AutoencoderKL")))
     assert described.weights == (str(tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors"),)
-    assert described.config_path == tiny("AutoencoderKL") / "config.json"
+    assert described.config_path == str(tiny("AutoencoderKL") / "config.json")
     assert (spec.family, spec.channels, spec.factor, spec.multiple) == ("AutoencoderKL", 4, 2, 2)
     assert spec.normalization == Normalization(kind="scale-shift", scale=0.3611, shift=0.1159)
     assert len(spec.fingerprint) == len(spec.config) == 32
