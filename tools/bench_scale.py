@@ -77,7 +77,7 @@ def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
     rng = np.random.default_rng(0)
     part = rng.dirichlet(np.ones(_NUM_BUCKETS) * 0.5)
     bucket = rng.choice(_NUM_BUCKETS, p=part, size=rows).astype(np.int32)
-    buckets = tuple(Bucket(label=str(n), dims={"height": 64 + 8 * n, "width": 64}) for n in range(_NUM_BUCKETS))
+    buckets = tuple(Bucket(label=str(n), size=(1, 64 + 8 * n, 64)) for n in range(_NUM_BUCKETS))
     mix = mixture(["many", "few"], [rows - rows // 4, rows // 4], [1, 1]) if weighted else None
     index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "made", mixture=mix)
     started = time.perf_counter()

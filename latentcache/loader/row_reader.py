@@ -94,7 +94,7 @@ class RowReader:
         """True if batches can be planned before they are wanted."""
         self.index = SampleIndex(
             bucket=np.searchsorted(settings.lengths, self.lengths).astype(np.int32),
-            buckets=tuple(Bucket(label=f"{one} tokens", dims={"length": one}) for one in settings.lengths),
+            buckets=tuple(Bucket(label=f"{one} tokens", length=one) for one in settings.lengths),
             identify=self._identify,
             mixture=mixture,
             names_of=lambda rows: [f"row {row} ({self.where(row)})" for row in rows.tolist()],

@@ -148,7 +148,7 @@ class SampleReader:
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
         fields = self._snapshot.fields
-        shapes = [dict(shape.shapes) for shape in self._selection.shapes]
+        shapes = [dict(bucket.shapes) for bucket in self.index.buckets]
         served = {one: (fields[one].recipe, [found[one] for found in shapes if one in found]) for one in self.fields}
         return check_sample_format(name, [*self.fields, *self.metadata], served)
 
@@ -160,18 +160,17 @@ class SampleReader:
         split = self._selection.split(np.concatenate([batch.rows for batch in batches]))
         chosen = [self._chosen(self._sources[number], local, turn) for number, _, local in split]
         found = _merged([at for _, at, _ in split], [facts for _, facts in chosen])
-        shapes = [self._selection.shapes[batch.bucket] for batch in batches]
+        buckets = [self.index.buckets[batch.bucket] for batch in batches]
         if "target_size" in self.metadata:
-            found[_SAMPLES, "target_size"] = np.repeat([shape.dims[1:] for shape in shapes], counts, axis=0)
+            found[_SAMPLES, "target_size"] = np.repeat([bucket.size[1:] for bucket in buckets], counts, axis=0)
         fields = []
         for name in self.fields:
-            items = [
-                (self._sources[number], at, rows[name])
-                for (number, at, _), (rows, _) in zip(split, chosen, strict=True)
+            shapes = [dict(bucket.shapes).get(name, ()) for bucket in buckets]
+            rows = [
+                (self._sources[number], at, one[name])
+                for (number, at, _), (one, _) in zip(split, chosen, strict=True)
             ]
-            fields.append(
-                self._located(name, items, ends, [dict(shape.shapes).get(name, ()) for shape in shapes], found)
-            )
+            fields.append(self._located(name, rows, ends, shapes, found))
         return [
             SampleBatch(self, fields, found, number, slice(*ends[number : number + 2]), turn)
             for number in range(len(batches))

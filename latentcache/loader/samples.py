@@ -99,17 +99,6 @@ class Joined:
     """(n,) number of each among the occurrences of its sample in an epoch; None: each is served once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a bucket means for the fields of a batch."""
-
-    label: str
-    dims: tuple[int, int, int]
-    """Frames, and height and width in pixels."""
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    """Stacked field -> shape of one item."""
-
-
 class Selection:
     """The samples of parts that have these fields, in buckets, as a plan takes them.
 
@@ -125,19 +114,17 @@ class Selection:
         self.joined = [join(part, fields, repeats=repeats) for part in parts]
         self.excluded = sum(one.excluded for one in self.joined)
         self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self.joined])))
-        self.shapes, bucket = self._buckets()
-        if mixture is not None:
-            mixture = _of_entries(mixture, self._starts)
+        buckets, bucket = self._buckets()
         self.index = SampleIndex(
             bucket=bucket,
-            buckets=tuple(Bucket.sized(shape.label, shape.dims) for shape in self.shapes),
-            names_of=self.names_of,
+            buckets=buckets,
+            names_of=self._names_of,
             identify=self._identify,
-            mixture=mixture,
+            mixture=None if mixture is None else _of_entries(mixture, self._starts),
             snapshot=parts[0].snapshot.number,
         )
 
-    def names_of(self, rows: Ints) -> list[str]:
+    def _names_of(self, rows: Ints) -> list[str]:
         """Names of samples."""
         found: list[str] = [""] * len(rows)
         for number, at, local in self.split(rows):
@@ -150,9 +137,9 @@ class Selection:
         """See :func:`split`."""
         return split(self._starts, rows)
 
-    def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
+    def _buckets(self) -> tuple[tuple[Bucket, ...], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
-        met: dict[Shape, int] = {}
+        met: dict[Bucket, int] = {}
         numbers = []
         for part, joined in zip(self._parts, self.joined, strict=True):
             code: Any = np.intp(0)  # of each sample, or of all
@@ -167,17 +154,16 @@ class Selection:
                 used = np.flatnonzero(counts)
                 found = [{**found[one // len(own)], name: own[one % len(own)]} for one in used.tolist()]
                 code = (np.cumsum(counts > 0) - 1)[code]
-            of_part = [met.setdefault(_shape(groups), len(met)) for groups in found]
+            of_part = [met.setdefault(_bucket(groups), len(met)) for groups in found]
             numbers.append(np.broadcast_to(np.array([*of_part, 0], dtype=np.int32)[code], len(joined.sample)))
-        order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
+        order = tuple(sorted(met, key=lambda one: (*size_rank(one.size), one.shapes)))
         final = np.zeros(max(len(order), 1), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
         return order, final[np.concatenate(numbers)]
 
     def _identify(self) -> str:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""
-        labels = "\n".join(str(shape) for shape in self.shapes).encode()
-        hashes = [content_hash(self.index.bucket.tobytes() + labels)]
+        hashes = [content_hash(self.index.bucket.tobytes() + repr(self.index.buckets).encode())]
         lead = self.fields[0] if self.fields else ""
         for part, joined in zip(self._parts, self.joined, strict=True):
             if lead:
@@ -191,10 +177,11 @@ class Selection:
         return content_hash(b"".join(hashes)).hex()
 
 
-def _shape(groups: Mapping[str, Group]) -> Shape:
+def _bucket(groups: Mapping[str, Group]) -> Bucket:
     labels = [group.label for group in groups.values() if group.label]
     size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
-    return Shape(labels[0] if labels else "all", size, tuple((name, group.shape) for name, group in groups.items()))
+    shapes = tuple((name, group.shape) for name, group in groups.items())
+    return Bucket(label=labels[0] if labels else "all", size=size, shapes=shapes)
 
 
 def split(starts: Ints, rows: Ints) -> Split:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,20 +30,20 @@ TORCH = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Affine:
-    """Scale and shift of one field.
+    """Scale and shift of one field: ``z * factor + term`` in float32, of each channel or of all.
 
     ``scale-shift``: ``(z - shift) * scale``. ``mean-std``: per channel ``(z - mean) / std * scale``. ``batch-norm``:
     patches into channels ``(c, row, column)``, then as ``mean-std``. ``none``: as stored.
     """
 
-    kind: str = "none"
-    scale: float = 1.0
-    shift: float = 0.0
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    patch: int = 1
+    def __init__(self, factor: torch.Tensor, term: torch.Tensor, patch: int = 1) -> None:
+        self._patch = patch
+        self.changes = patch > 1 or bool((factor != 1).any() or (term != 0).any())
+        """True if values change."""
+        count = len(factor)
+        self._statistics = factor.float(), term.float(), torch.zeros(count), torch.ones(count), torch.empty(0)
+        """As batch norm takes them: factor, term, mean 0 and variance 1 of each channel, or of all; and nothing."""
 
     @classmethod
     def of(cls, spec: Mapping[str, Any] | None) -> Affine:
@@ -54,18 +52,16 @@ class Affine:
         Raises:
             UsageError: This version does not know its kind.
         """
-        data = dict(spec or {})
-        found = cls(**data | {name: tuple(data.get(name) or ()) for name in ("mean", "std")})
-        if found.kind not in ("none", "scale-shift", "mean-std", "batch-norm"):
-            raise UsageError(
-                f"unknown scaling {found.kind!r} in the recipe", fix="a newer version, or read(scaled=False)"
-            )
-        return found
-
-    @cached_property
-    def changes(self) -> bool:
-        """True if values change."""
-        return self.kind != "none" and self != Affine(kind=self.kind)
+        given: dict[str, Any] = {"kind": "none", "scale": 1.0, "shift": 0.0, "patch": 1} | dict(spec or {})
+        kind = given["kind"]
+        if kind not in ("none", "scale-shift", "mean-std", "batch-norm"):
+            raise UsageError(f"unknown scaling {kind!r} in the recipe", fix="a newer version, or read(scaled=False)")
+        if kind == "none":
+            return cls(torch.ones(1), torch.zeros(1))
+        columns = ([given["shift"]], [1.0]) if kind == "scale-shift" else (given["mean"], given["std"])
+        mean, std = (torch.tensor(one, dtype=torch.float64) for one in columns)
+        factor = given["scale"] / std
+        return cls(factor, -mean * factor, given["patch"] if kind == "batch-norm" else 1)
 
     def apply(self, stored: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Scale and shift a batch (B, C, ...) into ``out``, as many values of the wanted type; both contiguous.
@@ -74,7 +70,7 @@ class Affine:
         """
         if stored.device.type != "cpu":
             return self._on_device(stored, out.dtype)
-        patch = self.patch if self.kind == "batch-norm" else 1
+        patch = self._patch
         if stored.dtype == out.dtype and patch == 1:
             made = out if out is stored else out.view(stored.shape)
             self._multiply(stored, made)
@@ -88,22 +84,9 @@ class Affine:
             target.copy_(exact.view(-1))
         return out.view(len(stored), *shape)
 
-    @cached_property
-    def _statistics(self) -> tuple[torch.Tensor, ...]:
-        """As batch norm takes them: factor, term, mean 0 and variance 1 of each channel, or of all; and nothing.
-
-        ``z * factor + term``: (C,) or (1,) float32, rounded once from float64.
-        """
-        if self.kind in ("mean-std", "batch-norm"):
-            mean, std = (torch.tensor(part, dtype=torch.float64) for part in (self.mean, self.std))
-        else:
-            mean, std = (torch.tensor([part], dtype=torch.float64) for part in (self.shift, 1.0))
-        factor = self.scale / std if self.changes else torch.ones_like(std)
-        return factor.float(), (-mean * factor).float(), torch.zeros(len(std)), torch.ones(len(std)), torch.empty(0)
-
     def scaling(self, dtype: str) -> Scaling | None:
         """The same for values of a type while they are read; None: :meth:`apply` has to."""
-        if not self.changes or (self.kind == "batch-norm" and self.patch > 1):
+        if not self.changes or self._patch > 1:
             return None
         factor, term = (part.numpy() for part in self._statistics[:2])
         return scaling(dtype, factor, term)
@@ -121,8 +104,8 @@ class Affine:
     def _on_device(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The same in float32 on another device."""
         z = stored.to(torch.float32, copy=True)
-        if self.kind == "batch-norm" and self.patch > 1:
-            z = torch.nn.functional.pixel_unshuffle(z, self.patch)
+        if self._patch > 1:
+            z = torch.nn.functional.pixel_unshuffle(z, self._patch)
         factor, term = (part.to(z.device).view(1, -1, *(1,) * (z.dim() - 2)) for part in self._statistics[:2])
         return z.mul_(factor).add_(term).to(dtype)
 

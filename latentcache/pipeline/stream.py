@@ -101,7 +101,7 @@ def sample_index(plan: FieldPlan, items: NDArray[np.intp], **more: Any) -> Sampl
     groups, used = groups_in_use(plan, plan.group[items])
     sizes = [(1, 1, 1) if -1 in group.shape else group.dims for group in groups]  # ragged groups share one
     order = sorted(range(len(groups)), key=lambda number: size_rank(sizes[number]))
-    buckets = tuple(Bucket.sized(groups[number].label, sizes[number]) for number in order)
+    buckets = tuple(Bucket(label=groups[number].label, size=sizes[number]) for number in order)
     return SampleIndex(
         bucket=np.argsort(order).astype(np.int32)[used], buckets=buckets, **{"identify": lambda: "", **more}
     )

@@ -7,7 +7,7 @@ R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Literal, get_args
@@ -36,19 +36,24 @@ rows, which have no loss and count as nothing. ``error``: refuse.
 
 
 class Bucket(Value):
-    """Samples of one shape."""
+    """Samples of one shape, or rows of one length."""
 
     label: str
     """How messages name it: ``512x768`` (height x width, pixels) or ``4096 tokens``."""
-    dims: Mapping[str, int] = field(default_factory=dict)
-    """Its numbers, as ``plan --json`` gives them: ``height`` and ``width`` (clips: ``frames`` too), or ``length``."""
+    size: tuple[int, int, int] = (1, 1, 1)
+    """Frames, and height and width in pixels, of images and clips."""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Stacked field -> shape of one item."""
+    length: int = 0
+    """Tokens in a row."""
 
-    @classmethod
-    def sized(cls, label: str, size: tuple[int, int, int]) -> Bucket:
-        """The bucket of images or clips of one size: frames, height and width."""
-        frames, height, width = size
-        clip = {"frames": frames} if frames > 1 else {}
-        return cls(label=label, dims={**clip, "height": height, "width": width} if height * width > 1 else {})
+    @property
+    def dims(self) -> dict[str, int]:
+        """Its numbers, as ``plan --json`` gives them: ``height``, ``width`` (clips: ``frames``), or ``length``."""
+        frames, height, width = self.size
+        if height * width > 1:
+            return ({"frames": frames} if frames > 1 else {}) | {"height": height, "width": width}
+        return {"length": self.length} if self.length else {}
 
     def __str__(self) -> str:
         return self.label

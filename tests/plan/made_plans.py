@@ -24,7 +24,7 @@ def plans(*policies, most=6):
 
 def index_of(bucket, *, mixture=None, lengths=None, allowed=None):
     if allowed:
-        buckets = tuple(Bucket(label=f"{one} tokens", dims={"length": one}) for one in allowed)
+        buckets = tuple(Bucket(label=f"{one} tokens", length=one) for one in allowed)
     else:
         buckets = tuple(
             Bucket(label=f"64x{64 + 8 * number}") for number in range(max(int(bucket.max(initial=-1)) + 1, 5))
