@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import (
     CacheIncompleteError,
@@ -23,7 +24,7 @@ from latentcache.errors import (
 )
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
-from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, default_fields, warn_of_empty
+from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, warn_of_empty
 from latentcache.loader.view import View
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
@@ -82,14 +83,13 @@ class Cache(View):
     @cached_property
     def _selection(self) -> Selection:
         """The samples that have all fields. Needs no torch, as planning does not."""
-        fields = default_fields(self.parts[0].snapshot)
-        return Selection(self.parts, fields, repeats=self.settings.repeats, mixture=self.mixture)
+        return Selection(self.parts, None, self.settings, self.mixture)
 
     @cached_property
     def _reader(self) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
 
-        return SampleReader(self.parts, None, self.settings, self.checksum, self.mixture, self._selection)
+        return SampleReader(self._selection, self.checksum)
 
     def __len__(self) -> int:
         """Samples that a loader serves; an image at two resolutions is two. Of documents: documents."""
@@ -201,12 +201,9 @@ class Cache(View):
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
         self._refuse_weights("split")
-        training, validating = [], []
-        for part in self.parts:
-            held = in_validation(content_of(part.snapshot, part.chosen), validation)
-            training.append(replace(part, samples=part.chosen[~held]))
-            validating.append(replace(part, samples=part.chosen[held]))
-        return self._with(training, ", training part"), self._with(validating, ", validation part")
+        held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self.parts]
+        training = self._some([~one for one in held], ", training part")
+        return training, self._some(held, ", validation part")
 
     def of_source(self, *names: str) -> Cache:
         """The samples of some source files.
@@ -218,12 +215,11 @@ class Cache(View):
         unknown = [name for name in names if name not in self.sources]
         if unknown:
             raise UsageError(f"no source {unknown[0]!r} in {self.path}", fix=f"use one of {', '.join(self.sources)}")
-        parts = []
+        chosen = []
         for part in self.parts:
             numbers = [number for number, name in enumerate(part.snapshot.samples.files.names) if name in names]
-            chosen = part.chosen
-            parts.append(replace(part, samples=chosen[np.isin(file_of(part.snapshot, chosen), numbers)]))
-        return self._with(parts, f": {', '.join(names)}")
+            chosen.append(np.isin(file_of(part.snapshot, part.chosen), numbers))
+        return self._some(chosen, f": {', '.join(names)}")
 
     def repeated(self, times: int) -> Cache:
         """Every sample ``times`` as often in an epoch, beside the repeats of its data set.
@@ -424,14 +420,15 @@ class Cache(View):
         return any(field.spec.collate != "pack" for field in self.parts[0].snapshot.fields.values())
 
     def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
-        return self._selection.index if fields is None else self._reader_of(fields).index
+        return (self._selection if fields is None else self._selected(fields)).index
+
+    def _selected(self, fields: Sequence[str]) -> Selection:
+        return Selection(self.parts, fields, self.settings, self.mixture)
 
     def _reader_of(self, fields: Sequence[str] | None) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader
 
-        if fields is None:
-            return self._reader
-        return SampleReader(self.parts, fields, self.settings, self.checksum, self.mixture)
+        return self._reader if fields is None else SampleReader(self._selected(fields), self.checksum)
 
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
         """The documents of a part, each as often as an epoch serves it."""
@@ -486,6 +483,11 @@ class Cache(View):
                     why=changes,
                     fix="build both with the same settings",
                 )
+
+    def _some(self, chosen: Sequence[NDArray[np.bool_]], note: str) -> Cache:
+        """The samples of each part that are chosen."""
+        pairs = zip(self.parts, chosen, strict=True)
+        return self._with([replace(part, samples=part.chosen[which]) for part, which in pairs], note)
 
     def _with(self, parts: Sequence[Part], note: str) -> Cache:
         return Cache(parts, self.settings, self.checksum, None, self._note + note)

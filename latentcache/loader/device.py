@@ -37,23 +37,14 @@ class Sent:
 
 
 class Transfer:
-    """The way of batches to one device. Picklable; each process opens its own stream (given by tests alone).
-
-    Raises:
-        UsageError: There is no such kind of device.
-        DeviceError: The device is not available.
-    """
+    """The way of batches to one device. Picklable; each process opens its own stream (given by tests alone)."""
 
     def __init__(self, device: str | torch.device = "cpu", *, stream: CudaStream | Any = None) -> None:
         self.device, self._stream = _checked(device), stream
         self._under_way: deque[tuple[Any, Batch]] = deque()
 
     def send(self, batch: Batch, finish: Finish) -> Sent:
-        """Begin to copy the tensors of a batch, which ``finish`` completes there; it may never be received.
-
-        Raises:
-            UsageError: In a worker of a ``DataLoader``: device memory does not travel between processes.
-        """
+        """Begin to copy the tensors of a batch, which ``finish`` completes there; it may never be received."""
         if self._stream is None and self.device.type == "cpu":
             return Sent(finish(batch))
         if get_worker_info() is not None:

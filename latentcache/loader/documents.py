@@ -26,9 +26,6 @@ class Documents:
     """The documents of samples, in the order wanted, or of all. Picklable.
 
     Opens files on first use in each process; they close when it is forgotten.
-
-    Raises:
-        UsageError: The field does not hold documents.
     """
 
     def __init__(

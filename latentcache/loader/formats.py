@@ -22,9 +22,6 @@ from latentcache.plan.numbers import choice
 from latentcache.value import Value
 
 Batch = dict[str, Any]
-#: Columns of a batch that come from an input's text, a sample column, a field's own column, or the bucket.
-CAPTION = "caption"
-METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
 #: Label where nothing is learned (``torch.nn.CrossEntropyLoss(ignore_index=)``, also of transformers).
 IGNORED = -100
 #: Scales and shifts that differ by less are the same number, rounded otherwise.
@@ -146,9 +143,6 @@ def check_sample_format(
     """The name of a format for samples with these columns; None for plain.
 
     ``served``: field -> its recipe (None: the kind is not installed) and the stored shapes of items.
-
-    Raises:
-        UsageError: There is no such format, or it is for latents of another model.
     """
     if name is None or choice("format", name, ("plain", *FORMATS)) == "plain":
         return None
@@ -274,9 +268,6 @@ class RowCollator:
     """Makes a batch of rows of a view, for a ``DataLoader`` or a trainer (``data_collator=``). Picklable.
 
     ``isolated``: documents of a row are kept apart. ``ids``: name of the ids in a row.
-
-    Raises:
-        UsageError: There is no such format for these rows.
     """
 
     def __init__(self, format: str | None = None, *, isolated: bool = True, ids: str = "input_ids") -> None:

@@ -259,10 +259,10 @@ class Loader:
         found = index.bucket[asked]
         bucket = int(found.max())
         if index.lengths is None and int(found.min()) != bucket:
-            named = {str(index.buckets[one]): row for row, one in zip(asked.tolist(), found.tolist(), strict=True)}
+            first = dict(zip(found.tolist(), asked.tolist(), strict=True))
             raise UsageError(
-                f"rows: samples of {len(named)} buckets",
-                where=", ".join(f"{row}: {one}" for one, row in sorted(named.items())[:8]),
+                f"rows: samples of {len(first)} buckets",
+                where=", ".join(f"{row}: {index.buckets[one]}" for one, row in sorted(first.items())[:8]),
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
@@ -347,29 +347,27 @@ class Loader:
         self._reader = self._reader.fresh(slots=self._prefetch + 2, device=device)
 
     def _warn(self) -> None:
-        """Say what a user would not expect: samples that are excluded, and buckets that are mostly repeats."""
+        """Say what a user would not expect: excluded samples, batches of padding, buckets that are mostly repeats."""
+        blank, found, said = self.report.blank_batches, self.report.overfilled, list[str]()
         if self.excluded:
-            warnings.warn(
+            said.append(
                 f"{self.excluded} samples of {self._title} lack a field that was asked for and are not served;"
-                " `latentcache verify` names them",
-                stacklevel=4,
+                " `latentcache verify` names them"
             )
-        blank = self.report.blank_batches
         if blank:
-            warnings.warn(
+            said.append(
                 f"{blank} batches of all ranks hold padding only: a mean over their labels is nan; divide the sum of"
                 " losses by the labels of all ranks, as the Trainer of transformers does, or take a batch_size of 2"
-                " or more, fewer ranks, or remainder='repeat' or 'drop'",
-                stacklevel=4,
+                " or more, fewer ranks, or remainder='repeat' or 'drop'"
             )
-        found = self.report.overfilled
         if found:
             more = f"; {len(found) - _TOLD} more buckets too" if len(found) > _TOLD else ""
-            warnings.warn(
+            said.append(
                 f"{'; '.join(found[:_TOLD])}{more}: use remainder='partial' or 'drop', a smaller"
-                " batch_size, or fewer buckets",
-                stacklevel=4,
+                " batch_size, or fewer buckets"
             )
+        for one in said:
+            warnings.warn(one, stacklevel=4)
 
 
 class _Step:
@@ -512,11 +510,7 @@ def _of_row(value: Any, row: int) -> Any:
 
 
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
-    """(B,) numbers of samples below ``count``, as a caller gives them.
-
-    Raises:
-        UsageError: They are not such numbers, or there are none.
-    """
+    """(B,) numbers of samples below ``count``, as a caller gives them."""
     try:
         found = np.asarray(rows)
     except (TypeError, ValueError, RuntimeError):

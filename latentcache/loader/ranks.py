@@ -20,11 +20,7 @@ _SHARDING = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]:
-    """The rank, the number of ranks, and where they are from.
-
-    Raises:
-        UsageError: One number without the other, or a rank that is not below the number of ranks.
-    """
+    """The rank, the number of ranks, and where they are from."""
     found: str = "given"
     numbers: tuple[Any, Any] = rank, world_size
     if (rank is None) != (world_size is None):
@@ -52,11 +48,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]
 
 
 def refuse_double_sharding(world_size: int) -> None:
-    """Refuse to serve the batches of one rank to something that deals them out to all ranks again.
-
-    Raises:
-        UsageError: A class of accelerate that does so is among the callers.
-    """
+    """Refuse to serve the batches of one rank to a class of accelerate that deals them out to all ranks again."""
     frame = sys._getframe() if world_size > 1 and "accelerate" in sys.modules else None
     while frame is not None:
         if type(frame.f_locals.get("self")).__name__ in _SHARDING:

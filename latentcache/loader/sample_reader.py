@@ -25,15 +25,13 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import Draw, Joined, Part, ReadSettings, Selection, default_fields, prompt_row
+from latentcache.loader.formats import check_sample_format, sample_format, with_arguments
+from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
 from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
-from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import BatchIndex, Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
-from latentcache.store.snapshot import Snapshot
 
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
@@ -46,8 +44,6 @@ Variants = Mapping[str, Ints]
 """First input of fields -> (n,) variant that each sample is served in; without it the first."""
 #: Variant of a sample whose texts are left out.
 DROPPED = -1
-#: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket.
-_SAMPLES, _TEXTS, _BUCKET = "", "texts of inputs", "bucket"
 _ANY = CaptionVariants()
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
@@ -91,15 +87,15 @@ class _Source:
 
     def strings(self, source: str) -> Any:
         """Names or texts of the samples."""
-        if (_SAMPLES, source) not in self._kept:
+        if (SAMPLES, source) not in self._kept:
             samples = self.snapshot.samples
             found = samples.names if source == "names" else samples.inputs[source].text
             assert found is not None
             ends = found.ends
             if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
                 found = Strings(np.asarray(found.data), np.asarray(ends))
-            self._kept[_SAMPLES, source] = found
-        return self._kept[_SAMPLES, source]
+            self._kept[SAMPLES, source] = found
+        return self._kept[SAMPLES, source]
 
     def lengths(self, field: str, rows: Ints) -> Ints:
         """(n,) lengths of ragged items; those of a streaming build are waited for."""
@@ -112,35 +108,19 @@ class _Source:
 class SampleReader:
     """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process.
 
-    ``asked``: names of fields and of metadata; None: everything that there is. ``selection``: the same samples, if
-    they were selected already.
-
-    Raises:
-        UsageError: A name is unknown, or a setting does not fit what is stored.
+    Raises UsageError if a setting does not fit what is stored.
     """
 
     has_labels = False
 
-    def __init__(
-        self,
-        parts: Sequence[Part],
-        asked: Sequence[str] | None,
-        settings: ReadSettings,
-        checksum: Checksum = "first",
-        mixture: Mixture | None = None,
-        selection: Selection | None = None,
-    ) -> None:
-        self._given = (tuple(parts), asked, settings, checksum, mixture)
-        self._settings, self._snapshot = settings, parts[0].snapshot
-        self.fields, self.metadata = _asked(self._snapshot, asked)
+    def __init__(self, selection: Selection, checksum: Checksum = "first") -> None:
+        self._selection, self._checksum, self._snapshot = selection, checksum, selection.parts[0].snapshot
+        self.fields, self.metadata, self.index = selection.fields, selection.metadata, selection.index
+        self.excluded, self._settings = selection.excluded, selection.settings
         self._specs = {name: self._snapshot.fields[name].spec for name in self.fields}
-        found = selection
-        if found is None or found.fields != self.fields:
-            found = Selection(parts, self.fields, repeats=settings.repeats, mixture=mixture)
-        self._selection, self.index, self.excluded = found, found.index, found.excluded
-        self.plans = all(part.snapshot.pending is None for part in parts)
+        self.plans = all(part.snapshot.pending is None for part in selection.parts)
         """False while a build still makes items."""
-        self._sources = [_Source(part, one, checksum) for part, one in zip(parts, found.joined, strict=True)]
+        self._sources = [_Source(*one, checksum) for one in zip(selection.parts, selection.joined, strict=True)]
         self._check_values()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
         self._open(4, "cpu")
@@ -162,7 +142,7 @@ class SampleReader:
         found = _merged([at for _, at, _ in split], [facts for _, facts in chosen])
         buckets = [self.index.buckets[batch.bucket] for batch in batches]
         if "target_size" in self.metadata:
-            found[_SAMPLES, "target_size"] = np.repeat([bucket.size[1:] for bucket in buckets], counts, axis=0)
+            found[SAMPLES, "target_size"] = np.repeat([bucket.size[1:] for bucket in buckets], counts, axis=0)
         fields = []
         for name in self.fields:
             shapes = [dict(bucket.shapes).get(name, ()) for bucket in buckets]
@@ -214,7 +194,7 @@ class SampleReader:
         return other
 
     def __reduce__(self) -> Any:
-        return SampleReader, self._given
+        return SampleReader, (self._selection, self._checksum)
 
     def _open(self, slots: int, device: str) -> None:
         self._on_device = device != "cpu"
@@ -241,14 +221,14 @@ class SampleReader:
             if self._specs[name].ragged:
                 found[name, "length"] = source.lengths(name, rows[name])
         if any(self._draws.values()):
-            found[_SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
+            found[SAMPLES, "again"] = np.zeros(len(local), dtype=np.uint32) if again is None else again
         for name, holder in self.metadata.items():
             column = METADATA.get(name, name)
-            if holder == _TEXTS:
-                found[_SAMPLES, name] = self._texts(source, column, sample, variants, again, turn)
-            elif holder == _SAMPLES or holder in rows:
+            if holder == TEXTS:
+                found[SAMPLES, name] = self._texts(source, column, sample, variants, again, turn)
+            elif holder == SAMPLES or holder in rows:
                 column_rows = rows.get(holder, sample)
-                found[_SAMPLES, name] = source.column(holder, column)[column_rows].astype(np.int64)
+                found[SAMPLES, name] = source.column(holder, column)[column_rows].astype(np.int64)
         return rows, found
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
@@ -326,11 +306,7 @@ class SampleReader:
         return name, full, parts
 
     def prompt(self, text: str) -> Batch:
-        """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks.
-
-        Raises:
-            UsageError: No field holds it.
-        """
+        """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks."""
         fields, batch, source, none = self._snapshot.fields, Batch(), self._sources[0], np.zeros(1, dtype=np.int64)
         for name in self.fields:
             row = np.array([prompt_row(fields[name], text)])
@@ -443,10 +419,10 @@ class SampleBatch:
             if (name, "length") in facts:
                 batch[f"{name}_mask"] = torch.from_numpy(np.arange(stored.shape[1]) < facts[name, "length"][:, None])
         for name in self._reader.metadata:
-            if name == "keys" and (_SAMPLES, "names") in facts:  # not of a prompt
+            if name == "keys" and (SAMPLES, "names") in facts:  # not of a prompt
                 batch[name] = {field: torch.from_numpy(facts[field, "key"]) for field in self._reader.fields}
-            elif (_SAMPLES, name) in facts:
-                found = facts[_SAMPLES, name]
+            elif (SAMPLES, name) in facts:
+                found = facts[SAMPLES, name]
                 batch[name] = found if isinstance(found, list) else torch.from_numpy(found)
         return batch
 
@@ -480,7 +456,7 @@ class SampleBatch:
             if draw is not None and (name, "key") in self._facts:
                 half = (shape[0], shape[1] // 2, *shape[2:])
                 drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-                posterior(stored, self._facts[name, "key"], drawn, draw, self._turn, self._facts[_SAMPLES, "again"])
+                posterior(stored, self._facts[name, "key"], drawn, draw, self._turn, self._facts[SAMPLES, "again"])
                 stored = drawn
             return reader._valued(name, stored) if values else stored
 
@@ -489,47 +465,11 @@ def _merged(at: Sequence[Ints], parts: Sequence[Facts]) -> Facts:
     """Columns of several parts as columns of all samples; ``at`` has the places of each part."""
     if len(parts) == 1:
         return parts[0]
-    merged: Facts = {}
+    order, merged = np.argsort(np.concatenate(at)), Facts()
     for name, first in parts[0].items():
-        values = [part[name] for part in parts]
-        kind = object if isinstance(first, list) else first.dtype
-        whole = np.empty((sum(map(len, at)), *np.shape(first)[1:]), dtype=kind)
-        for places, some in zip(at, values, strict=True):
-            whole[places] = some
-        merged[name] = whole.tolist() if isinstance(first, list) else whole
+        if isinstance(first, list):
+            every = [one for part in parts for one in part[name]]
+            merged[name] = [every[place] for place in order.tolist()]
+        else:
+            merged[name] = np.concatenate([part[name] for part in parts])[order]
     return merged
-
-
-def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Fields of a batch, and its metadata by name: what has each."""
-    names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked or ()))
-    fields = default_fields(snapshot) if asked is None else tuple(name for name in names if name in snapshot.fields)
-    found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
-    possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": _BUCKET}
-    if asked is None:
-        return fields, {"names": _TEXTS} | possible
-    known = [*snapshot.fields, "names", "keys", "meta", *possible]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(dict.fromkeys(known))}")
-    packed = [name for name in fields if snapshot.fields[name].spec.collate == "pack"]
-    if packed:
-        raise UsageError(
-            f"fields: {packed[0]} holds documents, which have different lengths",
-            fix="cache.rows(pack=4096).loader(...)",
-        )
-    return fields, {"names": _TEXTS} | {name: possible[name] for name in names if name in possible}
-
-
-def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:
-    """What has a column of metadata, of the samples and of these fields; None: nothing has."""
-    samples = snapshot.samples
-    if column in samples.inputs and samples.inputs[column].text is not None:
-        return _TEXTS
-    if column in samples.columns:
-        return _SAMPLES
-    stacked = {name: snapshot.fields[name] for name in fields if not snapshot.fields[name].spec.ragged}
-    if column == "dims":
-        sized = any(group.dims[1] * group.dims[2] > 1 for field in stacked.values() for group in field.groups)
-        return _BUCKET if sized else None
-    return next((name for name, field in stacked.items() if column in field.columns), None)

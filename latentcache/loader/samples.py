@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 Draw = Literal["sample", "mode"]
 Split = list[tuple[int, Ints, Ints]]
 """Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
+#: Names of metadata in a batch, and the columns that they come from.
+CAPTION = "caption"
+METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
+#: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket.
+SAMPLES, TEXTS, BUCKET = "", "texts of inputs", "bucket"
 #: Snapshots whose empty captions were said in this process: cache, number.
 _SAID: set[tuple[Path, int]] = set()
 
@@ -100,18 +105,20 @@ class Joined:
 
 
 class Selection:
-    """The samples of parts that have these fields, in buckets, as a plan takes them.
+    """The samples of parts that have some fields, in buckets, as a plan takes them. Picklable.
 
-    Raises:
-        UsageError: Two fields hold other variants of the same texts.
+    ``asked``: names of fields and of metadata; None: everything that there is.
     """
 
     def __init__(
-        self, parts: Sequence[Part], fields: Sequence[str], *, repeats: bool = True, mixture: Mixture | None = None
+        self, parts: Sequence[Part], asked: Sequence[str] | None, settings: ReadSettings, mixture: Mixture | None
     ) -> None:
-        self._parts, self.fields = tuple(parts), tuple(fields)
-        _check_texts(parts[0].snapshot, fields)
-        self.joined = [join(part, fields, repeats=repeats) for part in parts]
+        self._given = tuple(parts), asked, settings, mixture
+        self.parts, self.settings = tuple(parts), settings
+        self.fields, self.metadata = _asked(parts[0].snapshot, asked)
+        """Fields of a batch, and its metadata by name: what has each."""
+        _check_texts(parts[0].snapshot, self.fields)
+        self.joined = [join(part, self.fields, repeats=settings.repeats) for part in parts]
         self.excluded = sum(one.excluded for one in self.joined)
         self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self.joined])))
         buckets, bucket = self._buckets()
@@ -124,12 +131,15 @@ class Selection:
             snapshot=parts[0].snapshot.number,
         )
 
+    def __reduce__(self) -> Any:
+        return Selection, self._given
+
     def _names_of(self, rows: Ints) -> list[str]:
         """Names of samples."""
         found: list[str] = [""] * len(rows)
         for number, at, local in self.split(rows):
             sample = self.joined[number].sample[local]
-            for place, name in zip(at.tolist(), self._parts[number].snapshot.samples.names.take(sample), strict=True):
+            for place, name in zip(at.tolist(), self.parts[number].snapshot.samples.names.take(sample), strict=True):
                 found[place] = name
         return found
 
@@ -141,7 +151,7 @@ class Selection:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
         met: dict[Bucket, int] = {}
         numbers = []
-        for part, joined in zip(self._parts, self.joined, strict=True):
+        for part, joined in zip(self.parts, self.joined, strict=True):
             code: Any = np.intp(0)  # of each sample, or of all
             found: list[dict[str, Group]] = [{}] if len(joined.sample) else []
             for name, group in joined.groups.items():
@@ -165,7 +175,7 @@ class Selection:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""
         hashes = [content_hash(self.index.bucket.tobytes() + repr(self.index.buckets).encode())]
         lead = self.fields[0] if self.fields else ""
-        for part, joined in zip(self._parts, self.joined, strict=True):
+        for part, joined in zip(self.parts, self.joined, strict=True):
             if lead:
                 rows = joined.rows[lead][:, 0]
                 hashes += [
@@ -315,11 +325,7 @@ def prompt_row(field: FieldRows, text: str) -> int:
 
 
 def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
-    """Fields that can be in a batch of samples: all but documents, which become rows first.
-
-    Raises:
-        UsageError: There are only documents.
-    """
+    """Fields that can be in a batch of samples: all but documents, which become rows first."""
     names = tuple(name for name, field in snapshot.fields.items() if field.spec.collate != "pack")
     if not names:
         raise UsageError(
@@ -327,6 +333,40 @@ def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
             fix="cache.rows(pack=4096).loader(...), or rows(pad=...), rows(chunk=...)",
         )
     return names
+
+
+def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked or ()))
+    fields = default_fields(snapshot) if asked is None else tuple(name for name in names if name in snapshot.fields)
+    found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
+    possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": BUCKET}
+    if asked is None:
+        return fields, {"names": TEXTS} | possible
+    known = [*snapshot.fields, "names", "keys", "meta", *possible]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(dict.fromkeys(known))}")
+    packed = [name for name in fields if snapshot.fields[name].spec.collate == "pack"]
+    if packed:
+        raise UsageError(
+            f"fields: {packed[0]} holds documents, which have different lengths",
+            fix="cache.rows(pack=4096).loader(...)",
+        )
+    return fields, {"names": TEXTS} | {name: possible[name] for name in names if name in possible}
+
+
+def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:
+    """What has a column of metadata, of the samples and of these fields; None: nothing has."""
+    samples = snapshot.samples
+    if column in samples.inputs and samples.inputs[column].text is not None:
+        return TEXTS
+    if column in samples.columns:
+        return SAMPLES
+    stacked = {name: snapshot.fields[name] for name in fields if not snapshot.fields[name].spec.ragged}
+    if column == "dims":
+        sized = any(group.dims[1] * group.dims[2] > 1 for field in stacked.values() for group in field.groups)
+        return BUCKET if sized else None
+    return next((name for name, field in stacked.items() if column in field.columns), None)
 
 
 def warn_of_empty(snapshot: Snapshot, *, stacklevel: int) -> None:

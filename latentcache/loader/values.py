@@ -47,11 +47,7 @@ class Affine:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any] | None) -> Affine:
-        """From ``ReadSpec.affine``.
-
-        Raises:
-            UsageError: This version does not know its kind.
-        """
+        """From ``ReadSpec.affine``; a kind that this version does not know is an error."""
         given: dict[str, Any] = {"kind": "none", "scale": 1.0, "shift": 0.0, "patch": 1} | dict(spec or {})
         kind = given["kind"]
         if kind not in ("none", "scale-shift", "mean-std", "batch-norm"):

@@ -198,11 +198,7 @@ class PlanReport(Value):
 def count_steps(
     bucket: NDArray[np.integer], buckets: Sequence[Bucket], batches: BatchPlan, mixture: Mixture | None = None
 ) -> PlanReport:
-    """Count the steps of an epoch of samples, of which ``bucket`` (N,) has the positions in ``buckets``.
-
-    Raises:
-        PlanError: Under ``error``, a bucket does not divide into full batches.
-    """
+    """Count the steps of an epoch of samples, of which ``bucket`` (N,) has the positions in ``buckets``."""
     if mixture is None:
         first = least = most = np.bincount(bucket, minlength=len(buckets))
     else:
@@ -225,13 +221,12 @@ def require_steps(report: PlanReport) -> PlanReport:
         f" rank{'s' * (batches.world_size > 1)}",
         where=f"buckets and samples: {short}" if short else "there are no samples",
         why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
-        fix=_remedy(report),
+        fix=_remedy(report, max((one.samples for one in report.buckets), default=0), batches.world_size),
     )
 
 
-def _remedy(report: PlanReport) -> str:
+def _remedy(report: PlanReport, most: int, world_size: int) -> str:
     """Settings that would give the epoch a step; no others are named."""
-    most, world_size = max((one.samples for one in report.buckets), default=0), report.batches.world_size
     if not report.buckets:
         return "add data, then run `latentcache build` again"
     if not most:

@@ -76,12 +76,7 @@ class Position:
 
 
 class Epochs:
-    """All epochs of the samples of an index.
-
-    Raises:
-        EmptyPlanError: They have no step.
-        PlanError: Under ``error``, a bucket does not divide into full batches.
-    """
+    """All epochs of the samples of an index; EmptyPlanError if they have no step."""
 
     def __init__(self, index: SampleIndex, batches: BatchPlan) -> None:
         self._index, self.report = index, require_steps(plan_report(index, batches))
