@@ -9,7 +9,7 @@ item, with a mask; while a build still makes items, to the longest item of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import accumulate
@@ -227,8 +227,7 @@ class SampleReader:
             if holder == TEXTS:
                 found[SAMPLES, name] = self._texts(source, column, sample, variants, again, turn)
             elif holder == SAMPLES or holder in rows:
-                column_rows = rows.get(holder, sample)
-                found[SAMPLES, name] = source.column(holder, column)[column_rows].astype(np.int64)
+                found[SAMPLES, name] = source.column(holder, column)[rows.get(holder, sample)].astype(np.int64)
         return rows, found
 
     def _items(self, source: _Source, name: str, local: Ints, variants: Variants) -> Ints:
@@ -252,10 +251,10 @@ class SampleReader:
             else:
                 rows = joined.rows[name][local]
                 held = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
-                draws = drawn_of_samples(lead, sample, turn, occurrence=again)
+                draws = drawn_of_samples(lead, sample, turn, again)
                 drawn[lead] = (draws % held).astype(np.int64)
         if dropout:
-            draws = drawn_of_samples("dropout", sample, turn, occurrence=again)
+            draws = drawn_of_samples("dropout", sample, turn, again)
             held = drawn.get(CAPTION, np.zeros(len(draws), dtype=np.int64))
             drawn[CAPTION] = np.where(draws < np.uint64(min(int(dropout * 2**64), 2**64 - 1)), DROPPED, held)
         return drawn
@@ -269,16 +268,11 @@ class SampleReader:
             return texts
         several, drawn = BETWEEN in "".join(texts), variants.get(name)
         if drawn is None and several and self._settings.captions and name not in self._leads.values():
-            draws = drawn_of_samples(name, sample, turn, occurrence=again)
+            draws = drawn_of_samples(name, sample, turn, again)
             drawn = (draws >> np.uint64(1)).astype(np.int64)
-        fields, made = source.snapshot.fields, _ANY.text
-        for field in (field for field in self.fields if self._leads[field] == name):
-            kind, recipe = fields[field].kind, fields[field].recipe
-            made = _ANY.text if kind is None or recipe is None else partial(kind.text, recipe=recipe)
-            break
-        if not several and made == _ANY.text and (drawn is None or not drawn.any()):
+        if not several and name not in self._made and (drawn is None or not drawn.any()):
             return texts  # each is what is served
-        numbers = [0] * len(texts) if drawn is None else drawn.tolist()
+        made, numbers = self._made.get(name, _ANY.text), [0] * len(texts) if drawn is None else drawn.tolist()
         served = zip(texts, numbers, strict=True)
         return ["" if variant == DROPPED else made(text, variant) for text, variant in served]
 
@@ -344,11 +338,15 @@ class SampleReader:
         self._draws: dict[str, Draw | None] = {}
         self._own = next(iter(snapshot.samples.inputs), "")
         self._leads: dict[str, str] = {}
+        self._made: dict[str, Callable[[str, int], str]] = {}
+        """Input -> what its fields make of a text for a variant."""
         self._choices: dict[str, tuple[str, int, bool, bool]] = {}
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
             kind, recipe, spec = snapshot.fields[name].kind, snapshot.fields[name].recipe, self._specs[name]
             read = ReadSpec() if recipe is None else recipe.read_time
             lead = self._leads[name] = kind.inputs[0] if kind is not None else self._own
+            if kind is not None and recipe is not None:
+                self._made.setdefault(lead, partial(kind.text, recipe=recipe))
             self._draws[name] = (settings.latents or "sample") if read.posterior else None
             crops = spec.variants // (2 if read.flips else 1)
             several = settings.crops if lead == self._own else settings.captions

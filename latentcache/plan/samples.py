@@ -177,7 +177,7 @@ def plan_epoch(
             times = occurrences(index.bucket, mixture, seed=seed, epoch=epoch)
         if served is not None:
             times = np.maximum(times - np.bincount(served, minlength=count), 0)
-        elif batches.remainder != "pad":  # samples that fill a step before anything is repeated
+        elif batches.remainder != "pad":  # fill a step before anything is repeated, also where nothing is due
             spare = np.flatnonzero(times == 0).astype(np.int32)
         drawn = np.repeat(np.arange(count, dtype=np.int32), times)
     order = shuffled(count if drawn is None else len(drawn), seed, epoch, stream=0)

@@ -16,19 +16,15 @@ from numpy.typing import NDArray
 from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import CONTENT_AT
 
+Ints = NDArray[np.integer]
 _END = CONTENT_AT + HASH_BYTES
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def drawn_variants(
-    keys: NDArray[np.uint8],
-    turn: tuple[int, int],
-    *,
-    stored: int,
-    crops: bool,
-    flips: bool,
-    occurrence: NDArray[np.integer] | None = None,
-) -> NDArray[np.int64]:
+    keys: NDArray[np.uint8], turn: tuple[int, int], *, stored: int, crops: bool, flips: bool,
+    occurrence: Ints | None = None,
+) -> NDArray[np.int64]:  # fmt: skip
     """(B,) variant of each sample in an epoch (``turn``: seed, epoch): one of its crops, as it is or flipped.
 
     The content in the item keys (B, 32) decides. Of the ``stored`` crops all are served, or the first; their flips
@@ -42,18 +38,14 @@ def drawn_variants(
 
 
 def drawn_of_samples(
-    name: str,
-    samples: NDArray[np.integer],
-    turn: tuple[int, int],
-    *,
-    occurrence: NDArray[np.integer] | None = None,
+    name: str, samples: Ints, turn: tuple[int, int], occurrence: Ints | None = None
 ) -> NDArray[np.uint64]:
     """(B,) 64 bits for each sample, by its number in the snapshot; draws of other names are independent."""
     return _draws(name, (number.to_bytes(8, "little") for number in samples.tolist()), turn, occurrence)
 
 
 def _draws(
-    name: str, subjects: Iterable[bytes], turn: tuple[int, int], occurrence: NDArray[np.integer] | None
+    name: str, subjects: Iterable[bytes], turn: tuple[int, int], occurrence: Ints | None
 ) -> NDArray[np.uint64]:
     """(B,) xxh3-64 of name, seed, epoch, subject, and the occurrence from the second on."""
     head = name.encode() + b"".join((word & _WORD).to_bytes(8, "little") for word in turn)
