@@ -7,12 +7,7 @@ import pytest
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.sources import corpus
-from latentcache.sources.corpus import (
-    is_saved,
-    read_dataset_info,
-    saved_files,
-    splits_of,
-)
+from latentcache.sources.corpus import is_saved, read_dataset_info, saved_files, splits_of
 from latentcache.sources.scan import SourceOptions, scan
 
 ONE = '{"text": "one"}\n'

@@ -298,13 +298,8 @@ def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypat
 def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path, trusting):
     put(tmp_path, a_jpg="x", b_jpg="y")
     first = remembered(tmp_path)
-    reread = np.array([True, False])
-    assert scan(tmp_path, IMAGES, first.samples, reread=reread).samples.inputs["image"].content.any(
-        axis=1
-    ).tolist() == [
-        False,
-        True,
-    ]
+    again = scan(tmp_path, IMAGES, first.samples, reread=np.array([True, False]))
+    assert again.samples.inputs["image"].content.any(axis=1).tolist() == [False, True]
     stat = tuple(first.samples.files.stat[1].tolist())
     item = Rejected(name="b.jpg", reason="truncated", content=content_hash(b"y"), stat=stat)
     found = scan(tmp_path, IMAGES, rejected=[item])

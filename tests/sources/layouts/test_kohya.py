@@ -53,10 +53,7 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
     found = scan(tmp_path)
     assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 5)]
     assert [one.is_reg for one in found.layout.sets] == [False, True]
-    assert notes(found) == [
-        ("img/5_cat/deep/c.jpg", "outside-sets"),
-        ("log/x.txt", "caption-unused"),
-    ]
+    assert notes(found) == [("img/5_cat/deep/c.jpg", "outside-sets"), ("log/x.txt", "caption-unused")]
 
 
 def by_rounds(train: int, repeats: list[int]) -> list[int]:
