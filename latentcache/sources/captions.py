@@ -25,7 +25,7 @@ from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, fault, unused_lines
-from latentcache.sources.known import Known, Units, strings_of, take_rows
+from latentcache.sources.known import Known, Units, hash_rows, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
 
@@ -107,7 +107,9 @@ class CaptionFiles:
                         some[number] = some[number] or self._rules[owner].fallback(name)
                 made = [number for number, text in enumerate(some) if text] if any(some) else []
                 if made:
-                    content[start + np.array(made)] = hashes([some[number] for number in made])
+                    content[start + np.array(made)] = hash_rows(
+                        content_hash(some[number].encode()) for number in made
+                    )
                 if old is not None and old.text is not None and own.any():
                     for number, text in zip(
                         np.flatnonzero(own).tolist(), old.text.take(known[block][own]), strict=True
@@ -116,12 +118,6 @@ class CaptionFiles:
                 yield some
 
         return Input(text=strings_of(texts()), content=content, file=file, line=lines)
-
-
-def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """(n, 16) content hashes of captions."""
-    joined = b"".join([content_hash(text.encode()) for text in texts])
-    return np.frombuffer(bytearray(joined), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
 def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:

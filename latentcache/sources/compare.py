@@ -26,7 +26,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import Hashed, hashed_images, places
 from latentcache.sources.causes import hint_for
 from latentcache.sources.images import repeats_of
-from latentcache.sources.known import match_names, racy
+from latentcache.sources.known import hash_rows, match_names, racy
 from latentcache.sources.scan import Listing
 from latentcache.value import Value
 
@@ -319,11 +319,11 @@ def _records_paired(
     numbers = match_names(_numbered(samples.files.names), names)[np.asarray(old.file)]
     apart = dict.fromkeys(item.name for item in rejected)
     number_of = dict(zip(apart, match_names(Strings.of(apart), names).tolist(), strict=True))
-    content = b"".join(item.content or bytes(HASH_BYTES) for item in rejected)
+    content = hash_rows(item.content or bytes(HASH_BYTES) for item in rejected)
     mine = (
         np.concatenate([numbers, np.array([number_of[item.name] for item in rejected], dtype=np.int64)]),
         np.concatenate([np.asarray(old.line), np.array([item.line for item in rejected], dtype=np.uint32)]),
-        np.concatenate([np.asarray(old.content), np.frombuffer(content, dtype=np.uint8).reshape(-1, HASH_BYTES)]),
+        np.concatenate([np.asarray(old.content), content]),
     )
     theirs = new.file, new.line, new.content
     left, right = np.flatnonzero(mine[0] >= 0), np.arange(len(now))

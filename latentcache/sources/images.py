@@ -33,6 +33,7 @@ from latentcache.sources.known import (
     Scan,
     Scanned,
     Units,
+    hash_rows,
     match_names,
     prefixed_strings,
     strings_of,
@@ -392,8 +393,7 @@ def _readings(count: int, units: Units, rules: Sequence[CaptionRule]) -> NDArray
     if not any(map(any, each)):
         return None
     reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
-    own = np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
-    reading[units["caption"][there]] = own[units["owner"][there]]
+    reading[units["caption"][there]] = hash_rows(each)[units["owner"][there]]
     return reading
 
 

@@ -353,6 +353,11 @@ def with_contents(
     return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
 
 
+def hash_rows(hashes: Iterable[bytes]) -> NDArray[np.uint8]:
+    """(n, 16) hashes."""
+    return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, HASH_BYTES)
+
+
 def with_hashes(
     root: Path,
     samples: SampleTable,
@@ -365,9 +370,10 @@ def with_hashes(
     found = [(row, *one) for row, one in read if isinstance(one, tuple)]
     if not found:
         return samples
-    hashes = np.frombuffer(b"".join(content for _, content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
     memos = np.array([memo for *_, memo in found], dtype=np.uint64)
-    return with_contents(samples, name, np.array([row for row, *_ in found]), hashes, memos)
+    return with_contents(
+        samples, name, np.array([row for row, *_ in found]), hash_rows(one[1] for one in found), memos
+    )
 
 
 def writable(column: Any) -> NDArray[Any]:

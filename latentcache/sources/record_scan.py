@@ -28,7 +28,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
 from latentcache.sources.causes import as_rejected, fault
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scan, Scanned, is_range, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, hash_rows, is_range, strings_of
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
@@ -106,8 +106,7 @@ class RecordScan(Scan):
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
         readings = {way: way.reading(str(self.part or "")) for way in dict.fromkeys(files.ways)}
-        each = b"".join([readings[way] for way in files.ways])
-        reading = np.frombuffer(each, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        reading = hash_rows(readings[way] for way in files.ways)
         stats = np.array(files.stats, dtype=np.uint64).reshape(-1, STAT_WIDTH - 1)
         held = self.held(Strings.of(files.names), np.pad(stats, ((0, 0), (0, 1))), reading)
         rejected, rows, self._room = list[Rejected](), bytearray(), _KEPT

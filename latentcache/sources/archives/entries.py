@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
 from latentcache.fields.table import STAT_WIDTH, Rejected
-from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.identity.content import content_hash
 from latentcache.sources.archives.members import SPAN, Columns, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
-from latentcache.sources.known import Known, Scan, Units, above
+from latentcache.sources.known import Known, Scan, Units, above, hash_rows
 from latentcache.sources.layouts.sets import Layout
 from latentcache.sources.reading import MAX_SOURCE_BYTES, listed, open_source, refuse_packed, stat_source
 from latentcache.sources.table import CAPTION_COLUMNS
@@ -72,8 +72,7 @@ class Archives:
             (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
             for one, rule in ((one, one.captions) for one in self._sets)
         ]
-        each = [content_hash(repr(said[owner]).encode()) for owner in self._owner.tolist()]
-        return np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
+        return hash_rows(content_hash(repr(said[owner]).encode()) for owner in self._owner.tolist())
 
     def units(self, held: Known) -> Units:
         """All images in the archives."""
