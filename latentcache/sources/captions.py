@@ -105,15 +105,12 @@ class CaptionFiles:
                     for number in np.flatnonzero((units["owner"][block] == owner) & ~own).tolist():
                         name = self._held.names[int(units["image"][start + number])]
                         some[number] = some[number] or self._rules[owner].fallback(name)
-                made = [number for number, text in enumerate(some) if text] if any(some) else []
+                made = {start + at: text.encode() for at, text in enumerate(some) if text} if any(some) else {}
                 if made:
-                    content[start + np.array(made)] = hash_rows(
-                        content_hash(some[number].encode()) for number in made
-                    )
+                    content[list(made)] = hash_rows(map(content_hash, made.values()))
                 if old is not None and old.text is not None and own.any():
-                    for number, text in zip(
-                        np.flatnonzero(own).tolist(), old.text.take(known[block][own]), strict=True
-                    ):
+                    before = old.text.take(known[block][own])
+                    for number, text in zip(np.flatnonzero(own).tolist(), before, strict=True):
                         some[number] = text
                 yield some
 

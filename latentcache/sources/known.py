@@ -359,21 +359,15 @@ def hash_rows(hashes: Iterable[bytes]) -> NDArray[np.uint8]:
 
 
 def with_hashes(
-    root: Path,
-    samples: SampleTable,
-    name: str,
-    rows: NDArray[np.integer],
-    stopping: Callable[[], bool] = bool,
+    root: Path, samples: SampleTable, name: str, rows: NDArray[np.integer], stopping: Callable[[], bool] = bool
 ) -> SampleTable:
     """Samples with the contents of the files of some rows; whoever encodes those that cannot be read says why."""
     read = hashed_images(root, samples, rows, name, stopping)
     found = [(row, *one) for row, one in read if isinstance(one, tuple)]
     if not found:
         return samples
-    memos = np.array([memo for *_, memo in found], dtype=np.uint64)
-    return with_contents(
-        samples, name, np.array([row for row, *_ in found]), hash_rows(one[1] for one in found), memos
-    )
+    done, contents, memos = zip(*found, strict=True)
+    return with_contents(samples, name, np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64))
 
 
 def writable(column: Any) -> NDArray[Any]:
