@@ -20,12 +20,8 @@ from latentcache.fields.protocol import Difference
 _OF_FLOOR = (8.0, 4.0)
 #: Spacing of numbers next to 1 in each storage type.
 _STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
-
-
 #: Noise of encoders that give the same bits everywhere.
 EXACT: Mapping[str, Any] = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
-
-
 #: Differences that count as noise (largest, mean), in standard deviations of the values: above those of batches,
 #: threads and kernels in bfloat16 (0.015 at most) and of bfloat16 against float32 (0.055), measured on latents; far
 #: below one pixel of shift (4) or tiles (2.4).

@@ -183,7 +183,8 @@ class ChatRenderer:
             user = self._write(self._said("user", _PROBE), self._said("assistant", "a"))
         except UnusableSampleError:
             return _Style()
-        prompted = prompt[_common(bare, prompt) :]
+        pairs = enumerate(zip(bare, prompt, strict=False))
+        prompted = prompt[next((n for n, (one, other) in pairs if one != other), min(len(bare), len(prompt))) :]
         heads = [one.partition(_PROBE)[0] for one in (alone, middle)]
         ends = (self._control.first(one.partition(_PROBE)[2]) for one in (alone, user))
         enders = frozenset(end[0] for end in ends if end is not None)
@@ -251,12 +252,6 @@ class ChatRenderer:
         if isinstance(value, dict):
             return {name: self._marked(child) for name, child in value.items()}
         return [self._marked(child) for child in value] if isinstance(value, list) else value
-
-
-def _common(one: str, other: str) -> int:
-    """Length of the text that both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def not_rendered(record: Record, text: str, mark: Callable[[str], str]) -> int:

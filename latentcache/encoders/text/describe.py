@@ -69,14 +69,10 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     if context.check and not context.check_encoder and before is not None:
         lost = _lost(given, settings, made)
         if lost:
-            recipe = replace(
-                before,
-                loss=settings.loss or before.loss,
-                add_bos=bool(settings.add_bos),
-                add_eos=settings.add_eos is not False,
-                template_options=settings.template_options or before.template_options,
-                split_control=not settings.control_tokens,
-            )
+            options = settings.template_options or before.template_options
+            ends: Any = {"add_bos": bool(settings.add_bos), "add_eos": settings.add_eos is not False}
+            recipe = replace(before, loss=settings.loss or before.loss, template_options=options, **ends)
+            recipe = replace(recipe, split_control=not settings.control_tokens)
             return Described(recipe=recipe, label=word, provenance=made, notes=(lost,))
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
     chat = bool(before is not None and before.chat_template) if form is None else bool((form == CHAT).any())
@@ -186,21 +182,17 @@ def _completed(
         )
     same = settings.tokenizer in (None, recorded)
     template = Path(made["chat_template"]) if made.get("chat_template") and same else None
-    found = followed(settings, tokenizer=recorded, chat_template=template)
-    path = Path(str(found.tokenizer))
+    settings = followed(settings, tokenizer=recorded, chat_template=template)
+    path = Path(str(settings.tokenizer))
     if not is_stub(str(path)) and path.exists():
-        found = replace(found, tokenizer=str(path.resolve()))
-    if before is None:
-        return found
-    return followed(
-        found,
+        settings = replace(settings, tokenizer=str(path.resolve()))
+    if before is not None:
         # A cache of texts alone carries loss everywhere; that is no choice for conversations that come later.
-        loss=before.loss if before.chat_template or before.loss != "all" else None,
-        add_bos=before.add_bos if same else None,
-        add_eos=before.add_eos,
-        template_options=before.template_options if same else None,
-        control_tokens=not before.split_control,
-    )
+        loss = before.loss if before.chat_template or before.loss != "all" else None
+        settings = followed(settings, loss=loss, add_eos=before.add_eos, control_tokens=not before.split_control)
+    if before is not None and same:
+        settings = followed(settings, add_bos=before.add_bos, template_options=before.template_options)
+    return settings
 
 
 def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.fields.input_ids import InputIdsRecipe
@@ -79,10 +79,8 @@ class SpecialTokens:
 
     def last_end(self, rendered: str, begin: int, end: int) -> int:
         """End of the last special token in a part of a template's output; 0 if there is none."""
-        stop = 0
-        for match in self._rendered.finditer(rendered, begin, end):
-            stop = stop if match.group()[0] == MARK else match.end()
-        return stop
+        found = self._rendered.finditer(rendered, begin, end)
+        return max((match.end() for match in found if match.group()[0] != MARK), default=0)
 
     def rewrite(self, rendered: str, places: Sequence[int]) -> tuple[str, list[int]]:
         """A template's output with its special tokens under their other names, and the same (rising) places in it."""
@@ -279,15 +277,13 @@ class ReferenceEngine:
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         else:  # without places in the text
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [
-            (np.array(one.ids, dtype=self._dtype), None if own is None else token_spans(*_places(one), own))
-            for one, own in zip(encodings, spans, strict=True)
-        ]
-
-
-def _places(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    return places[:, 0], places[:, 1]
+        found = list[Tokens]()
+        for one, own in zip(encodings, spans, strict=True):
+            begins, ends = np.array([] if own is None else one.offsets, dtype=np.int64).reshape(-1, 2).T
+            found.append(
+                (np.array(one.ids, dtype=self._dtype), None if own is None else token_spans(begins, ends, own))
+            )
+        return found
 
 
 def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
