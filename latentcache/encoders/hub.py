@@ -62,10 +62,8 @@ def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
     if path.exists():
         return path, ""
     if not is_hub_id(word):
-        what, fix = (
-            f"{wanted.flag} {word}: no such file or folder",
-            f"check the path; {wanted.flag} takes {wanted.takes}",
-        )
+        what = f"{wanted.flag} {word}: no such file or folder"
+        fix = f"check the path; {wanted.flag} takes {wanted.takes}"
         raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     folder = hub_folder(word, wanted, revision=revision)
     return folder, folder.name if folder.parent.name == "snapshots" else ""

@@ -178,8 +178,7 @@ class _PipelineEncoder:
             places, order = order[-count:], order[:-count]
             spare = min(lengths[place].padded - lengths[place].tokens for place in places)
             spare = spare // _STEP * _STEP if output.pads else 0
-            values = self._run([texts[place] for place in places], longest - spare)
-            seen = self._told(len(places))
+            values, seen = self._run([texts[place] for place in places], longest - spare)
             pooled: Any = [None] * len(places)
             if output.pools:
                 values, pooled = values[0], values[1].cpu()
@@ -200,15 +199,20 @@ class _PipelineEncoder:
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
-    def _run(self, texts: list[str], length: int) -> Any:
-        """What the pipeline makes of texts that are padded to a length: a tensor, or sequences without padding."""
+    def _run(self, texts: list[str], length: int) -> tuple[Any, list[_Length]]:
+        """What the pipeline makes of texts that are padded to a length: a tensor, or sequences without padding.
+
+        Also the lengths that the first tokenizer found; full ones if it told none.
+        """
         self._seen.clear()
 
         def encoded() -> Any:
-            with self._torch.inference_mode():
+            with self._torch.inference_mode(), suppress(_Stop):
                 return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
 
-        return self._guard.run(encoded, f"{len(texts)} captions")
+        values, full = self._guard.run(encoded, f"{len(texts)} captions"), self._recipe.length
+        told = self._seen[: len(texts)]
+        return values, told if len(told) == len(texts) else [_Length(full, full, 0)] * len(texts)
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
         """The length of each text; the text encoders stop before they run."""
@@ -216,16 +220,10 @@ class _PipelineEncoder:
         def stop(*_: Any) -> None:
             raise _Stop
 
-        with ExitStack() as hooks, suppress(_Stop):
+        with ExitStack() as hooks:
             for part in self._output.parts:
                 hooks.enter_context(getattr(self._pipe, part).register_forward_pre_hook(stop))
-            self._run(list(texts), self._recipe.length)
-        return self._told(len(texts))
-
-    def _told(self, count: int) -> list[_Length]:
-        """The lengths that the first tokenizer of the last run found; full ones if it told none."""
-        longest = self._recipe.length
-        return self._seen[:count] if len(self._seen) >= count else [_Length(longest, longest, 0)] * count
+            return self._run(list(texts), self._recipe.length)[1]
 
     def _stored(self, value: Any) -> NDArray[Any]:
         kept = value.float().to(getattr(self._torch, _computed(self._recipe))).contiguous().cpu()

@@ -156,10 +156,8 @@ def _given_config(config: str) -> Path:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        what, fix = (
-            f"--model-config {config}: no such file",
-            "give --model-config a config.json, or a folder that has one",
-        )
+        what = f"--model-config {config}: no such file"
+        fix = "give --model-config a config.json, or a folder that has one"
         raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     return path
 
