@@ -44,15 +44,6 @@ class Group(Value):
     dims: tuple[int, int, int] = (1, 1, 1)
     """Frames, height and width (pixels) that enter the key."""
 
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Group:
-        """Inverse of :meth:`as_json`. Raises KeyError, TypeError or ValueError if a part is wrong."""
-        return cast("Group", parsed(cls, data))
-
 
 class FieldSpec(Value):
     """How items of a field are stored and put together in a batch."""

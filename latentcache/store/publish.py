@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -378,7 +378,7 @@ def _described(one: FieldRows) -> dict[str, Any]:
         "recipe": dict(one.recipe_json),
         "recipe_id": one.recipe_id.hex(),
         "spec": {item.name: getattr(one.spec, item.name) for item in fields(one.spec)},
-        "groups": [group.as_json() for group in one.groups],
+        "groups": [asdict(group) for group in one.groups],
         "counts": {"entries": len(one.offset), "rows": len(one.sample)},
         "columns": sorted(one.columns),
         "ragged_columns": sorted(one.ragged_columns),

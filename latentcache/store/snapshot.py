@@ -29,7 +29,7 @@ from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name
 from latentcache.store.paths import CachePaths
-from latentcache.value import Value
+from latentcache.value import Value, parsed
 
 #: The newest version this release reads. Raised when an older reader could misread a newer cache.
 FORMAT_VERSION = 1
@@ -387,7 +387,7 @@ def _field_rows(
         provenance=about["provenance"],
         noise=about["noise"],
         spec=FieldSpec(**{**about["spec"], "dims": tuple(about["spec"]["dims"])}),
-        groups=tuple(Group.from_json(one) for one in about["groups"]),
+        groups=tuple(parsed(Group, one) for one in about["groups"]),
         shards=tuple(shards),
         columns={one: file[f"{at}/columns/{one}"] for one in about["columns"]},
         ragged_columns={one: (file[f"{place}.ends"], file[f"{place}.values"]) for one, place in ragged},
