@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import threading
 import time
@@ -46,6 +47,7 @@ NAMES = (
 )
 VARIABLE = "LATENTCACHE_FAILPOINT"
 _ACTIONS = ("kill", "die", "crash", "stop", "hang", "lost", "raise")
+_TEXT = re.compile(rf"({'|'.join(NAMES)})(?:@([^:]*))?:0*([1-9][0-9]*):({'|'.join(_ACTIONS)})")
 _HANG_S = 3600
 
 
@@ -53,20 +55,15 @@ class _Armed:
     """One place, and the passages left until its action."""
 
     def __init__(self, text: str, build: int | None) -> None:
-        place, _, rest = text.partition(":")
-        name, _, self.pattern = place.partition("@")
-        number, _, action = rest.partition(":")
-        if (
-            name not in NAMES
-            or not (number.isascii() and number.isdecimal() and int(number))
-            or action not in _ACTIONS
-        ):
+        found = _TEXT.fullmatch(text)
+        if found is None:
             raise UsageError(
                 f"{VARIABLE}={text}: unknown failpoint",
                 why=f"expected name:n:action, with a name of {', '.join(NAMES)}",
                 fix=f"unset {VARIABLE}, or for example {VARIABLE}=after-commit:2:kill",
             )
-        self.name, self.left, self.action, self.build = name, int(number), action, build
+        self.name, self.pattern, number, self.action = found.groups("")
+        self.left, self.build = int(number), build
 
     def passed(self, name: str, subject: str = "") -> None:
         """Count a passage; act at the n-th one."""
@@ -82,13 +79,12 @@ class _Armed:
         elif self.action == "raise":
             raise OSError(errno.EIO, f"failpoint {name}")
         else:
-            self._signal()
-
-    def _signal(self) -> None:
-        if self.action == "kill" and self.build is not None:
-            os.kill(self.build, signal.SIGKILL)
-        number = {"crash": signal.SIGSEGV, "stop": signal.SIGSTOP}.get(self.action, signal.SIGKILL)
-        signal.pthread_kill(threading.get_ident(), number)  # at once: through the process, this thread would go on
+            if self.action == "kill" and self.build is not None:
+                os.kill(self.build, signal.SIGKILL)
+            number = {"crash": signal.SIGSEGV, "stop": signal.SIGSTOP}.get(self.action, signal.SIGKILL)
+            signal.pthread_kill(
+                threading.get_ident(), number
+            )  # at once: through the process, this thread would go on
 
 
 _armed: _Armed | None = None

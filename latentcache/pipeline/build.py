@@ -46,8 +46,8 @@ from latentcache.store.publish import NewSnapshot
 
 #: Settings that each worker is told.
 _OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every", "stream")
-#: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
-HEADERS = {"original_size": "latentcache.images.headers:fill_sizes"}
+#: Reads what the heads of files say of samples: the column :data:`_SIZE`, and others beside it.
+_HEADERS, _SIZE = "latentcache.images.headers:fill_sizes", "original_size"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,8 +190,8 @@ class _Build:
                     samples, kind, self.described[kind.name], before, snapshot.rejected
                 )
         with self.stop.deferred():
-            for column in dict.fromkeys(name for kind in kinds for name in kind.needs_header):
-                self.fill(column, [kind for kind in kinds if column in kind.needs_header], known)
+            if sized := [kind for kind in kinds if _SIZE in kind.needs_header]:
+                self.fill(sized, known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
                 self.samples = with_equal_files(
                     self.samples, name, self.listing.root, stopping=lambda: self.stop.requested
@@ -204,20 +204,16 @@ class _Build:
             )
         return works
 
-    def fill(self, column: str, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> None:
-        """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind.
-
-        What else the headers say (the frames of videos) is a column of its own.
-        """
+    def fill(self, kinds: list[FieldKind], known: Mapping[str, dict[int, Rejected]]) -> None:
+        """Read the headers of the samples without a size; those that cannot be read are rejected by every kind."""
         samples = self.samples
         has_file = np.asarray(samples.inputs[kinds[0].inputs[0]].file) >= 0
-        rows = np.flatnonzero(~np.asarray(samples.columns[column]).any(axis=1) & has_file)
+        rows = np.flatnonzero(~np.asarray(samples.columns[_SIZE]).any(axis=1) & has_file)
         done = set.intersection(*(set(known[kind.name]) for kind in kinds))
-        if done:
-            rows = np.setdiff1d(rows, np.fromiter(done, dtype=np.intp, count=len(done)))
+        rows = np.setdiff1d(rows, list(done), assume_unique=True)
         if not len(rows):
             return
-        found, rejected = load(HEADERS[column])(
+        found, rejected = load(_HEADERS)(
             self.listing.root,
             samples,
             rows,

@@ -68,14 +68,14 @@ def locked(paths: CachePaths) -> Iterator[int]:
     make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):
-            before, shards = _names(paths.root), _names(paths.shards)
+            shards = _names(paths.shards)
             state = paths.building.read_bytes() if paths.building.is_file() else None
         try:
             yield descriptor
         except LatentcacheError:
             if _names(paths.shards) == shards:
                 for folder in (paths.shards, paths.scratch, paths.quarantine):
-                    if folder.name not in before and not _names(folder) and folder.is_dir():
+                    with suppress(OSError):  # it is not there, or holds something
                         folder.rmdir()
                 if state is not None:  # a build that was not finished goes on with its own settings
                     write_atomically(paths.building, state)

@@ -11,7 +11,7 @@ that did not fit, never from timing, so a run can be repeated.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -226,10 +226,11 @@ class Batches:
     ) -> None:
         self._kind, self._groups, self._batch_size, self._warn = kind, groups, batch_size, warn
         self._dtype = numpy_dtype(spec.dtype)
-        self.most = batch_size or kind.work.batch_items
+        self.most = most = batch_size or kind.work.batch_items
         self.waiting: dict[int, list[PendingItem]] = {}
         self._costs = Counter[int]()
-        self._limits: dict[int, int] = {}
+        self._limits = defaultdict[int, int](lambda: most)
+        """Items of a batch at most, by group."""
         self._in_flight: deque[tuple[list[PendingItem], Pending]] = deque()
 
     def add(self, item: PendingItem) -> list[PendingItem]:
@@ -240,7 +241,7 @@ class Batches:
         cost = math.prod(group.dims) if -1 not in group.shape else job.cost // len(job.outputs)
         self._costs[item.group] += cost
         large = self._batch_size is None and self._costs[item.group] + cost > self._kind.work.batch_cost
-        return self.take(item.group) if large or len(waiting) >= self._most(item.group) else []
+        return self.take(item.group) if large or len(waiting) >= self._limits[item.group] else []
 
     def take(self, group: int | None = None) -> list[PendingItem]:
         """The items that wait of a group [default: of the one that holds most memory]."""
@@ -248,9 +249,6 @@ class Batches:
             group = max(self.waiting, key=lambda one: num_bytes(self.waiting[one]))
         del self._costs[group]
         return self.waiting.pop(group)
-
-    def _most(self, group: int) -> int:
-        return min(self._limits.get(group, self.most), self.most)
 
     @property
     def in_flight(self) -> list[PendingItem]:
@@ -262,7 +260,7 @@ class Batches:
         done: list[Result] = []
         waiting = list(items)
         while waiting:
-            batch = waiting[: self._most(waiting[0].group)]
+            batch = waiting[: self._limits[waiting[0].group]]
             while len(self._in_flight) >= IN_FLIGHT:
                 done += self._fetch()
             try:
@@ -312,23 +310,18 @@ class Batches:
             if isinstance(made, Failure):
                 continue
             expected, found = self._groups[group].shape, made.array.shape
-            ragged = expected[:1] == (-1,)
-            if (
-                len(found) == len(expected)
-                and found[ragged:] == expected[ragged:]
-                and made.array.dtype == self._dtype
-            ):
-                continue
-            raise EncoderError(
-                "the encoder gives arrays of another shape or type than the field",
-                where=self._kind.name,
-                why=f"expected {expected} of {self._dtype}, found {found} of {made.array.dtype}",
-                fix="report this model",
-            )
+            same = [one in (-1, other) for one, other in zip(expected, found, strict=False)]
+            if len(found) != len(expected) or not all(same) or made.array.dtype != self._dtype:
+                raise EncoderError(
+                    "the encoder gives arrays of another shape or type than the field",
+                    where=self._kind.name,
+                    why=f"expected {expected} of {self._dtype}, found {found} of {made.array.dtype}",
+                    fix="report this model",
+                )
 
     def _halve(self, batch: Sequence[PendingItem]) -> None:
         group, size = batch[0].group, len(batch)
-        kept = self._limits[group] = min(self._limits.get(group, size), size // 2)
+        kept = self._limits[group] = min(self._limits[group], size // 2)
         label = self._groups[group].label
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
 
