@@ -47,7 +47,6 @@ NAMES = (
 )
 VARIABLE = "LATENTCACHE_FAILPOINT"
 _ACTIONS = ("kill", "die", "crash", "stop", "hang", "lost", "raise")
-_TEXT = re.compile(rf"({'|'.join(NAMES)})(?:@([^:]*))?:0*([1-9][0-9]*):({'|'.join(_ACTIONS)})")
 _HANG_S = 3600
 
 
@@ -55,7 +54,8 @@ class _Armed:
     """One place, and the passages left until its action."""
 
     def __init__(self, text: str, build: int | None) -> None:
-        found = _TEXT.fullmatch(text)
+        form = rf"({'|'.join(NAMES)})(?:@([^:]*))?:0*([1-9][0-9]*):({'|'.join(_ACTIONS)})"
+        found = re.fullmatch(form, text)
         if found is None:
             raise UsageError(
                 f"{VARIABLE}={text}: unknown failpoint",
@@ -82,9 +82,8 @@ class _Armed:
             if self.action == "kill" and self.build is not None:
                 os.kill(self.build, signal.SIGKILL)
             number = {"crash": signal.SIGSEGV, "stop": signal.SIGSTOP}.get(self.action, signal.SIGKILL)
-            signal.pthread_kill(
-                threading.get_ident(), number
-            )  # at once: through the process, this thread would go on
+            # At once: through the process, this thread would go on.
+            signal.pthread_kill(threading.get_ident(), number)
 
 
 _armed: _Armed | None = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError, python_words
 from latentcache.failpoint import failpoint
-from latentcache.fields.protocol import DescribeContext, Described, FieldKind
+from latentcache.fields.protocol import DescribeContext, Described, FieldKind, join_noise
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight
@@ -303,12 +303,14 @@ class _Build:
             for work in works:
                 if learned:
                     work = field_work(work.kind, work.described, work.before, self.samples, catalog, work.rejected)
-                work.result = result = self.run_field(work, lookup) if len(work.todo) else None
+                if len(work.todo):
+                    work.result = self.run_field(work, lookup)
+                    work.noise = join_noise(work.noise, work.result.noise)
                 if self.stop.requested:
                     raise self.stop.error()
                 done.append(work)
-                if result is not None and len(result.read.sample):
-                    self.samples, learned = with_read_contents(self.samples, work.kind, result.read), True
+                if work.result is not None and len(work.result.read.sample):
+                    self.samples, learned = with_read_contents(self.samples, work.kind, work.result.read), True
         self.warm.close()
         return done
 

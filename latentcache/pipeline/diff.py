@@ -68,7 +68,7 @@ class FieldWork:
     result: RunResult | None = None
     """What its run made; None: there was nothing to do, or no run yet."""
     noise: Mapping[str, Any] = field(default_factory=dict)
-    """Of encoders, beside that of the snapshot and the run."""
+    """Of encoders: of the items in ``kept``, of a run, of parts."""
 
     @property
     def name(self) -> str:
@@ -233,6 +233,7 @@ def field_work(
         kept=kept,
         place=place,
         rejected=refused,
+        noise={} if kept is None else kept.noise,
     )
     find_items(work, samples, catalog)
     missing = np.flatnonzero(place < 0)

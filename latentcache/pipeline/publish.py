@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache import __version__
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
+from latentcache.fields.protocol import Failure, FieldPlan, Group
 from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import FieldWork, usable_items
@@ -169,7 +169,6 @@ def _field(
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     every = slice(None) if len(items) == len(work.place) else items
     plan, before = work.plan, work.kept
-    noise = join_noise(before.noise if before is not None else {}, work.noise)
     sample = plan.sample[every] if numbers is None else numbers[plan.sample[every]]
     provenance = {
         **work.described.provenance,
@@ -185,7 +184,7 @@ def _field(
             shard=before.shard if same_shards else shard_numbers(catalog, before)[np.asarray(before.shard)],
             sample=before.sample if np.array_equal(before.sample, sample) else sample,
             provenance=provenance,
-            noise=noise,
+            noise=work.noise,
         )
     groups, group = groups_in_use(plan, plan.group[every])
     return new_field(
@@ -198,7 +197,7 @@ def _field(
         variant=plan.variant[every],
         place=work.place[every],
         provenance=provenance,
-        noise=join_noise(noise, work.result.noise) if work.result else noise,
+        noise=work.noise,
         known=before,
     )
 
