@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from latentcache.fields.protocol import Job
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.workers.process import WarmWorker
@@ -49,7 +48,7 @@ def probe(plan: BuildPlan, field: str) -> Probe | None:
     work, stop, warnings = plan.fields[field], StopSignal(), list[str]()
     if not len(work.todo):
         return None
-    jobs: list[Job] = list(islice(work.jobs(listing, samples), _INPUTS))
+    jobs = list(islice(work.jobs(listing, samples), _INPUTS))
 
     def look(progress: Progress) -> None:
         if progress.began and progress.done and time.monotonic() - progress.began > _SECONDS:

@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.workers.transport import Form, failure_of, split_keys
 from latentcache.store.atomic_io import writing
-from latentcache.value import Value
 
 
 class EventLog:
@@ -84,14 +83,14 @@ class Progress:
     """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
 
 
-class ReadColumns(Value):
+class ReadColumns(NamedTuple):
     """What reading the inputs of n jobs gave."""
 
-    sample: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    sample: NDArray[np.int32] = np.zeros(0, np.int32)
     """(n,) ``Job.sample``."""
-    content: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0, HASH_BYTES), np.uint8))
+    content: NDArray[np.uint8] = np.zeros((0, 0, HASH_BYTES), np.uint8)
     """(n, k, 16) of each file of a job that was told."""
-    stat: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((0, 0, STAT_WIDTH), np.uint64))
+    stat: NDArray[np.uint64] = np.zeros((0, 0, STAT_WIDTH), np.uint64)
     """(n, k, 6) their stat memos; zeros if there is none."""
 
 
@@ -177,8 +176,7 @@ class RunResult:
         self.encoded = max(len(keys) - self.progress.copied, 0)
         self.encode_s = time.monotonic() - self.progress.began if self.progress.began else 0.0
         if self._read:
-            names = [one.name for one in fields(ReadColumns)]
-            self.read = ReadColumns(**{n: np.concatenate([getattr(one, n) for one in self._read]) for n in names})
+            self.read = ReadColumns(*map(np.concatenate, zip(*self._read, strict=True)))
 
     def _done(self, job: Job) -> None:
         self.progress.done += len(job.outputs)

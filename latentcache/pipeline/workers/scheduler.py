@@ -456,22 +456,18 @@ class Run:
             for worker in list(self._workers.values()):
                 if is_late:
                     worker.handle.kill()
-                late = self._last_messages(worker) or late
+                worker.handle.channel.flush()
+                try:
+                    self._take(worker)
+                    late = worker.error if isinstance(worker.error, StoreError) else late
+                except LatentcacheError as error:
+                    late = error
                 if is_late or worker.handle.channel.ended or worker.is_reusable:
                     self._disconnect(worker)
                 if is_late and not worker.handle.is_thread:  # a thread may still be writing
                     with suppress(StoreError):  # the next build seals it
                         self._recovered(worker)
         return late
-
-    def _last_messages(self, worker: _Worker) -> LatentcacheError | None:
-        """Take the last commits; gives what went wrong with them."""
-        worker.handle.channel.flush()
-        try:
-            self._take(worker)
-        except LatentcacheError as error:
-            return error
-        return worker.error if isinstance(worker.error, StoreError) else None
 
     def _disconnect(self, worker: _Worker) -> str:
         """Disconnect a worker; gives how it ended. One that can go on is kept for the next field."""

@@ -164,16 +164,17 @@ def failure_of(form: Form) -> Failure:
 def error_form(error: BaseException) -> Form:
     """Any error as JSON."""
     form = {"class": type(error).__name__, "what": str(error)}
-    if isinstance(error, LatentcacheError):
-        return form | {"exit_code": error.exit_code} | error.as_json()
-    if isinstance(error, MemoryError):
-        return form | {"class": "MemoryError"}
-    if isinstance(error, OSError):
-        return form | {
-            "class": "OSError",
-            "what": error.strerror or str(error),
-            "about": (error.errno, error.filename),
-        }
+    match error:
+        case LatentcacheError():
+            return form | {"exit_code": error.exit_code} | error.as_json()
+        case MemoryError():
+            return form | {"class": "MemoryError"}
+        case OSError():
+            return form | {
+                "class": "OSError",
+                "what": error.strerror or str(error),
+                "about": (error.errno, error.filename),
+            }
     return form | {"trace": "".join(traceback.format_exception(error))}
 
 

@@ -121,7 +121,17 @@ class WorkerLoop:
         producer: Producer | None = None
         try:
             with self.board.activity(ENCODER, OPENING):
-                producer = self.batches.producer = self._load()
+                context = ProducerContext(
+                    root=self.task.root,
+                    device=self.task.device,
+                    groups=self.task.groups,
+                    options=self.task.options,
+                    warn=self._warn,
+                    cost=self.task.cost,
+                    missing=self._missing,
+                )
+                producer = load(self.kind.producer)(self.task.producer, self.recipe, context)
+                self.batches.producer = producer
             for number in range(self.task.decode_threads or 1):
                 arguments = (producer, FIRST_PREPARER + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
@@ -173,20 +183,6 @@ class WorkerLoop:
                 self.batches.producer.open()
             self._opened = True
             self.channel.send("opened", noise=self.batches.producer.noise)
-
-    def _load(self) -> Producer:
-        task = self.task
-        context = ProducerContext(
-            root=task.root,
-            device=task.device,
-            groups=task.groups,
-            options=task.options,
-            warn=self._warn,
-            cost=task.cost,
-            missing=self._missing,
-        )
-        producer: Producer = load(self.kind.producer)(task.producer, self.recipe, context)
-        return producer
 
     def _loop(self) -> None:
         while not self.stopping.is_set():
