@@ -61,16 +61,6 @@ def test_the_first_in_the_queue_is_served_first():
     assert len(answers) == 3
 
 
-def test_a_request_beyond_the_budget_is_granted_alone():
-    budget = ByteBudget(10)
-    assert budget.acquire(1000)
-    thread, answers = asking(budget, 1)
-    assert answers == []
-    budget.release(1000)
-    thread.join(5)
-    assert answers == [(1, True)]
-
-
 def test_starving_means_that_no_thread_is_at_work_and_the_next_does_not_fit():
     budget = ByteBudget(10)
     budget.acquire(8)

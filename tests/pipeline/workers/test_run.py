@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from latentcache import failpoint
-from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
+from latentcache.errors import DeviceError, DiskFullError, EncoderError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers.memory import BASE_BYTES
 from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess
@@ -75,14 +75,6 @@ def test_failures_are_told_with_what_was_read(toy):
     assert {sample: one.reason for sample, one in why.items()} == {0: "bad-toy", 1: "bad-toy", 2: "truncated"}
     assert why[1].content == content_hash(b"b fail-encode")
     assert settled(result) == [0, 1, 2, 3]
-
-
-def test_a_batch_that_does_not_fit_is_halved(toy):
-    result = toy.run([f"w{number} large" for number in range(16)] + ["x huge"])
-    assert settled(result) == list(range(17))
-    memory = toy.kind.reasons.get("memory", "out-of-memory")
-    assert [(sample, why.reason) for sample, why in result.failed] == [(16, memory)]
-    assert any("the batch size is now 4" in warning for warning in toy.warnings)
 
 
 def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
@@ -202,12 +194,6 @@ def test_events_name_what_is_durable(toy):
         toy.run(TEXTS, commit_every=4, events=log, progress=progress)
     assert seen[-1][0] == seen[-1][1] == len(toy.stored())
     assert all(len(json.loads(line)["keys"]) <= 16 for line in events.read_text().splitlines())
-
-
-def test_a_failing_disk_ends_the_build(words, monkeypatch):
-    monkeypatch.setenv(failpoint.VARIABLE, "after-put:2:raise")
-    with pytest.raises((StoreError, OSError)):
-        words.run(TEXTS, commit_every=4)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
