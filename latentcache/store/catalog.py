@@ -195,8 +195,13 @@ class Catalog:
         with writing(folder):
             for name in (_KEY, _SAME):
                 numbers, items = self._table(name)
-                np.save(folder / f"{name}.numbers.npy", numbers)
-                np.save(folder / f"{name}.items.npy", items)
+                for column, values in ("numbers", numbers), ("items", items):
+                    with (folder / f"{name}.{column}.npy").open("wb") as file:
+                        # np.save loses the error of a disk that is full.
+                        np.lib.format.write_array_header_1_0(
+                            file, np.lib.format.header_data_from_array_1_0(np.asarray(values))
+                        )
+                        file.write(values.data)
             about = [list(map(str, self._folders)), list(map(int, self._counts))]
             (folder / "shards.json").write_text(json.dumps(about), "ascii")
 
@@ -274,7 +279,8 @@ class Catalog:
 
     def _index(self, shard: int) -> ShardIndex:
         if shard not in self._indexes:
-            self._indexes[shard] = load_index(self._folders[shard], check_data=False)
+            with reading(self._folders[shard]):
+                self._indexes[shard] = load_index(self._folders[shard], check_data=False)
         return self._indexes[shard]
 
 
