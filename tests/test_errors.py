@@ -88,7 +88,7 @@ def test_the_catalog_lists_every_slug_that_the_package_uses():
     rows = {one.name: one for one in catalog()}
     used = {"output"}  # of the command line's own class
     for path in PACKAGE.rglob("*.py"):
-        used |= set(re.findall(r"""\bslug=["']([a-z-]+)["']""", path.read_text("utf-8")))
+        used |= set(re.findall(r"""\bslug(?:, \w+)* ?= ?["']([a-z-]+)["']""", path.read_text("utf-8")))
     used |= {f"{name}" for cls in CLASSES for name in [cls.slug] if cls is not LatentcacheError}
     used -= set(HINTS)  # reasons of rejected inputs
     assert used - set(rows) == set()
