@@ -13,8 +13,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 from textwrap import fill, indent
 from types import FrameType
 from typing import Any
@@ -152,7 +153,8 @@ def _run(argv: list[str]) -> int:
         asks_help = not {"--help", "-h"}.isdisjoint(argv)
         if command in COMMANDS and not asks_help:
             _load_numpy()
-        flags.register(_values(argv, "--field"))
+        flags.register(value for word, value in pairwise(argv) if word == "--field")
+        flags.register(word.partition("=")[2] for word in argv if word.startswith("--field="))
         program: Any = typer.main.get_command(application(command))
         if asks_help and "--json" in argv:
             console.emit(command, {"help": _help(program, command)}, exit_code=0)
@@ -195,15 +197,6 @@ def _reject_empty(argv: list[str]) -> None:
             why="a shell variable without a value gives an empty argument",
             fix="give the argument a value, or leave it out; . is the current folder",
         )
-
-
-def _values(argv: list[str], flag: str) -> Iterator[str]:
-    """Values of a flag, before options are parsed."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=False):
-        if word == flag and following:
-            yield following
-        elif word.startswith(f"{flag}="):
-            yield word.partition("=")[2]
 
 
 def _fail(command: str, error: BaseException, *, as_json: bool) -> int:

@@ -8,6 +8,7 @@ import resource
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,8 @@ With DATA a few items are encoded in a temporary folder, and the time and the by
 Nothing is written to DATA or to a cache. Exit status: 0 fine, 1 the build would fail or reject data, 3 this machine
 cannot do it.
 """
-_PACKAGES = (
-    *("latentcache", "numpy", "lmdb", "pillow", "simplejpeg", "xxhash", "safetensors", "torch", "diffusers"),
-    *("transformers", "tokenizers"),
-)
+_PACKAGES = ("latentcache", "numpy", "lmdb", "pillow", "simplejpeg", "xxhash", "safetensors", "torch", "diffusers",
+             "transformers", "tokenizers")  # fmt: skip
 _OPTIONAL = ("pyarrow", "tiktoken")
 #: File systems that other machines serve. Locks and fsync mean less there, and small reads cost a round trip.
 _NETWORK = frozenset(
@@ -46,8 +45,8 @@ class Check(Value):
 
     name: str
     text: str
-    state: str = "ok"
-    """``ok``, ``warning`` or ``problem``."""
+    problem: bool = False
+    """True if a build would fail or reject data."""
     hint: str = ""
     """What to do, in words."""
     fix: str = ""
@@ -55,6 +54,11 @@ class Check(Value):
     of_machine: bool = False
     """True if this machine is the problem, not the data or the model."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """``problem``, ``warning`` or ``ok``."""
+        return "problem" if self.problem else "warning" if self.hint or self.fix else "ok"
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``checks``."""
@@ -111,7 +115,7 @@ def doctor(
         found.append(check)
         for line in () if as_json else check.lines():  # now: some checks take seconds
             out(line)
-    problems = [check for check in found if check.state == "problem"]
+    problems = [check for check in found if check.problem]
     exit_code = 3 if any(check.of_machine for check in problems) else int(bool(problems))
     payload = {"data": None if data is None else str(data), "checks": [check.as_json() for check in found]}
     last = f"{counted(len(problems), 'problem')} found" if problems else "ready"
@@ -122,7 +126,7 @@ def _checks(asked: _Asked) -> Iterator[Check]:
     yield _packages()
     device = _tried("device", _device, asked)
     yield device
-    if device.state == "problem":  # the rest is looked at all the same
+    if device.problem:  # the rest is looked at all the same
         asked = replace(asked, device="auto")
     yield _limits()
     yield _tried("disk", _place, asked)
@@ -130,17 +134,17 @@ def _checks(asked: _Asked) -> Iterator[Check]:
         check = _tried(name, _encoder, name, settings)
         if check.text:
             yield check
-    plan: BuildPlan | None = None
-    if asked.data is not None:
-        try:
-            plan = _plan(asked, asked.data)
-        except LatentcacheError as error:
-            yield _failed("data", error)
-    if plan is not None:
-        yield _findings(plan, asked)
-        yield _tried("space", _space, plan)
-        for name in plan.fields:
-            yield _tried("time", _time, plan, name)
+    if asked.data is None:
+        return
+    try:
+        plan = _plan(asked, asked.data)
+    except LatentcacheError as error:
+        yield _failed("data", error)
+        return
+    yield _findings(plan, asked)
+    yield _tried("space", _space, plan)
+    for name in plan.fields:
+        yield _tried("time", _time, plan, name)
 
 
 def _tried(name: str, check: Callable[..., Check], *given: Any) -> Check:
@@ -156,7 +160,7 @@ def _failed(name: str, error: LatentcacheError) -> Check:
     why = f": {error.why}" if error.why else ""
     return Check(
         name=name,
-        state="problem",
+        problem=True,
         text=f"{error.what}{why}",
         of_machine=isinstance(error, _ENVIRONMENT),
         facts={"slug": error.slug, "where": error.where},
@@ -173,21 +177,23 @@ def _packages() -> Check:
     versions = {"python": platform.python_version(), **{name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}}
     missing = " ".join(name for name in _PACKAGES if not versions[name])
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    text = f"{text}; compiled reader: {'used' if LIBRARY else 'not there'}"
-    facts = {"versions": versions, "compiled_reader": LIBRARY is not None}
-    if not missing:
-        return Check(name="packages", text=text, facts=facts)
-    text, fix = f"{missing} missing; {text}", f"pip install {missing}"
-    return Check(name="packages", state="problem", text=text, fix=fix, of_machine=True, facts=facts)
+    text = f"{missing} missing; {text}" if missing else text
+    return Check(
+        name="packages",
+        problem=bool(missing),
+        text=f"{text}; compiled reader: {'used' if LIBRARY else 'not there'}",
+        fix=f"pip install {missing}" if missing else "",
+        of_machine=bool(missing),
+        facts={"versions": versions, "compiled_reader": LIBRARY is not None},
+    )
 
 
 def _version(name: str) -> str:
     from importlib import metadata
 
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+    return ""
 
 
 def _device(asked: _Asked) -> Check:
@@ -213,7 +219,7 @@ def _device(asked: _Asked) -> Check:
         return Check(name="device", text=f"{facts['name']}, {memory}, {driver}; {host}", facts=facts)
     built = f"torch {facts['torch']} is built for {'CUDA ' + facts['cuda'] if facts['cuda'] else 'the CPU only'}"
     text, hint = f"the CUDA device cannot be used: {built}, {driver}", "install the torch build that fits the driver"
-    return Check(name="device", state="problem", text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
+    return Check(name="device", problem=True, text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
 
 
 def _limits() -> Check:
@@ -226,8 +232,7 @@ def _limits() -> Check:
         fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)}"
     elif shm < _LEAST_SHM:
         hint = "DataLoader workers pass batches through /dev/shm: give a container --shm-size 2g"
-    state = "warning" if hint or fix else "ok"
-    return Check(name="limits", state=state, text=text, hint=hint, fix=fix, facts=facts)
+    return Check(name="limits", text=text, hint=hint, fix=fix, facts=facts)
 
 
 def _place(asked: _Asked) -> Check:
@@ -239,21 +244,20 @@ def _place(asked: _Asked) -> Check:
     if asked.data is not None:
         check_paths(asked.data, asked.cache)
     free, kind = free_bytes(asked.cache), file_system(asked.cache)
-    facts = {"cache": str(asked.cache), "free_bytes": free, "file_system": kind}
     text = f"{human_bytes(free)} free at {asked.cache}{f' on {kind}' if kind else ''}"
+    facts = {"cache": str(asked.cache), "free_bytes": free, "file_system": kind}
     if kind not in _NETWORK and not kind.startswith("fuse."):
         return Check(name="disk", text=text, facts=facts)
     hint = "build on a local disk, then copy the cache: readers need no locks"
     fix = asked.build(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), asked.cache.name)))}")
-    return Check(name="disk", state="warning", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
+    return Check(name="disk", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     """Type of the file system of a path that need not exist; empty if the system does not say."""
-    if not mounts.exists():
-        return ""
-    lines = [line.split() for line in mounts.read_text("utf-8", "surrogateescape").splitlines()]
-    kinds, whole = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in lines}, path.resolve()
+    text = mounts.read_text("utf-8", "surrogateescape") if mounts.exists() else ""
+    kinds = {Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in map(str.split, text.splitlines())}
+    whole = path.resolve()
     return next((kinds[one] for one in (whole, *whole.parents) if one in kinds), "")
 
 
@@ -269,7 +273,7 @@ def _encoder(name: str, settings: Any) -> Check:
     if not text.startswith("demo"):
         return Check(name=name, text=text)
     hint = "give a VAE with --model: latents of the demo encoder are not for training"
-    return Check(name=name, state="warning", text=text, hint=hint)
+    return Check(name=name, text=text, hint=hint)
 
 
 def _plan(asked: _Asked, data: Path) -> BuildPlan:
@@ -288,14 +292,11 @@ def _findings(plan: BuildPlan, asked: _Asked) -> Check:
     entries = f"{counted(plan.to_make, 'entry', 'entries')} to make, {plan.cached} reused"
     text = f"{counted(plan.samples, 'sample')}, {entries}{shared_entries(plan.duplicates)}"
     facts = {"samples": plan.samples, "entries_to_make": plan.to_make, "quarantined": rejected, "notes": notes}
-    hint, state, fix = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else "", "ok", ""
+    hint, fix = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else "", ""
     if rejected:
-        first = plan.rejected[0]
-        state, fix = "problem", asked.build(f"--allow-failed {rejected}")
+        first, fix = plan.rejected[0], asked.build(f"--allow-failed {rejected}")
         text = f"{text}, {rejected} rejected, the first is {first.name} [{first.reason}]"
-    elif notes:
-        state = "warning"
-    return Check(name="data", state=state, text=text, hint=hint, fix=fix, facts=facts)
+    return Check(name="data", problem=bool(rejected), text=text, hint=hint, fix=fix, facts=facts)
 
 
 def _space(plan: BuildPlan) -> Check:
@@ -315,10 +316,9 @@ def _time(plan: BuildPlan, name: str) -> Check:
     facts = {"field": name, "seconds": round(found.seconds, 1), "bytes": found.num_bytes, "probed": found.items}
     if not found.items:
         text = f"{name}: none of {found.failed} inputs of the largest group could be encoded"
-        return Check(name="time", state="problem", text=text, facts=facts)
+        return Check(name="time", problem=True, text=text, facts=facts)
     largest = f", {found.group} first," if found.group else ""
     measured = f"{counted(found.items, 'entry', 'entries')}{largest} in {found.encode_s:.1f} s"
     text = f"{name}: about {clock(found.seconds)} and {human_bytes(found.num_bytes)} (estimate from {measured} and"
     text = f"{text} {found.open_s:.1f} s to open the encoder)"
-    hint = "; ".join(found.warnings)
-    return Check(name="time", state="warning" if hint else "ok", text=text, hint=hint, facts=facts)
+    return Check(name="time", text=text, hint="; ".join(found.warnings), facts=facts)
