@@ -157,8 +157,7 @@ def _run(argv: list[str]) -> int:
         flags.register(word.partition("=")[2] for word in argv if word.startswith("--field="))
         program: Any = typer.main.get_command(application(command))
         if asks_help and "--json" in argv:
-            console.emit(command, {"help": _help(program, command)}, exit_code=0)
-            return 0
+            return console.finish(command, console.Result({"help": _help(program, command)}), as_json=True)
         result = program.main(args=argv, prog_name="latentcache", standalone_mode=False)
         console.flush()
         return int(result or 0)
@@ -215,5 +214,5 @@ def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
 
         traceback.print_exception(error)
     with contextlib.suppress(console.OutputError):
-        console.fail(command, known, as_json=as_json)
+        console.finish(command, console.Result(error=known), as_json=as_json)
     return known.exit_code

@@ -80,9 +80,8 @@ def build(
     given = locals()
     from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
 
-    fields = {"fields": requested.fields, "related": not requested.exact}
-    more = {"out": out_folder, "max_pixels": max_pixels or MAX_PIXELS, **fields}
-    settings = flags.settings(BuildSettings, given, **more)
+    more = {"out": out_folder, "max_pixels": max_pixels or MAX_PIXELS}
+    settings = flags.settings(BuildSettings, given, **more, **requested.build)
 
     def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
         from latentcache.pipeline.build import build_cache

@@ -53,29 +53,13 @@ class Signalled(BaseException):
     """SIGINT or SIGTERM outside a build; a build handles both itself."""
 
 
-# one object
-
-
-def emit(command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None) -> None:
-    """Write the one JSON object of a command; later signals change nothing."""
-    text = json.dumps(as_object(command, payload, exit_code=exit_code, error=error), ensure_ascii=True) + "\n"
-    ignore_signals()
-    _write(sys.stdout, text)
-    flush()
-
-
-def as_object(
-    command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None
-) -> dict[str, Any]:
-    """The keys that every object has, then the payload."""
-    found = None if error is None else error.as_json()
-    return {"schema": SCHEMA, "command": command, "exit_code": exit_code, "error": found, **payload}
+# the result of a command
 
 
 class Result(NamedTuple):
     """The outcome of a command."""
 
-    payload: Mapping[str, Any]
+    payload: Mapping[str, Any] = {}
     """Of the JSON object."""
     lines: Iterable[str] = ()
     """The same as text."""
@@ -83,43 +67,53 @@ class Result(NamedTuple):
     error: LatentcacheError | None = None
     """Reported after the lines, or beside the payload; its exit status counts."""
 
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        return self.exit_code if self.error is None else self.error.exit_code
+
+    def as_text(self, command: str) -> str:
+        """The JSON object."""
+        error = None if self.error is None else self.error.as_json()
+        head = {"schema": SCHEMA, "command": command, "exit_code": self.status, "error": error}
+        return json.dumps({**head, **self.payload}, ensure_ascii=True) + "\n"
+
 
 def finish(command: str, result: Result, *, as_json: bool) -> int:
-    """Write what a command gives, as text or as JSON; returns the exit status."""
+    """Write what a command gives, as text or as JSON; errors on stderr. Returns the exit status."""
     for line in () if as_json else result.lines:
         out(line)
-    if result.error is not None:
-        fail(command, result.error, as_json=as_json, payload=result.payload)
-        return result.error.exit_code
-    if as_json:
-        emit(command, result.payload, exit_code=result.exit_code)
-    return result.exit_code
-
-
-# errors
-
-
-def fail(command: str, error: LatentcacheError, *, as_json: bool, payload: Mapping[str, Any] | None = None) -> None:
-    """Report an error: up to four lines on stderr, and the JSON object with ``--json``."""
-    for line in error_lines(error):
+    for line in error_lines(result.error):
         say(line)
     if as_json:
-        emit(command, payload or {}, exit_code=error.exit_code, error=error)
+        emit(command, result)
+    return result.status
+
+
+def emit(command: str, result: Result) -> None:
+    """Write the one JSON object of a command; later signals change nothing."""
+    text = result.as_text(command)
+    ignore_signals()
+    _write(sys.stdout, text)
+    flush()
 
 
 def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
     """Report an error from a signal handler that ends the process, without Python's streams."""
     ignore_signals()
-    texts = [(2, "".join(f"{line}\n" for line in error_lines(error)))]
-    if as_json:
-        texts.append((1, json.dumps(as_object(command, {}, exit_code=error.exit_code, error=error)) + "\n"))
-    for descriptor, text in texts:
+    said = "".join(f"{line}\n" for line in error_lines(error))
+    for descriptor, text in ((2, said), (1, Result(error=error).as_text(command) if as_json else "")):
         with contextlib.suppress(OSError):
             os.write(descriptor, text.encode("ascii", "backslashreplace"))
 
 
-def error_lines(error: LatentcacheError) -> list[str]:
-    """An error as text."""
+# errors
+
+
+def error_lines(error: LatentcacheError | None) -> list[str]:
+    """An error as up to four lines."""
+    if error is None:
+        return []
     more = [f"  {name}: {text}" for name, text in (("where", error.where), ("why", error.why)) if text]
     return [f"error[{error.slug}]: {error.what}", *more, f"  fix: {error.fix}"]
 

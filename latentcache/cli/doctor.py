@@ -281,7 +281,7 @@ def _plan(asked: _Asked, data: Path) -> BuildPlan:
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.settings import BuildSettings
 
-    given = {"fields": asked.requested.fields, "related": not asked.requested.exact, "source": asked.source}
+    given = {"source": asked.source, **asked.requested.build}
     return plan_build(BuildSettings(data=data, out=asked.out, device=asked.device, **given))
 
 

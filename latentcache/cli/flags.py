@@ -115,6 +115,11 @@ class Requested(Value):
     """The options of DATA as they were given."""
 
     @property
+    def build(self) -> dict[str, Any]:
+        """Its arguments of ``BuildSettings``."""
+        return {"fields": self.fields, "related": not self.exact}
+
+    @property
     def common(self) -> str:
         """Flags that every later command needs too."""
         return shlex.join(word for kind in self.kinds for word in ("--field", kind))

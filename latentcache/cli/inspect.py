@@ -44,7 +44,7 @@ def inspect(
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.plan.numbers import tolerated
 
-    asked = {"fields": requested.fields, "related": not requested.exact, "source": source}
+    asked = {"source": source, **requested.build}
     settings = BuildSettings(data=data, out=out_folder, allow_failed=allow_failed, **asked)
     plan: BuildPlan | None = None
     error: LatentcacheError | None = None

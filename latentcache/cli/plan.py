@@ -120,8 +120,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     from latentcache.pipeline.stream import sample_index
     from latentcache.plan.samples import plan_report, times_counted
 
-    given = {"fields": requested.fields, "related": not requested.exact, "source": source}
-    planned = plan_build(BuildSettings(data=path, **given))
+    planned = plan_build(BuildSettings(data=path, source=source, **requested.build))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         raise _no_lengths(path, requested)
