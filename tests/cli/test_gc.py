@@ -38,7 +38,12 @@ def test_who_holds_what_stays(run, cache, data):
     assert done["held_bytes"] > 0
     text = run("gc", cache, "--keep", 1, "--grace", 0).out
     assert f"held snapshots/000001 [leased: process {os.getpid()} on " in text
+    assert {item["until"] for item in done["items"]} == {"until its readers close the cache"}
     assert len(reader) == 4
+    del reader
+    done = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
+    assert {(item["category"], item["reason"]) for item in done["items"]} >= {("removed", "superseded")}
+    assert run("verify", cache, "--full").status == 0
 
 
 def test_the_text(run, cache, data):

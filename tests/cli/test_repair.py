@@ -12,9 +12,12 @@ KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "comp
 def test_the_object_of_a_repair(run, cache, data):
     name = damage_payload(cache)
     (shard,) = open_snapshot(cache).shards
+    (before,) = run("verify", cache, "--full", "--json").json["items"]
+    build_it = f"latentcache build {data} --out {cache}"
+    assert before["fix"] == f"latentcache verify {cache} --repair --yes; {build_it}"
     done = run("verify", cache, "--repair", "--yes", "--json")
     assert (done.status, done.json["mode"], done.json["counts"]["corrupt"]) == (1, "full", 1)
-    assert [item["path"] for item in done.json["items"]] == [name]
+    assert [(item["path"], item["fix"]) for item in done.json["items"]] == [(name, build_it)]
     found = done.json["repair"]
     assert set(found) == KEYS
     assert (found["done"], found["removed"], found["saved"], found["snapshot"]) == (True, 1, 3, 2)
@@ -29,15 +32,6 @@ def test_the_object_of_a_repair(run, cache, data):
     assert build(data, cache).encoded == 1
     assert run("info", cache, "--json").json["complete"] is True
     assert run("verify", cache, "--full").status == 0
-
-
-def test_after_a_repair_only_the_build_is_left_to_do(run, cache, data):
-    damage_payload(cache)
-    (before,) = run("verify", cache, "--full", "--json").json["items"]
-    build_it = f"latentcache build {data} --out {cache}"
-    assert before["fix"] == f"latentcache verify {cache} --repair --yes; {build_it}"
-    done = run("verify", cache, "--repair", "--yes", "--json")
-    assert [item["fix"] for item in done.json["items"]] == [build_it]
 
 
 def test_it_asks_only_on_a_terminal(run, cache, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from latentcache.fields.protocol import FieldKind, FieldSpec, ReadSpec
 from latentcache.fields.registry import field_kind
@@ -18,6 +19,14 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.publish import NewSnapshot, new_field, publish_snapshot
 from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import current_or_none, open_snapshot
+from latentcache.verify.selection import Depth
+
+FULL = Depth(full=True)
+DEPTHS = pytest.mark.parametrize("depth", [Depth(), FULL], ids=["fast", "full"])
+
+
+def counts(report):
+    return {name: number for name, number in report.counts.items() if number}
 
 
 @dataclass(frozen=True)

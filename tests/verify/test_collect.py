@@ -11,7 +11,6 @@ from made_cache import make
 from latentcache.errors import CacheDamagedError, CacheLockedError, CacheNotFoundError, UsageError
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
-from latentcache.store.snapshot import open_leased
 from latentcache.verify.collect import collect
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
@@ -59,10 +58,6 @@ def rebuilt(case):
     return [open_snapshot(case.cache, number).shards for number in (1, 2, 3)]
 
 
-def test_a_fresh_cache_has_nothing_to_collect(case):
-    assert collect(case.cache).items == ()
-
-
 def test_what_it_says_is_what_it_does(case, rebuilt):
     age(case)
     said = states(collect(case.cache, keep=1))
@@ -83,22 +78,6 @@ def test_the_grace_period_holds_and_says_until_when(case, rebuilt):
     assert case.paths.snapshots() == [1, 2, 3]
     collect(case.cache, keep=1, grace_s=0, apply=True)
     assert case.paths.snapshots() == [3]
-
-
-def test_a_reader_holds_its_snapshot_and_is_named(case):
-    reader = open_leased(case.cache)
-    for number in range(8):
-        case.write(number, f"other {number}")
-    case.build()
-    report = collect(case.cache, keep=1, grace_s=0, apply=True)
-    held = [item for item in report.items if item.state == "held"]
-    assert {item.file.split("/")[0] for item in held} == {"snapshots", "shards"}
-    assert all(item.reason == "leased" and item.holders[0].pid == os.getpid() for item in held)
-    assert all(item.until == "until its readers close the cache" for item in held)
-    assert EntryReader(case.paths, reader).read(case.names[0], 0).size
-    del reader
-    assert states(collect(case.cache, keep=1, grace_s=0, apply=True))["snapshots/000001"] == ("removed", "superseded")
-    assert fine(case)
 
 
 @pytest.fixture

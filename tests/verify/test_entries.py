@@ -4,18 +4,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from made_cache import make
+from made_cache import DEPTHS, FULL, counts, make
 
 from latentcache.verify import payloads
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
-
-FULL = Depth(full=True)
-DEPTHS = pytest.mark.parametrize("depth", [Depth(), FULL], ids=["fast", "full"])
-
-
-def counts(report):
-    return {name: number for name, number in report.counts.items() if number}
 
 
 def shards(case):

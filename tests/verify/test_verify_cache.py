@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from made_cache import MadeRecipe, make
+from made_cache import DEPTHS, FULL, MadeRecipe, counts, make
 
 from latentcache.errors import LatentcacheError, SourceNotFoundError
 from latentcache.fields.protocol import Described
@@ -14,13 +14,6 @@ from latentcache.store.reader import EntryReader
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
-
-FULL = Depth(full=True)
-DEPTHS = pytest.mark.parametrize("depth", [Depth(), FULL], ids=["fast", "full"])
-
-
-def counts(report):
-    return {name: number for name, number in report.counts.items() if number}
 
 
 def check(case, depth=FULL, **more):
@@ -96,16 +89,6 @@ def test_columns_that_a_kind_does_not_accept_are_corrupt(tmp_path, monkeypatch):
     monkeypatch.setattr(made_cache.Texts, "wrong_rows", lambda self, length, columns: np.arange(len(length)) == 2)
     assert counts(check(case, Depth())) == {"ok": 8}
     assert counts(check(case))["corrupt"] == case.sharing(2)
-
-
-def test_a_kind_that_is_not_installed_still_has_its_checksums_verified(case, monkeypatch):
-    case.damage(2)
-    shared = case.sharing(2)
-    monkeypatch.setattr("latentcache.store.snapshot.field_kind", lambda name: None)
-    report = check(case)
-    assert case.snapshot.fields[case.names[0]].kind is None
-    assert counts(report)["corrupt"] == shared
-    assert report.not_compared == (f"plan and values of {case.names[0]} (its kind is not installed)",)
 
 
 @DEPTHS
