@@ -17,6 +17,7 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(Archives, "_of_tar", lambda *own: opened.append(own[1]) or of_tar(*own))
     again = scan(tmp_path, known=first.samples, notes=first.notes)
     assert (opened, again.notes) == ([], first.notes)
+    assert again.samples.inputs["caption"].line.tolist() == first.samples.inputs["caption"].line.tolist()
     changed = {**images, "0001": (png(200), "new")}
     as_tars(tmp_path / "new", changed, each=3)
     (tmp_path / "new/shard-000.tar").replace(tmp_path / "shard-000.tar")
