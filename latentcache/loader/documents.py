@@ -15,7 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import content_hash
 from latentcache.plan.documents import Corpus, Ints, begins, spread
-from latentcache.store.reader import Checksum, EntryReader, Gathering, Located
+from latentcache.store.reader import Checksum, EntryReader, Located
 from latentcache.store.snapshot import Snapshot
 
 #: Name of the ragged column that says which elements carry loss, if a kind has it: (first, count) of each span.
@@ -122,8 +122,8 @@ class Documents:
 
         ``out`` (n,) is of :attr:`dtype`, C-contiguous; what is between the pieces is left as it is.
         """
-        located = self.located(document, start, length, at, len(out))
-        Gathering(located, 0, len(document), out.view(np.uint8)).finish()
+        rows, width = self._rows.take(document), self.dtype.itemsize
+        self._reader.gather(self.field, rows, out.view(np.uint8), at * width, start=start, length=length)
 
     def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
         """Where pieces of documents are, as :meth:`gather` takes them; ``room``: elements of the memory of each."""

@@ -92,7 +92,11 @@ class _Queue(Generic[Made]):
     def make_ahead(self, pause: float) -> None:
         """Have the thread make what there is room for, after a pause in seconds."""
         if self._thread is None:
-            self._thread = _started(self)
+            for thread in [one for one in list(_RUNNING) if not one.is_alive()]:
+                _RUNNING.pop(thread, None)
+            self._thread = threading.Thread(target=self.serve, name="latentcache-read-ahead", daemon=True)
+            self._thread.start()
+            _RUNNING[self._thread] = self
         self._asked.put(pause)
 
     def serve(self) -> None:
@@ -155,16 +159,6 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
     finally:
         if forks == _forks:
             queue.end()  # no join here, which may be anywhere that garbage is collected
-
-
-def _started(queue: _Queue[Any]) -> threading.Thread:
-    for thread in list(_RUNNING):
-        if not thread.is_alive():
-            _RUNNING.pop(thread, None)
-    thread = threading.Thread(target=queue.serve, name="latentcache-read-ahead", daemon=True)
-    thread.start()
-    _RUNNING[thread] = queue
-    return thread
 
 
 #: How often this process was forked off from another on the way from its interpreter's start.

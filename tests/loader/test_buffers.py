@@ -21,33 +21,18 @@ def test_a_size_class_wastes_an_eighth_at_most(num_bytes):
     assert size_class(size) == size
 
 
-def keep_view(memory):
-    return memory[10:20].reshape(2, 5)
+#: What may refer to memory.
+KEEPERS = {
+    "a view": lambda memory: memory[10:20].reshape(2, 5),
+    "a tensor": lambda memory: torch.from_numpy(memory.view(np.int16))[3:7],
+    "numpy of a tensor": lambda memory: torch.from_numpy(memory).view(2, -1)[1].numpy(),
+    "a storage": lambda memory: torch.from_numpy(memory).untyped_storage(),
+    "asarray": lambda memory: np.asarray(memory)[::2],
+    "a memoryview": lambda memory: memory[5:].data,
+}
 
 
-def keep_tensor(memory):
-    return torch.from_numpy(memory.view(np.int16))[3:7]
-
-
-def keep_numpy_of_a_tensor(memory):
-    return torch.from_numpy(memory).view(2, -1)[1].numpy()
-
-
-def keep_storage(memory):
-    return torch.from_numpy(memory).untyped_storage()
-
-
-def keep_asarray(memory):
-    return np.asarray(memory)[::2]
-
-
-def keep_memoryview(memory):
-    return memory[5:].data
-
-
-@pytest.mark.parametrize(
-    "keep", [keep_view, keep_tensor, keep_numpy_of_a_tensor, keep_storage, keep_asarray, keep_memoryview]
-)
+@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
 def test_memory_that_anything_refers_to_is_never_handed_out(keep):
     pool = BufferPool(4)
     memory = pool.take(4000)

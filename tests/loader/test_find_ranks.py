@@ -22,25 +22,23 @@ def test_what_is_given_is_believed(monkeypatch):
     assert find_ranks(None, None) == (3, 8, "environment")
 
 
-@pytest.mark.parametrize("given", [(0, None), (None, 2)])
-def test_one_without_the_other_is_an_error(given):
-    with pytest.raises(UsageError, match="is missing") as caught:
-        find_ranks(*given)
-    assert "both" in caught.value.fix or "pass rank and world_size" in caught.value.fix
-
-
-@pytest.mark.parametrize("given", [(2, 2), (-1, 2), (0, 0), (0.5, 2)])
-def test_numbers_that_are_not_allowed(given):
-    with pytest.raises(UsageError, match=r"rank=|world_size="):
-        find_ranks(*given)
-
-
-@pytest.mark.parametrize("names", [{"RANK": "1"}, {"WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "2"}])
-def test_an_environment_that_says_half_is_an_error(monkeypatch, names):
-    for name, value in names.items():
+@pytest.mark.parametrize(
+    ("given", "environment", "said"),
+    [
+        ((0, None), {}, "is missing.*pass rank and world_size"),
+        ((None, 2), {}, "is missing.*pass rank and world_size"),
+        *((given, {}, "rank=|world_size=") for given in ((2, 2), (-1, 2), (0, 0), (0.5, 2))),
+        *(
+            ((None, None), names, "in the environment")
+            for names in ({"RANK": "1"}, {"WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "2"})
+        ),
+    ],
+)
+def test_half_a_rank_or_a_wrong_one_is_an_error(monkeypatch, given, environment, said):
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="in the environment"):
-        find_ranks(None, None)
+    with pytest.raises(UsageError, match=said):
+        find_ranks(*given)
 
 
 def test_torch_distributed_comes_before_the_environment(monkeypatch):

@@ -233,6 +233,17 @@ def test_the_iterable_has_a_length_and_is_refused_in_workers(source):
         source.loader(batch_size=4, remainder="partial").iterable(rows=True)
 
 
+def test_rows_one_by_one_of_samples(many):
+    """Keys are those of the row; a format with tensors of the whole batch is refused."""
+    loader = many.loader(batch_size=2, fields=["latents", "keys", "meta"])
+    (first, second, *_), batch = loader.iterable(rows=True), next(iter(loader))
+    for row, one in enumerate((first, second)):
+        assert torch.equal(one["keys"]["latents"], batch["keys"]["latents"][row])
+        assert (one["names"], one["meta"]) == (batch["names"][row], batch["meta"])
+    with pytest.raises(UsageError, match="rows=True"):
+        many.loader(batch_size=2, format="diffusers-sdxl").iterable(rows=True)
+
+
 def in_child(loader, results):
     results.put((digests(loader), digests(loader)))
 

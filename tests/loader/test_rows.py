@@ -180,20 +180,6 @@ def test_views_travel(fifty):
     assert view.transform({"row": [0, 1]})["input_ids"].shape == (2, 64)
 
 
-@pytest.mark.parametrize(
-    ("given", "steps"),
-    [
-        ({"batch_size": 4}, 13),
-        ({"batch_size": 4, "drop_last": True}, 12),
-        ({"batch_size": 4, "world_size": 2, "grad_accum": 3}, 3),
-    ],
-)
-def test_steps_of_a_trainer_that_shuffles_itself(fifty, given, steps):
-    view = fifty[1].rows(pad=64)
-    assert view.steps(1, **given) == steps
-    assert view.steps(2.5, **given) == -(-5 * steps // 2)
-
-
 def test_combined_views_serve_both_in_exact_proportions(fifty, tmp_path):
     other = opened(documents(tmp_path / "few", texts(10, 40, seed=9))).rows(pad=64)
     one = fifty[1].rows(pad=64)

@@ -1,5 +1,7 @@
 """The Trainer of transformers on token views: steps and epochs exact, map-style and as a stream, and packed rows."""
 
+import math
+
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from tiny_tokens import LENGTH, Account, arguments, seen_llama
@@ -56,3 +58,4 @@ def test_steps_on_several_ranks_are_those_of_accelerate(fifty):
                 shard = BatchSamplerShard(sampler, num_processes=world_size, process_index=0)
                 words = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
                 assert view.steps(1, **words) == len(shard)
+                assert view.steps(2.5, grad_accum=3, **words) == math.ceil(2.5 * max(-(-len(shard) // 3), 1))
