@@ -339,8 +339,7 @@ class Cache(View):
             "cross_document": kind != "chunk" and not cross_document,
             "overflow": kind == "chunk" and overflow is not None,
         }
-        if any(foreign.values()):
-            name = next(name for name in foreign if foreign[name])
+        for name in filter(foreign.get, foreign):
             raise UsageError(f"{name}: not with {kind}=", fix="leave it out")
         documents = [self._documents(part, field) for part in self.parts]
         first = documents[0]
@@ -471,16 +470,15 @@ class Cache(View):
                     fix="build the missing fields",
                 )
             for name, field in snapshot.fields.items():
-                own = first.fields[name]
+                own, changes = first.fields[name], list[str]()
                 if field.recipe_id == own.recipe_id and field.spec == own.spec:
                     continue
-                kind, changes = field.kind, ""
-                if kind is not None and field.recipe is not None and own.recipe is not None:
-                    different = kind.differences(own.recipe, field.recipe)
-                    changes = ", ".join(f"{part}: {was} and {now}" for part, was, now in different[:8])
+                if field.kind is not None and field.recipe is not None and own.recipe is not None:
+                    different = field.kind.differences(own.recipe, field.recipe)
+                    changes = [f"{part}: {was} and {now}" for part, was, now in different[:8]]
                 raise UsageError(
                     f"combine: {name} of {snapshot.paths.root} and {first.paths.root} were made differently",
-                    why=changes,
+                    why=", ".join(changes),
                     fix="build both with the same settings",
                 )
 
