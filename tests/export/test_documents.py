@@ -56,19 +56,6 @@ def test_offsets_of_megatron_beyond_four_gigabytes():
     assert np.frombuffer(index, "<i8", 3, offset=34 + 12).tolist() == [0, 6, 4 + 2**32]
 
 
-def test_documents_of_a_cache_pass_through_memory_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "BATCH_TOKENS", 500)
-    build(write_texts(tmp_path / "data.jsonl", texts(60)), tmp_path / "cache")
-    parts = dict(zip(("train", "validation"), open_cache(tmp_path / "cache").split(0.3), strict=True))
-    splits, seen = {name: part.documents() for name, part in parts.items()}, []
-    export("megatron", splits, tmp_path / "out", on_progress=lambda *at: seen.append(at))
-    for name, part in splits.items():
-        assert read_megatron(tmp_path / "out" / name) == [part.read(number).tolist() for number in range(len(part))]
-    assert seen == sorted(set(seen))
-    assert len(seen) > 4
-    assert seen[-1] == (60, 60)
-
-
 @pytest.mark.parametrize(
     ("limit", "after"), [(1, [1, 2, 3, 4]), (5, [2, 3, 4]), (7, [2, 4]), (11, [3, 4]), (12, [4])]
 )

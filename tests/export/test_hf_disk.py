@@ -6,11 +6,9 @@ import sys
 import numpy as np
 import pytest
 from datasets import load_from_disk
-from hypothesis import given
-from hypothesis import strategies as st
 
 from latentcache.export import hf_disk, run
-from latentcache.export.hf_disk import COLUMNS, export_hf_disk, segments
+from latentcache.export.hf_disk import COLUMNS, export_hf_disk
 from latentcache.export.run import atomic_folder
 
 LENGTH = 16
@@ -85,12 +83,6 @@ def test_what_keeps_documents_apart(tmp_path):
     masks = load_from_disk(str(tmp_path / "lf"))["train"]["attention_mask"]
     assert masks[0] == [1] * 5 + [2] * 4 + [3] * 7
     assert masks[2] == [1] * 3 + [2] * 3 + [0] * 10
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_documents_fill_their_row(lengths):
-    row = np.concatenate([np.arange(length) for length in lengths])
-    assert segments(row[None])[0].tolist() == lengths
 
 
 def opened(tmp_path, python):

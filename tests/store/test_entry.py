@@ -20,13 +20,7 @@ from made_entries import (
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.identity.content import checksum, content_hash
-from latentcache.store.entry import (
-    BLOCK_BYTES,
-    CHECKSUM_BYTES,
-    Item,
-    pack_items,
-    read_header,
-)
+from latentcache.store.entry import BLOCK_BYTES, CHECKSUM_BYTES, Item, pack_items, read_header
 
 
 def resigned(value, head_bytes):

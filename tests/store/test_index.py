@@ -15,13 +15,7 @@ from made_entries import entries_of, flat_entry, items_of, make_shard, open_shar
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.key import Keys, split_keys
-from latentcache.store.index import (
-    INDEX,
-    collect_index,
-    load_index,
-    read_meta,
-    walk,
-)
+from latentcache.store.index import INDEX, collect_index, load_index, read_meta, walk
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

@@ -1,10 +1,7 @@
 import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError, StoreError
-from latentcache.store.atomic_io import (
-    make_folder,
-    write_json,
-)
+from latentcache.store.atomic_io import make_folder, write_json
 from latentcache.store.paths import CachePaths
 
 TORN = [b"", b"0", b"00000", b"000000\n", b"000001", b"00001\n", b"xyz\n", b"-00001\n", b"000001\n\n", b" 00001\n"]
