@@ -209,7 +209,6 @@ def _rows(cache: Cache, settings: ExportSettings) -> Any:
 
 
 def _facts(cache: Cache, settings: ExportSettings) -> dict[str, Any]:
-    """Metadata of the cache."""
     documents, snapshot = cache.documents(), cache.snapshots[0]
     rows = snapshot.fields[documents.field]
     return {

@@ -155,7 +155,6 @@ class Column(_Lazy):
         return self._widened(raw)
 
     def _widened(self, raw: NDArray[Any]) -> NDArray[Any]:
-        """Stored values in the column's type."""
         if raw.dtype == self.dtype and not self.form.base:
             return raw
         values = raw.astype(self.dtype)

@@ -166,7 +166,6 @@ def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator
 
 
 def _entry(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, *, packed: bool) -> NewEntry:
-    """One entry that holds these items."""
     first, ragged, dtype = items[0], recipe.spec.ragged, recipe.spec.dtype
     wanted = numpy_dtype(dtype)
     for item in items:
@@ -316,7 +315,6 @@ def _shaped(hashes: NDArray[Any], items: int) -> NDArray[np.uint8]:
 def _split_columns(
     table: dict[str, NDArray[Any]], items: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, tuple[NDArray[np.int64], NDArray[Any]]]]:
-    """The kind's own columns, plain and ragged."""
     ragged = {}
     for name in [name.removesuffix(COUNT_SUFFIX) for name in table if name.endswith(COUNT_SUFFIX)]:
         counts, values = table.pop(name + COUNT_SUFFIX), table.pop(name)

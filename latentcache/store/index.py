@@ -300,7 +300,6 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
 
 
 def _indexed(descriptor: int, values: Values) -> dict[str, NDArray[Any]]:
-    """Columns of some entries, after checking their heads."""
     rows, blocks = list[tuple[Any, ...]](), list[EntryHeader]()
     keys = values.keys.view(f"V{KEY_BYTES}")[:, 0].tolist()
     for key, offset, length in zip(keys, values.offsets.tolist(), values.lengths.tolist(), strict=True):

@@ -121,7 +121,6 @@ def _held_by(holder: dict[str, Any], where: Path, why: str) -> CacheLockedError:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock, unless another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -201,13 +201,11 @@ class Pending:
         return bool(whole)
 
     def _fail(self, sample: int, field: str, why: str) -> None:
-        """A sample will not come: in one field, or in all."""
         for name in [field] if field else self.places:
             self.places[name].failed |= np.asarray(self._snapshot.fields[name].sample) == sample
             self._reasons[name, sample] = why
 
     def _read_rejected(self, field: str) -> None:
-        """Rows that the finished build rejected fail."""
         with contextlib.suppress(StoreError):
             rejected = open_snapshot(self._paths.root).rejected
             numbers = {name: number for number, name in enumerate(self._snapshot.samples.names)} if rejected else {}
@@ -222,7 +220,6 @@ class Pending:
         return self._snapshot.samples.names[sample], self._reasons.get((field, sample), "")
 
     def _not_yet(self, field: str, row: int, waited: str) -> NotYetEncodedError:
-        """The error of a row that did not come in time, or until the build ended."""
         why, fix = "the build is not running and has not made it", "run the same `latentcache build --stream` again"
         if waited:
             why = f"it was not encoded within {waited}; {builder_name(self._paths.lock) or 'no build'} is running"

@@ -206,7 +206,6 @@ def _own_columns(
 
 
 def _own(known: FieldRows, name: str, like: NDArray[Any]) -> Any:
-    """An own column of a snapshot; zeros if it lacks the column."""
     return known.columns.get(name, np.zeros((len(known), *like.shape[1:]), like.dtype))
 
 
@@ -218,7 +217,6 @@ def _mended(known: FieldRows, name: str, new: tuple[Any, Any], at: NDArray[np.in
 
 
 def _picked(ends: Any, values: Any, rows: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """A ragged column of some rows."""
     stops = np.asarray(ends, dtype=np.int64)
     counts = np.diff(stops, prepend=np.int64(0))[rows]
     total = np.cumsum(counts)
@@ -348,7 +346,6 @@ def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[d
 
 
 def _fingerprint(samples: SampleTable, fields: Iterable[FieldRows]) -> str:
-    """Hex hash of samples, rows and recipes."""
     found = xxhash.xxh3_128()
     for part in (samples.names.data, samples.names.ends, *(one.content for one in samples.inputs.values())):
         found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
