@@ -195,13 +195,8 @@ class Catalog:
         with writing(folder):
             for name in (_KEY, _SAME):
                 numbers, items = self._table(name)
-                for column, values in ("numbers", numbers), ("items", items):
-                    with (folder / f"{name}.{column}.npy").open("wb") as file:
-                        # np.save loses the error of a disk that is full.
-                        np.lib.format.write_array_header_1_0(
-                            file, np.lib.format.header_data_from_array_1_0(np.asarray(values))
-                        )
-                        file.write(values.data)
+                (folder / f"{name}.u8").write_bytes(numbers.data)  # np.save takes a full disk for written
+                (folder / f"{name}.u4").write_bytes(items.data)
             about = [list(map(str, self._folders)), list(map(int, self._counts))]
             (folder / "shards.json").write_text(json.dumps(about), "ascii")
 
@@ -327,9 +322,12 @@ def open_lookup(folder: Path) -> Catalog:
         folders, counts = json.loads((folder / "shards.json").read_text("ascii"))
         tables: dict[str, Any] = {}
         for name in (_KEY, _SAME):
-            both = (folder / f"{name}.{column}.npy" for column in ("numbers", "items"))
-            tables[name] = tuple(np.load(file, mmap_mode="r") for file in both)
+            tables[name] = _mapped(folder / f"{name}.u8", np.uint64), _mapped(folder / f"{name}.u4", np.uint32)
     return Catalog([Path(one) for one in folders], counts, tables=tables)
+
+
+def _mapped(path: Path, dtype: type) -> Any:
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
 def _order(numbers: NDArray[np.uint64]) -> NDArray[np.uint32]:
