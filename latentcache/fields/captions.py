@@ -49,9 +49,7 @@ class CaptionVariants(Value):
 
     def rule(self) -> dict[str, Any]:
         """What decides the text of a variant; empty if every variant is a caption as it is written."""
-        said = asdict(self)
-        del said["number"]
-        return said if self.reorder else {}
+        return {name: value for name, value in asdict(self).items() if name != "number"} if self.reorder else {}
 
     def count(self, text: str) -> int:
         """How many variants are stored of a caption: every one of several captions equally often."""

@@ -402,7 +402,10 @@ def geometry_of(
         base = replace(base, resolutions=tuple(dict.fromkeys(settings.resolutions)), buckets=())
     if settings.buckets:
         base = replace(base, resolutions=(), buckets=settings.buckets)
-    step = settings.bucket_step if settings.bucket_step is not None else _step(settings, cached, model_multiple)
+    step = settings.bucket_step
+    if step is None:  # a list of buckets needs no grid, anything else follows the cache
+        fresh = cached is not None and settings.resolutions and cached.geometry.buckets
+        step = model_multiple if settings.buckets else GeometrySettings().multiple if fresh else base.multiple
     if step < 1:
         raise RecipeError(f"--bucket-step {step}: below 1", fix="--bucket-step 64")
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
@@ -433,14 +436,6 @@ def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
         what, fix = f"--crop-variants {number}: not with --crop {crop}", f"--crop random --crop-variants {number}"
         raise UsageError(what, why="only random crops differ", fix=fix)
     return 1
-
-
-def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int) -> int:
-    """Grid of the sides if none was given: a list of buckets needs no grid, anything else follows the cache."""
-    if settings.buckets:
-        return model_multiple
-    fresh = cached is None or (settings.resolutions and cached.geometry.buckets)
-    return GeometrySettings().multiple if cached is None or fresh else cached.geometry.multiple
 
 
 def _chosen(geometry: GeometrySettings) -> str:
