@@ -36,6 +36,7 @@ _COST_PER_ELEMENT = 3
 #: Rows that are keyed, looked up or named at a time.
 SLICE = 1 << 17
 _JOBS = 1 << 10
+_UNREAD = bytes(HASH_BYTES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,9 +167,7 @@ class FieldWork:
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
             own = slice(starts[first], ends[first + len(chosen) - 1])
-            contents = np.asarray(content[chosen])
-            read: NDArray[np.bool_] = np.asarray(contents.any(axis=1))
-            packed = contents.tobytes()
+            packed = np.asarray(content[chosen]).tobytes()
             hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
             columns = [np.asarray(column[chosen]).tolist() for column in told.values()]
             facts: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(chosen))
@@ -178,10 +177,9 @@ class FieldWork:
                 items.tolist(), self.plan.group[items].tolist(), self.plan.variant[items].tolist(), strict=True
             )
             outputs = (Output(item=item, group=group, variant=variant) for item, group, variant in each)
-            for row, name, known, known_hash, values, count, cost in zip(
+            for row, name, known, values, count, cost in zip(
                 chosen.tolist(),
                 samples.names.take(chosen),
-                read.tolist(),
                 hashes,
                 facts,
                 (ends - starts)[first : first + _JOBS].tolist(),
@@ -192,7 +190,7 @@ class FieldWork:
                     sample=row,
                     name=name,
                     inputs=next(inputs)[1],
-                    content=known_hash if known else b"",
+                    content=b"" if known == _UNREAD else known,
                     facts=dict(zip(told, values, strict=True)),
                     outputs=tuple(islice(outputs, count)),
                     cost=cost,

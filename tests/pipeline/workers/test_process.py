@@ -11,7 +11,7 @@ import pytest
 
 from latentcache.errors import EncoderError, WorkerError
 from latentcache.pipeline.devices import devices_for
-from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess
+from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, import_path
 
 ANSWER = "tests.pipeline.workers.toy_kinds:answer"
 
@@ -95,6 +95,15 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
     assert asked("own:answer") == 7
+
+
+def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):
+    """A tree that is tested beside an installed one has workers of its own code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert import_path()[-1] == str(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert import_path()[0] == str(tmp_path)
 
 
 def test_a_worker_that_prints_a_lot_does_not_block(squares, monkeypatch):
