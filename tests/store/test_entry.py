@@ -9,17 +9,14 @@ from made_entries import (
     PLANE,
     PLANE_RECIPE,
     RECIPES,
-    VECTOR,
-    VECTOR_RECIPE,
     WORDS,
     WORDS_RECIPE,
-    content_of,
     item_of,
     items_of,
 )
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
-from latentcache.identity.content import checksum, content_hash
+from latentcache.identity.content import checksum
 from latentcache.store.entry import BLOCK_BYTES, CHECKSUM_BYTES, Item, pack_items, read_header
 
 
@@ -55,14 +52,6 @@ def test_items_come_back_from_their_entries(name, numbers):
             np.testing.assert_array_equal(columns.get(column, np.zeros_like(expected)), expected)
         for column in KINDS[name].ragged_columns:
             np.testing.assert_array_equal(columns.get(column, np.zeros((0, 2))), item.columns[column])
-
-
-def test_keys_of_blocks_depend_on_every_item():
-    items = items_of("vector", range(5))
-    keys = [pack_items(some, VECTOR_RECIPE, VECTOR)[0].key for some in (items, items[:4], items[::-1], items[:1])]
-    assert len({*keys}) == 4
-    assert keys[0][8:24] == content_hash(b"".join(content_of(n) for n in range(5)))
-    assert keys[3] != items[0].key
 
 
 def test_items_of_another_group_begin_a_block():

@@ -93,21 +93,10 @@ def test_trouble_of_the_disk_is_an_error_of_ours(path, monkeypatch, call, code, 
     assert call != "flock" or ("cannot lock files" in caught.value.what and "--out" in caught.value.fix)
 
 
-def forked(work):
-    """Run ``work`` in a forked process of a program without threads, which lives on until its stdin is closed."""
-    command = [sys.executable, "-c", FORK.format(work=work)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-FORK = """
+def test_a_process_that_was_forked_meanwhile_does_not_hold_the_lock(path):
+    code = f"""
 import os, pathlib, sys
 from latentcache.store.lock import builder_lock
-{work}
-"""
-
-
-def test_a_process_that_was_forked_meanwhile_does_not_hold_the_lock(path):
-    work = f"""
 with builder_lock(pathlib.Path({str(path)!r})):
     if not os.fork():
         print("forked", flush=True)
@@ -115,7 +104,8 @@ with builder_lock(pathlib.Path({str(path)!r})):
         os._exit(0)
     os.kill(os.getpid(), 9)
 """
-    with forked(work) as child:
+    command = [sys.executable, "-c", code]  # a program without threads
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "forked\n"
         child.wait()
         with builder_lock(path):
