@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from latentcache.fields.table import SampleTable
     from latentcache.pipeline.report import BuildPlan
     from latentcache.sources.scan import Listing
+    from latentcache.verify.findings import Finding
 
 HELP = """Show what is recognized in DATA and why, and what build would do. Nothing is encoded or written.
 
@@ -57,12 +58,13 @@ def inspect(
         samples = listing.samples
     rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
     payload = {"data": str(data), **_contents(listing, samples)}
-    payload["items"] = [one.as_json() for one in findings(rejected, notes)]
+    found = findings(rejected, notes)
+    payload["items"] = [one.as_json() for one in found]
     payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
     payload |= about(plan) if plan else {"plan": None}
     allowed = tolerated(plan.allow_failed, plan.samples) if plan else 0
     exit_code = int(payload["counts"]["quarantined"] > allowed or (strict and bool(notes)))
-    lines = (f"{label:10} {text}" for label, text in _lines(payload, plan))
+    lines = (f"{label:10} {text}" for label, text in _lines(payload, found, plan))
     return Result(payload, lines, exit_code=exit_code, error=error)
 
 
@@ -146,15 +148,15 @@ def _records(listing: Listing, samples: SampleTable) -> dict[str, Any]:
 # text
 
 
-def _lines(payload: Mapping[str, Any], plan: BuildPlan | None) -> Iterator[tuple[str, str]]:
+def _lines(payload: Mapping[str, Any], found: Sequence[Finding], plan: BuildPlan | None) -> Iterator[tuple[str, str]]:
     """(label, text) of what was recognized, of findings by cause, and of the build."""
     yield from _recognized(payload)
     causes = Counter[tuple[str, str]]()
     first: dict[tuple[str, str], str] = {}
-    for one in payload["items"]:
-        cause = one["category"], one["reason"]
-        causes[cause] += one.get("count", 1)
-        first.setdefault(cause, one["path"] + (f": {one['found']}" if one.get("found") else ""))
+    for one in found:
+        cause = one.category, one.reason
+        causes[cause] += one.count
+        first.setdefault(cause, one.path + (f": {one.found}" if one.found else ""))
     for (category, reason), count in causes.most_common():
         yield category, f"{count} {reason}, the first is {first[category, reason]}"
     if not causes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,7 +161,7 @@ class VerifyReport(Value):
 
     def as_json(self) -> dict[str, Any]:
         """Payload of ``verify --json``."""
-        data = {name: value for name, value in vars(self).items() if name != "findings"}
+        data = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "findings"}
         return data | {
             "recipe_diff": [vars(change) for change in self.recipe_diff],
             "reencoded": None if self.reencoded is None else self.reencoded.as_json(),
