@@ -126,7 +126,10 @@ class PixelProducer(Producer):
         self, job: Job, images: Sequence[EncodedImage | EncodedClip], content: bytes, outputs: Sequence[Output]
     ) -> list[Prepared]:
         """Decode the last image once, crop once for each group and place, flip the crop where a variant is one."""
-        self._set_up_thread()
+        if not hasattr(self._local, "is_set_up"):  # the first image of a thread, unless it also encodes
+            if threading.get_ident() != self._encodes:
+                thread_setup()
+            self._local.is_set_up = True
         geometry, size, source = self._recipe.geometry, images[0].size, images[-1]
         places = [_placement(one, self._groups[one.group], size, content, geometry) for one in outputs]
         own = self.own_pixels(job, source) if isinstance(source, EncodedImage) else None
@@ -139,13 +142,6 @@ class PixelProducer(Producer):
                 pixels, placement = np.ascontiguousarray(pixels[..., ::-1, :]), flipped(upright)
             items.append(_prepared(output, pixels, placement, scaled=source.size != size))
         return items
-
-    def _set_up_thread(self) -> None:
-        """With its first image, unless the calling thread also encodes."""
-        if not hasattr(self._local, "is_set_up"):
-            if threading.get_ident() != self._encodes:
-                thread_setup()
-            self._local.is_set_up = True
 
 
 def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:

@@ -376,21 +376,17 @@ class Latents(FieldKind):
         shape = f"{encoder.channels} channels, f{encoder.factor}, {encoder.storage_dtype}"
         kept = "" if encoder.posterior == "mode" else f", {encoder.posterior} of the posterior"
         demo = "  (demo: not for training)" if encoder.family == "demo" else ""
+        found = encoder.normalization
+        scaling = (round(found.scale, 5), round(found.shift, 5)) if found.kind == "scale-shift" else (0.0, 0.0)
+        # VAEs of these models share entries if their fingerprints are equal, too.
+        space = _SPACES.get((encoder.channels, found.kind, *scaling))
         return {
             "encoder": f"{encoder.family} {encoder.fingerprint[:8]}, {shape}{kept}",
-            **_latent_space(encoder),
+            **({"latent space": f"{encoder.fingerprint[:8]}, scaled as {space}"} if space else {}),
             "model": f"{provenance.get('model', '')}{demo}",
             **({} if recipe.geometry.clips is None else {"clips": str(recipe.geometry.clips)}),
             "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{_chosen(recipe.geometry)}",
         }
-
-
-def _latent_space(encoder: EncoderSpec) -> dict[str, str]:
-    """Models that scale their latents like this; their VAEs share entries if the fingerprints are equal, too."""
-    found = encoder.normalization
-    scale, shift = (round(found.scale, 5), round(found.shift, 5)) if found.kind == "scale-shift" else (0.0, 0.0)
-    name = _SPACES.get((encoder.channels, found.kind, scale, shift))
-    return {"latent space": f"{encoder.fingerprint[:8]}, scaled as {name}"} if name else {}
 
 
 def geometry_of(

@@ -108,17 +108,17 @@ class _Stub:
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many words are beyond the length."""
         time.sleep(self._delay_s * len(texts))
-        return [self._one(text) for text in texts]
-
-    def _one(self, text: str) -> tuple[NDArray[Any], dict[str, Any]]:
-        recipe = self._recipe
-        words = ["", *text.split()] if recipe.is_sequence else [text]
-        kept, repeats = words[: recipe.length], recipe.width // 16 + 1
-        seeds = [(xxhash.xxh3_128_digest(word.encode()) * repeats)[: recipe.width] for word in kept]
-        # Whole numbers from -128 to 127, over 64: every storage type holds them.
-        rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
-        rows /= 64
-        return stored(rows if recipe.is_sequence else rows[0], _computed(recipe)), {"cut": len(words) - len(kept)}
+        recipe, found = self._recipe, list[tuple[NDArray[Any], dict[str, Any]]]()
+        for text in texts:
+            words = ["", *text.split()] if recipe.is_sequence else [text]
+            kept, repeats = words[: recipe.length], recipe.width // 16 + 1
+            seeds = [(xxhash.xxh3_128_digest(word.encode()) * repeats)[: recipe.width] for word in kept]
+            # Whole numbers from -128 to 127, over 64: every storage type holds them.
+            rows = np.frombuffer(b"".join(seeds), dtype=np.int8).reshape(-1, recipe.width).astype(np.float32)
+            rows /= 64
+            array = stored(rows if recipe.is_sequence else rows[0], _computed(recipe))
+            found.append((array, {"cut": len(words) - len(kept)}))
+        return found
 
     def close(self) -> None:
         """Nothing is held."""
