@@ -129,7 +129,9 @@ class Column(_Lazy):
     def check(self) -> None:
         """Read the column whole and hold it against its checksum."""
         if not self._checked:
-            self._slice(0, len(self))
+            start, stop = self.form.start, self.form.start + self.form.num_bytes
+            parts = (self._file.read(at, _BYTE, (min(_CHUNK, stop - at),)).data for at in range(start, stop, _CHUNK))
+            self._compare(checksum_of(parts))
 
     def pieces(self, first: NDArray[np.int64], size: NDArray[np.int64]) -> bytes:
         """The bytes of ranges of rows, one after the other; of a column of bytes."""
@@ -233,14 +235,20 @@ class Mended(_Lazy):
         self.dtype, self.shape = new.dtype, (len(at), *new.shape[1:])
 
     def __getitem__(self, index: Any) -> NDArray[Any]:
-        found: NDArray[Any] = np.asarray(self)[index]
+        if isinstance(self._old, Column):
+            self._old.check()
+        at = np.asarray(self._at[index])
+        kept = at < len(self._old)
+        found = np.empty((len(at), *self.shape[1:]), dtype=self.dtype)
+        old = np.asarray(self._old[at if kept.all() else at[kept]])
+        found[kept] = old if self._numbers is None else self._numbers[old]
+        found[~kept] = self._new[at[~kept] - len(self._old)]
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        old, new = np.asarray(self._old), np.flatnonzero(self._at >= len(self._old))
-        old = old if self._numbers is None else self._numbers[old]
-        found = np.asarray(old.take(self._at, axis=0, mode="clip"), dtype=dtype or self.dtype)
-        found[new] = self._new[self._at[new] - len(self._old)]
+        found = np.empty(self.shape, dtype=dtype or self.dtype)
+        for start in range(0, len(self), _CHUNK):
+            found[start : start + _CHUNK] = self[start : start + _CHUNK]
         return found
 
 
