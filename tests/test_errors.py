@@ -8,13 +8,7 @@ import pytest
 from make_reference import SPECIFIC, catalog
 
 from latentcache import errors
-from latentcache.errors import (
-    CacheLockedError,
-    InterruptedBuildError,
-    LatentcacheError,
-    UsageError,
-    as_python,
-)
+from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError, UsageError, as_python
 from latentcache.sources.causes import HINTS
 
 CLASSES = [

@@ -5,16 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 from statistics import median
 
 import pytest
-from package_source import (
-    PACKAGE,
-    code_lines,
-    dotted,
-    folders,
-    functions,
-    imported_modules,
-    imports_at_load,
-    modules,
-)
+from package_source import PACKAGE, code_lines, dotted, folders, functions, imported_modules, imports_at_load, modules
 
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_LINES = 9

@@ -44,11 +44,7 @@ def objects(tmp_path_factory):
     (folder / "images" / "empty.png").touch()
     cache = f"{folder}/images.latentcache"
     build = run("build", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")
-    rest = (
-        run("verify", cache, "--json"),
-        run("info", cache, "--entries", "--json"),
-        run("gc", cache, "--json"),
-    )
+    rest = (run("verify", cache, "--json"), run("info", cache, "--entries", "--json"), run("gc", cache, "--json"))
     plan = run("plan", cache, "--batch-size", "1", "--json")
     inspect = run("inspect", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")
     doctor = run("doctor", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")

@@ -58,10 +58,7 @@ IDENTITY = {
     "geometry": {"rule": 2, "crop": "top", "crops": 3, "clips": ClipSettings(frames=(5, 9), step=4)},
 }
 READ_TIME = {
-    "encoder": {
-        "normalization": Normalization(kind="scale-shift", scale=0.18215),
-        "multiple": 16,
-    },
+    "encoder": {"normalization": Normalization(kind="scale-shift", scale=0.18215), "multiple": 16},
     "geometry": {
         "resolutions": (512, 1024),
         "multiple": 32,

@@ -15,10 +15,7 @@ from latentcache.fields.latents import LatentsSettings
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 #: Relative to the latents' standard deviation: bfloat16 encodes deviate about 2 % rms from float32.
 TOLERANCE = {"float32": 0.02, "float16": 0.02, "bfloat16": 0.2}

@@ -14,10 +14,7 @@ from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.encoder import VaeEncoder, _host
 from latentcache.errors import DeviceMemoryError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 #: Clock cycles of a kernel that only waits: tens of milliseconds.
 LATE = 50_000_000

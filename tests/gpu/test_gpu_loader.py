@@ -8,10 +8,7 @@ from small_cache import build, draw
 
 from latentcache.loader.cache import Cache, open_cache
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 #: Clock cycles of a kernel that only waits: tens of milliseconds.
 LATE = 50_000_000

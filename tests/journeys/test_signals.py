@@ -8,16 +8,7 @@ import sys
 import time
 
 import pytest
-from commands import (
-    ROOT,
-    acknowledged,
-    build,
-    draw_folder,
-    entries,
-    finished,
-    start_build,
-    wait_for,
-)
+from commands import ROOT, acknowledged, build, draw_folder, entries, finished, start_build, wait_for
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 

@@ -245,9 +245,7 @@ def _fault(reference, before, at, error):
     place = _again(reference, before)
     talk = reference.folder / "told"
     trace = traced.watch(
-        lambda: run_quietly(place.words(), talk),
-        place.root,
-        lambda number, _: error if number == at else None,
+        lambda: run_quietly(place.words(), talk), place.root, lambda number, _: error if number == at else None
     )
     if trace.status:
         assert_declared_or_event(trace.status, talk)

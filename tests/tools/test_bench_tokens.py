@@ -2,14 +2,7 @@
 
 import numpy as np
 import pytest
-from bench_tokens import (
-    LENGTH,
-    PACKED_FLOOR,
-    bench_build,
-    bench_packed,
-    by_hand,
-    make_cache,
-)
+from bench_tokens import LENGTH, PACKED_FLOOR, bench_build, bench_packed, by_hand, make_cache
 
 from latentcache import open_cache
 

@@ -90,12 +90,7 @@ def train(system, folder, settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "kind", "block"),
-    [
-        ("llama-factory", "pad", 0),
-        ("llama-factory", "pack", 1),
-        ("axolotl", "pad", 0),
-        ("axolotl", "chunk", 0),
-    ],
+    [("llama-factory", "pad", 0), ("llama-factory", "pack", 1), ("axolotl", "pad", 0), ("axolotl", "chunk", 0)],
 )
 def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, block):
     (tmp_path / "model").symlink_to(at_hand / "model")

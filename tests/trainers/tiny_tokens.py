@@ -5,13 +5,7 @@ import json
 import torch
 from small_tokens import build
 from tokenizers import Tokenizer, models
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback, TrainingArguments
 
 LENGTH = 64
 

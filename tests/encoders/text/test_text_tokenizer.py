@@ -39,11 +39,7 @@ def both(folder, **options):
     return reference, reference.with_engine(TiktokenEngine(reference.tokenizer, reference.recipe.dtype))
 
 
-CONVERSATIONS = [
-    chat("Hi", "Hello there!"),
-    chat("a b  c\n", "é 数据 123456 don't", "more", "  \n"),
-    chat("x", ""),
-]
+CONVERSATIONS = [chat("Hi", "Hello there!"), chat("a b  c\n", "é 数据 123456 don't", "more", "  \n"), chat("x", "")]
 
 
 def test_ids_and_masks_are_those_of_transformers(folder, transformers_tokenizer):

@@ -70,10 +70,7 @@ def test_shards_are_loaded(copied, tiny):
     [
         (lambda tensors: {n: t for n, t in tensors.items() if n != "encoder.conv_in.bias"}, "Missing key(s)"),
         (lambda tensors: {**tensors, "encoder.adapter.weight": torch.ones(2)}, "Unexpected key(s)"),
-        (
-            lambda tensors: {**tensors, "encoder.conv_in.bias": torch.ones(9)},
-            "size mismatch",
-        ),
+        (lambda tensors: {**tensors, "encoder.conv_in.bias": torch.ones(9)}, "size mismatch"),
     ],
 )
 def test_weights_of_another_class_or_configuration(copied, change, why):

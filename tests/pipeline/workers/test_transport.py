@@ -103,8 +103,7 @@ OF_THE_BUILD = (CacheLockedError, InterruptedBuildError)  # no worker raises the
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [one for one in subclasses(LatentcacheError) if hasattr(errors, one.__name__) and one not in OF_THE_BUILD],
+    "kind", [one for one in subclasses(LatentcacheError) if hasattr(errors, one.__name__) and one not in OF_THE_BUILD]
 )
 def test_every_error_keeps_class_words_and_status(kind):
     error = kind("what", where="where", why="why", fix="fix", slug="slug")
