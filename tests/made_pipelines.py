@@ -11,6 +11,8 @@ import diffusers
 import torch
 import transformers
 
+#: Sizes of every small language model here.
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 LETTERS = string.ascii_lowercase + string.digits + ".,-"
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -21,15 +23,9 @@ CHAT = (
 def flux_transformer(text, pooled):
     """A denoiser for embeddings of these widths."""
     return diffusers.FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=text,
-        pooled_projection_dim=pooled,
-        axes_dims_rope=(4, 6, 6),
-    )
+        in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=text, pooled_projection_dim=pooled, axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
 
 
 def clip_tokenizer():
@@ -61,18 +57,9 @@ def qwen_tokenizer():
 
 
 def clip(cls=transformers.CLIPTextModel, hidden=16, projection=12):
-    config = transformers.CLIPTextConfig(
-        vocab_size=100,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        projection_dim=projection,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
-    return cls(config)
+    size = {"vocab_size": 100, "hidden_size": hidden, "intermediate_size": 2 * hidden, "projection_dim": projection}
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    return cls(transformers.CLIPTextConfig(**size, **ids, num_hidden_layers=2, num_attention_heads=2))
 
 
 def t5(cls=transformers.T5EncoderModel, config=transformers.T5Config, width=32):
@@ -80,49 +67,23 @@ def t5(cls=transformers.T5EncoderModel, config=transformers.T5Config, width=32):
 
 
 def qwen3(layers=3):
-    return transformers.Qwen3Config(
-        vocab_size=300,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=2048,
-    )
+    more = {"head_dim": 8, "max_position_embeddings": 2048}
+    return transformers.Qwen3Config(**SMALL, **more, vocab_size=300, num_hidden_layers=layers)
 
 
 def qwen_vl():
-    text = {
-        "vocab_size": 300,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2], "rope_type": "default"},
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
+    text = SMALL | {"vocab_size": 300, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0}
+    text |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2], "rope_type": "default"}}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def gemma2():
-    config = transformers.Gemma2Config(
-        vocab_size=400,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        bos_token_id=2,
-        eos_token_id=1,
-        pad_token_id=0,
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+    return transformers.Gemma2Model(
+        transformers.Gemma2Config(**SMALL, **ids, vocab_size=400, num_hidden_layers=2, head_dim=8)
     )
-    return transformers.Gemma2Model(config)
 
 
 def tiny_vae(channels=4, scaling=0.13025, shift=None):

@@ -18,72 +18,37 @@ _WAN |= {"temperal_downsample": [False, True]}
 _FLAT = {"block_out_channels": (8,) * 4, "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
 _DC_SIDES = ("block_types", "block_out_channels", "layers_per_block", "qkv_multiscales")
 _DC_VALUES = (("ResBlock", "EfficientViTBlock"), (8, 8), (1, 1), ((), (5,)))
+_DC = {f"{half}_{n}": v for half in ("encoder", "decoder") for n, v in zip(_DC_SIDES, _DC_VALUES, strict=True)}
+_LTX = dict.fromkeys(("block_out_channels", "decoder_block_out_channels"), (8, 8))
+_LTX |= dict.fromkeys(("layers_per_block", "decoder_layers_per_block"), (1, 1, 1))
+_LTX |= dict.fromkeys(("spatio_temporal_scaling", "decoder_spatio_temporal_scaling"), (True, False))
+_LTX |= {"decoder_inject_noise": (False,) * 3, "upsample_residual": (False,) * 2, "upsample_factor": (1, 1)}
+_LTX |= {"down_block_types": ("LTXVideoDownBlock3D",) * 2, "downsample_type": ("conv",) * 2, "patch_size": 2}
+_HUNYUAN = {"in_channels": 3, "out_channels": 3, "block_out_channels": (32, 32), "layers_per_block": 1}
+_HUNYUAN |= {"spatial_compression_ratio": 2, "sample_size": 64, "scaling_factor": 0.75289}
+_LTX2 = {"block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 3, "layers_per_block": (1,) * 5}
+_LTX2 |= {"decoder_layers_per_block": (1,) * 4, "spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+_COSMOS = dict.fromkeys(("encoder_block_out_channels", "decode_block_out_channels"), (8, 8, 8))
+_COSMOS |= {"attention_resolutions": (8,), "resolution": 64, "num_layers": 1}
+_COSMOS |= {"latents_mean": [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 4.0, 0.0, 0.0]}
+_COSMOS |= {"latents_std": [4.0, 1.0, 1.0, 3.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
 
 #: Class name -> arguments of a tiny instance.
 TINY = {
     "AutoencoderKL": _KL | {"layers_per_block": 1, "scaling_factor": 0.3611, "shift_factor": 0.1159},
     "AutoencoderTiny": dict.fromkeys(("encoder_block_out_channels", "decoder_block_out_channels"), (8, 8, 8))
     | dict.fromkeys(("num_encoder_blocks", "num_decoder_blocks"), (1, 1, 1)),
-    "AutoencoderDC": {
-        "latent_channels": 8,
-        "attention_head_dim": 4,
-        "scaling_factor": 0.41407,
-        **{f"encoder_{n}": v for n, v in zip(_DC_SIDES, _DC_VALUES, strict=True)},
-        **{f"decoder_{n}": v for n, v in zip(_DC_SIDES, _DC_VALUES, strict=True)},
-    },
+    "AutoencoderDC": _DC | {"latent_channels": 8, "attention_head_dim": 4, "scaling_factor": 0.41407},
     "AutoencoderKLQwenImage": _WAN,
     "AutoencoderKLWan": _WAN | {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 8},
     "AutoencoderKLFlux2": _KL | {"layers_per_block": 1, "latent_channels": 4},
     "AutoencoderKLHunyuanVideo": _FLAT,
-    "AutoencoderKLLTXVideo": {
-        "latent_channels": 8,
-        "block_out_channels": (8, 8),
-        "decoder_block_out_channels": (8, 8),
-        "down_block_types": ("LTXVideoDownBlock3D",) * 2,
-        "layers_per_block": (1, 1, 1),
-        "decoder_layers_per_block": (1, 1, 1),
-        "spatio_temporal_scaling": (True, False),
-        "decoder_spatio_temporal_scaling": (True, False),
-        "decoder_inject_noise": (False,) * 3,
-        "downsample_type": ("conv",) * 2,
-        "upsample_residual": (False,) * 2,
-        "upsample_factor": (1, 1),
-        "patch_size": 2,
-    },
-    "AutoencoderKLHunyuanImage": {
-        "in_channels": 3,
-        "out_channels": 3,
-        "latent_channels": 8,
-        "block_out_channels": (32, 32),
-        "layers_per_block": 1,
-        "spatial_compression_ratio": 2,
-        "sample_size": 64,
-        "scaling_factor": 0.75289,
-    },
-    "AutoencoderKLLTX2Video": {
-        "latent_channels": 8,
-        "block_out_channels": (8,) * 4,
-        "decoder_block_out_channels": (8,) * 3,
-        "layers_per_block": (1,) * 5,
-        "decoder_layers_per_block": (1,) * 4,
-        "spatial_compression_ratio": 32,
-        "temporal_compression_ratio": 8,
-    },
-    "AutoencoderKLCosmos": {
-        "encoder_block_out_channels": (8, 8, 8),
-        "decode_block_out_channels": (8, 8, 8),
-        "attention_resolutions": (8,),
-        "resolution": 64,
-        "num_layers": 1,
-        "latent_channels": 4,
-        "latents_mean": [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 4.0, 0.0, 0.0],
-        "latents_std": [4.0, 1.0, 1.0, 3.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0],
-    },
-    "AutoencoderKLMochi": {
-        "encoder_block_out_channels": (32,) * 4,
-        "decoder_block_out_channels": (32,) * 4,
-        "layers_per_block": (1,) * 5,
-    },
+    "AutoencoderKLLTXVideo": _LTX | {"latent_channels": 8},
+    "AutoencoderKLHunyuanImage": _HUNYUAN | {"latent_channels": 8},
+    "AutoencoderKLLTX2Video": _LTX2 | {"latent_channels": 8},
+    "AutoencoderKLCosmos": _COSMOS | {"latent_channels": 4},
+    "AutoencoderKLMochi": dict.fromkeys(("encoder_block_out_channels", "decoder_block_out_channels"), (32,) * 4)
+    | {"layers_per_block": (1,) * 5},
     "AutoencoderKLCogVideoX": _FLAT,
 }
 

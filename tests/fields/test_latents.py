@@ -36,40 +36,22 @@ def encoded(**changes):
 
 IDENTITY = {
     "pixels": {
-        "resample": "lanczos-u8",
-        "decoder": "pillow",
-        "orientation": "none",
-        "icc": "ignore",
-        "alpha": "#000000",
-        "deep": "round",
-        "version": 2,
+        "resample": "lanczos-u8", "decoder": "pillow", "orientation": "none", "icc": "ignore", "alpha": "#000000",
+        "deep": "round", "version": 2,
     },
     "encoder": {
-        "family": "AutoencoderDC",
-        "fingerprint": "22" * 16,
-        "config": "33" * 16,
-        "channels": 16,
-        "factor": 32,
-        "compute_dtype": "bfloat16",
-        "storage_dtype": "float32",
-        "posterior": "moments",
-        "tiling": True,
+        "family": "AutoencoderDC", "fingerprint": "22" * 16, "config": "33" * 16, "channels": 16, "factor": 32,
+        "compute_dtype": "bfloat16", "storage_dtype": "float32", "posterior": "moments", "tiling": True,
     },
     "geometry": {"rule": 2, "crop": "top", "crops": 3, "clips": ClipSettings(frames=(5, 9), step=4)},
-}
+}  # fmt: skip
 READ_TIME = {
     "encoder": {"normalization": Normalization(kind="scale-shift", scale=0.18215), "multiple": 16},
     "geometry": {
-        "resolutions": (512, 1024),
-        "multiple": 32,
-        "min_side": 256,
-        "max_side": 1536,
-        "buckets": (Size(704, 1088),),
-        "flip": True,
-        "upscale": False,
-        "min_pixels": 4096,
+        "resolutions": (512, 1024), "multiple": 32, "min_side": 256, "max_side": 1536,
+        "buckets": (Size(704, 1088),), "flip": True, "upscale": False, "min_pixels": 4096,
     },
-}
+}  # fmt: skip
 cases = [(part, name, value) for part, named in IDENTITY.items() for name, value in named.items()]
 free_cases = [(part, name, value) for part, named in READ_TIME.items() for name, value in named.items()]
 

@@ -100,18 +100,11 @@ def bad_tar(root: Path) -> None:
     write_tar(
         root / "shard-001.tar",
         [
-            ("a.png", images["0000"][0]),
-            ("a.webp", images["0001"][0]),
-            ("b.png", b"no image"),
-            ("c.png", images["0002"][0]),
-            ("c.txt", b"\xff\xfe\xfd"),
-            ("d.png", b""),
-            ("e.txt", b"nobody's"),
-            ("f.cls", b"7"),
-            ("g.png", images["0003"][0]),
-            ("g.json", b'{"prompt": "from json"}'),
+            ("a.png", images["0000"][0]), ("a.webp", images["0001"][0]), ("b.png", b"no image"),
+            ("c.png", images["0002"][0]), ("c.txt", b"\xff\xfe\xfd"), ("d.png", b""), ("e.txt", b"nobody's"),
+            ("f.cls", b"7"), ("g.png", images["0003"][0]), ("g.json", b'{"prompt": "from json"}'),
         ],
-    )
+    )  # fmt: skip
     write_tar(root / "shard-002.tar", [(f"{stem}.png", data) for stem, (data, _) in images.items()])
     whole = (root / "shard-002.tar").read_bytes()
     (root / "shard-002.tar").write_bytes(whole[:1100])

@@ -76,6 +76,7 @@ def test_a_format_takes_latents_of_its_model_and_names_the_one_that_fits(tmp_pat
 
 
 TEXT = 8
+TINY = {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": TEXT}
 #: The real denoiser of each format, tiny.
 MODELS = {
     "diffusers-sdxl": lambda: diffusers.UNet2DConditionModel(
@@ -91,23 +92,11 @@ MODELS = {
         projection_class_embeddings_input_dim=TEXT + 6 * 8,
     ),
     "diffusers-sd3": lambda: diffusers.SD3Transformer2DModel(
-        sample_size=8,
-        num_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=TEXT,
-        caption_projection_dim=16,
-        pooled_projection_dim=TEXT,
+        **TINY | {"attention_head_dim": 8}, sample_size=8, caption_projection_dim=16, pooled_projection_dim=TEXT
     ),
     "diffusers-flux": lambda: flux_transformer(TEXT, TEXT),
     "diffusers-qwen-image": lambda: diffusers.QwenImageTransformer2DModel(
-        in_channels=64,
-        out_channels=16,
-        num_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=TEXT,
-        axes_dims_rope=(4, 6, 6),
+        **TINY, in_channels=64, out_channels=16, axes_dims_rope=(4, 6, 6)
     ),
     "diffusers-wan": lambda: diffusers.WanTransformer3DModel(
         num_attention_heads=2, attention_head_dim=12, text_dim=TEXT, freq_dim=16, ffn_dim=16, num_layers=1

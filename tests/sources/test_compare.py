@@ -77,6 +77,9 @@ def test_what_becomes_of_images(data, full):
     assert (d.reason, d.expected, d.found) == ("source-removed", "the sample", "it is not there any more")
 
 
+TABLE = "file_name,text\nb.jpg,x\n"
+
+
 @pytest.mark.parametrize(
     ("change", "state", "reason"),
     [
@@ -87,11 +90,7 @@ def test_what_becomes_of_images(data, full):
         (lambda path: path.write_text(""), CHANGED, "source-changed"),
         (lambda path: path.with_suffix(".txt").write_bytes(b"\xff"), CAPTION, "caption-changed"),
         (lambda path: path.with_suffix(".txt").unlink(), CAPTION, "caption-changed"),
-        (
-            lambda path: (path.parent / "metadata.csv").write_text("file_name,text\nb.jpg,x\n"),
-            REMOVED,
-            "source-removed",
-        ),
+        (lambda path: (path.parent / "metadata.csv").write_text(TABLE), REMOVED, "source-removed"),
     ],
 )
 def test_what_happens_to_one_file(data, change, state, reason):
@@ -109,7 +108,6 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
     os.utime(data / "a.jpg", (1, 1))
 
     def fail(root, place):
-
         raise fault("io-error", "the disk is on fire", root)
 
     monkeypatch.setattr("latentcache.sources.archives.members.read_image", fail)
@@ -199,26 +197,15 @@ def test_what_becomes_of_records(tmp_path):
     (tmp_path / "b.jsonl").rename(tmp_path / "bb.jsonl")
     os.utime(tmp_path / "c.jsonl", (1, 1))
     found = records(tmp_path, before)
-    assert states(found) == {
-        "a.jsonl:1": OK,
-        "a.jsonl:2": CHANGED,
-        "a.jsonl:3": REMOVED,
-        "a.jsonl:4": MOVED,
-        "b.jsonl:1": REMOVED,
-        "c.jsonl:1": TOUCHED,
-        "c.jsonl:2": TOUCHED,
-    }
+    of_a = {"a.jsonl:1": OK, "a.jsonl:2": CHANGED, "a.jsonl:3": REMOVED, "a.jsonl:4": MOVED}
+    assert states(found) == of_a | {"b.jsonl:1": REMOVED, "c.jsonl:1": TOUCHED, "c.jsonl:2": TOUCHED}
     assert new(found) == ["bb.jsonl:1"]
     changed, removed, moved = (found.found(row) for row in (1, 2, 3))
     assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
     assert (len(changed.expected), len(changed.found)) == (8, 8)
     assert (removed.expected, removed.found) == ("the sample", "it is not there any more")
-    assert (moved.category, moved.reason, moved.expected, moved.found) == (
-        "touched",
-        "line-changed",
-        "line 4",
-        "line 3",
-    )
+    of_moved = (moved.category, moved.reason, moved.expected, moved.found)
+    assert of_moved == ("touched", "line-changed", "line 4", "line 3")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +237,8 @@ def test_rejected_records(tmp_path):
         for row in (1, 2, 3)
     ]
     record = replace(held, content=held.content[:1], file=held.file[:1], line=held.line[:1])
-    left = replace(table, names=table.names.select(np.array([0])), inputs={"record": record}, columns={
-        name: column[:1] for name, column in table.columns.items()
-    })  # fmt: skip
+    columns = {name: column[:1] for name, column in table.columns.items()}
+    left = replace(table, names=table.names.select(np.array([0])), inputs={"record": record}, columns=columns)
     before = replace(before, samples=left, rejected=(*before.rejected, *made))
     found = records(tmp_path, before)
     both = [("quarantined", "no-json", "a.jsonl", line) for line in (2, 6)]
@@ -272,11 +258,11 @@ def test_rejected_records(tmp_path):
     assert new(found) == ["a.jsonl:4"]
 
 
+TWO_FILES = st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2)
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2),
-    st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2),
-)
+@given(TWO_FILES, TWO_FILES)
 def test_every_record_is_counted_once(tmp_path_factory, old, now):
     """Matched, removed and new records are those of both sides; only equal data are without a finding."""
     root = tmp_path_factory.mktemp("records")
@@ -291,11 +277,8 @@ def test_every_record_is_counted_once(tmp_path_factory, old, now):
     count = Counter(states(found).values())
     fixed = sum(item.reason == "source-changed" and item.category == "stale" for item in found.others)
     assert len(after.samples) == count[OK] + count[MOVED] + count[CHANGED] + count[TOUCHED] + len(found.new) + fixed
-    clean = (
-        not len(found.new)
-        and set(count) <= {OK, TOUCHED}
-        and all(one.category == "quarantined" for one in found.others)
-    )
+    only_quarantined = all(one.category == "quarantined" for one in found.others)
+    clean = not len(found.new) and set(count) <= {OK, TOUCHED} and only_quarantined
     assert clean == (old == now) or any("{" in x for x in (*old, *now))
     multiset = [Counter((n, t) for n, x in enumerate(side) for t in x if t != "{") for side in (old, now)]
     same = sum((multiset[0] & multiset[1]).values()) + 3

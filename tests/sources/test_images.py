@@ -90,11 +90,8 @@ def test_a_table_decides_when_there_is_one(tmp_path, trusting):
     assert found.samples.inputs["caption"].line.tolist() == [3, 2]
     assert list(found.samples.files.names) == ["a.jpg", "b.jpg", "metadata.csv"]
     assert reasons(found.rejected) == [("gone.jpg", "not-found")]
-    assert reasons(found.notes) == [
-        ("c.jpg", "unlisted"),
-        ("metadata.csv", "duplicate-row"),
-        ("metadata.csv", "sidecar-unused"),
-    ]
+    of_table = [("metadata.csv", "duplicate-row"), ("metadata.csv", "sidecar-unused")]
+    assert reasons(found.notes) == [("c.jpg", "unlisted"), *of_table]
     assert found.notes[-1].detail == "1 caption file beside images is not used, the first is b.txt"
     hashed = scan(tmp_path, hash_all=True)
     again = scan(tmp_path, known=hashed.samples)
@@ -211,9 +208,8 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
     ]
     alpha = scan(tmp_path / "img", SourceOptions(masks="alpha"))
     assert further(alpha, "mask") == list(alpha.samples.names) == ["a.jpg", "c.jpg", "sub/a.jpg"]
-    (tmp_path / "latentcache.toml").write_text(
-        '[[sets]]\npath = "img"\nmasks = "masks"\ncontrols = ["edges", "depth"]\n'
-    )
+    text = '[[sets]]\npath = "img"\nmasks = "masks"\ncontrols = ["edges", "depth"]\n'
+    (tmp_path / "latentcache.toml").write_text(text)
     own = scan(tmp_path)
     assert further(own, "mask") == ["masks/a.png", "", "masks/sub/a.webp"], "by the path below the set"
     assert further(own, "control_2") == ["", "depth/c.png", ""]
@@ -256,6 +252,10 @@ def test_folders_without_images(tmp_path):
 # what is remembered
 
 
+def contents(found: Listing) -> list[bytes]:
+    return [row.tobytes() for row in found.samples.inputs["image"].content]
+
+
 def remembered(root: Path) -> Listing:
     """A listing as a build publishes it."""
     found = scan(root, IMAGES, hash_all=True)
@@ -275,9 +275,7 @@ def test_trusted_files_are_not_opened_and_keep_all_that_is_known(tmp_path, trust
     assert captions(again) == captions(first)
     assert np.array_equal(again.samples.columns["original_size"], [[1, 2], [2, 3], [3, 4]])
     assert np.array_equal(again.samples.files.stat, first.samples.files.stat)
-    assert [row.tobytes() for row in again.samples.inputs["image"].content] == list(
-        map(content_hash, (b"y", b"x", b"z"))
-    )
+    assert contents(again) == [content_hash(data) for data in (b"y", b"x", b"z")]
 
 
 def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypatch):
@@ -312,9 +310,7 @@ def test_touched_files_are_hashed_if_asked_and_believed_if_equal(tmp_path, trust
     os.utime(tmp_path / "a.jpg", (1, 1))
     (tmp_path / "b.jpg").write_text("q")
     found = scan(tmp_path, IMAGES, first.samples, hash_known=True)
-    assert [row.tobytes() for row in found.samples.inputs["image"].content] == list(
-        map(content_hash, (b"x", b"q", b"z"))
-    )
+    assert contents(found) == [content_hash(data) for data in (b"x", b"q", b"z")]
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [3, 4]]
 
 

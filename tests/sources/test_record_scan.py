@@ -142,14 +142,10 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     (tmp_path / "c.json").write_text('[{"text": "a"}, {"text": "b"}]')
     first = scan(tmp_path)
     table, held = first.samples, first.samples.inputs["record"]
+    names = table.files.names.take(held.file)
     out = [1, 2, 4, 6] if keep_rest else list(range(len(table)))
     made = [
-        Rejected(
-            name=table.files.names[int(held.file[row])],
-            reason="template",
-            line=int(held.line[row]),
-            content=held.content[row].tobytes(),
-        )
+        Rejected(name=names[row], reason="template", line=int(held.line[row]), content=held.content[row].tobytes())
         for row in out
     ]
     rest = np.array([row for row in range(len(table)) if row not in out], dtype=np.intp)
@@ -175,19 +171,10 @@ def read(path, data, kind="json", **options):
 
 def test_lines_with_everything_that_goes_wrong(tmp_path):
     lines = [
-        b"\xef\xbb\xbf" + b'{"text": "one"}\r',
-        b"",
-        b"   ",
-        b'{"text": "two", "text": "three"}',
-        b'{"text": NaN}',
-        b'{"text": "caf\xe9"}',
-        b'{"text": ["a"]}',
-        b'{"body": "a"}',
-        b"{",
-        b"[1]",
-        b'{"text": "\\ud800"}',
+        b"\xef\xbb\xbf" + b'{"text": "one"}\r', b"", b"   ", b'{"text": "two", "text": "three"}', b'{"text": NaN}',
+        b'{"text": "caf\xe9"}', b'{"text": ["a"]}', b'{"body": "a"}', b"{", b"[1]", b'{"text": "\\ud800"}',
         b'{"text": "last"}',
-    ]
+    ]  # fmt: skip
     records, log = read(tmp_path, b"\n".join(lines))
     assert [(r.line, r.text) for r in records] == [(1, "one"), (12, "last")]
     assert [(item.line, item.reason, item.field) for item in log.rejected] == [
@@ -205,28 +192,23 @@ def test_lines_with_everything_that_goes_wrong(tmp_path):
 
 @pytest.mark.parametrize("spelling", ["[{0},{1},{2}]", "\n[\n {0},\n {1} ,\n\n {2}\n]\n"])
 def test_a_list_gives_its_items_with_their_lines(tmp_path, spelling):
-    items = [
-        '{"instruction": "a", "output": "b"}',
-        '{"instruction": 5, "output": "b"}',
-        '{"instruction": "c", "output": "d"}',
-    ]
-    records, log = read(tmp_path, spelling.replace("{0}", items[0]).replace("{1}", items[1]).replace("{2}", items[2]))
+    data = spelling
+    for number, first in enumerate(('"a"', "5", '"c"')):
+        data = data.replace(f"{{{number}}}", f'{{"instruction": {first}, "output": "b"}}')
+    records, log = read(tmp_path, data)
     lines = [3, 4, 6] if "\n" in spelling else [1, 1, 1]
     assert [r.line for r in records] == [lines[0], lines[2]]
     assert [(item.line, item.field) for item in log.rejected] == [(lines[1], "instruction")]
 
 
-@pytest.mark.parametrize("text", ["[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'])
-def test_a_list_that_is_broken_is_an_error(tmp_path, text):
+BROKEN = dict.fromkeys(("[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'), "no-json")
+
+
+@pytest.mark.parametrize(("text", "slug"), [*BROKEN.items(), ('{\n "a": 1\n}\n', "not-records")])
+def test_a_broken_list_or_an_object_over_several_lines_is_an_error(tmp_path, text, slug):
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, text)
-    assert caught.value.slug == "no-json"
-
-
-def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
-    with pytest.raises(UnusableSampleError) as caught:
-        read(tmp_path, '{\n "a": 1\n}\n')
-    assert caught.value.slug == "not-records"
+    assert caught.value.slug == slug
 
 
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
@@ -250,12 +232,9 @@ def test_rows_of_parquet_stream_in_order(tmp_path):
 def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
     """Turns of which some have calls have several forms: ``datasets`` makes its feature ``Json`` of them."""
     call = {"type": "function", "function": {"name": "a", "arguments": {"b": 1}}}
-    turns = [
-        {"role": "user", "content": "1"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "2"},
-        {"role": "assistant", "content": "{}"},
-    ]
+    said = ("user", "1"), ("assistant", ""), ("tool", "2"), ("assistant", "{}")
+    turns = [{"role": role, "content": content} for role, content in said]
+    turns[1]["tool_calls"] = [call]
     feature = datasets.Features({"messages": datasets.List(datasets.Json())})
     made = datasets.Dataset.from_list([{"messages": turns}, {"messages": turns[::3]}], features=feature)
     made.to_parquet(tmp_path / "a.parquet")

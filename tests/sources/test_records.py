@@ -23,16 +23,9 @@ from latentcache.sources.records import (
 # As a dataset_info.json names them.
 LF_SHAREGPT = RecordFormat(form="sharegpt", system="system", tools="tools")
 OPENAI = RecordFormat(
-    form="openai",
-    messages="messages",
-    tools="tools",
-    role_tag="role",
-    content_tag="content",
-    user_tag="user",
-    assistant_tag="assistant",
-    observation_tag="tool",
-    function_tag="function",
-)
+    form="openai", messages="messages", tools="tools", role_tag="role", content_tag="content", user_tag="user",
+    assistant_tag="assistant", observation_tag="tool", function_tag="function",
+)  # fmt: skip
 
 
 def question(**changes):
@@ -48,7 +41,7 @@ def test_the_content_is_all_of_a_record_but_its_place():
     changes = {"content": "5"}, {"role": "tool"}, {"learned": False}, {"fields": (("tool_calls", "[]"),)}
     others = [chat_record("a", 1, question(**other)).content for other in changes]
     others += [
-        chat_record("a", 1, question(), json.dumps([tool])).content for tool in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+        chat_record("a", 1, question(), tools).content for tools in ('[{"a": 1, "b": 2}]', '[{"b": 2, "a": 1}]')
     ]
     assert len({plain, *others}) == 1 + len(others)
 
@@ -140,16 +133,9 @@ def test_an_instruction_that_is_empty_adds_no_line(empty):
 
 
 def test_sharegpt_with_all_tags():
-    record = {
-        "conversations": [
-            {"from": "system", "value": "s"},
-            {"from": "human", "value": "weather?"},
-            {"from": "function_call", "value": '{"name": "look", "arguments": {"x": 1.5}}'},
-            {"from": "observation", "value": "rain"},
-            {"from": "gpt", "value": "rain"},
-        ],
-        "tools": '[{"name": "look"}]',
-    }
+    call = '{"name": "look", "arguments": {"x": 1.5}}'
+    asked, answered = (("system", "s"), ("human", "weather?")), (("observation", "rain"), ("gpt", "rain"))
+    record = shared(*asked, ("function_call", call), *answered, tools='[{"name": "look"}]')
     assert turns(record, LF_SHAREGPT) == turns(record, SHAREGPT)
     assert turns(record, SHAREGPT) == [
         ("system", "s", False),
@@ -165,15 +151,12 @@ def test_sharegpt_with_all_tags():
 
 
 def test_openai_messages():
+    call = {"function": {"name": "f", "arguments": '{"x": 1}'}}
     record = {
         "messages": [
             {"role": "developer", "content": "be kind"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}],
-            },
+            {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "content": "4", "tool_call_id": "c1"},
             {"role": "assistant", "content": "4", "reasoning_content": "hm", "weight": 0},
             {"role": "user", "content": "more"},
@@ -200,18 +183,12 @@ def test_openai_turns_by_the_tag_of_functions():
     form = OPENAI
     call = {"name": "look", "arguments": {"x": 1}}
     calls = [{"type": "function", "function": call}]
-    for turn in (
-        {"content": json.dumps(call)},
-        {"content": json.dumps([call])},
-        {"content": "", "tool_calls": calls},
-    ):
+    spellings = {"content": json.dumps(call)}, {"content": json.dumps([call])}, {"content": "", "tool_calls": calls}
+    for turn in spellings:
         record = said(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
         record["messages"][1] |= turn
-        assert turns(record, form)[1:] == [
-            ("assistant", "", True),
-            ("tool", "rain", False),
-            ("assistant", "rain", True),
-        ]
+        answers = [("assistant", "", True), ("tool", "rain", False), ("assistant", "rain", True)]
+        assert turns(record, form)[1:] == answers
         ((name, spelled),) = mapped(record, form).messages[1].fields
         assert (name, json.loads(spelled)) == ("tool_calls", calls)
     assert cause(said(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
@@ -219,13 +196,16 @@ def test_openai_turns_by_the_tag_of_functions():
     assert cause(said(("user", "a"), ("function", "{")), other) == ("role-order", "messages[1].role")
 
 
-TWO, HUMAN = (("user", "a"), ("assistant", "b")), {"from": "human", "value": "a"}
-CALLS = "messages[1].tool_calls"
-ASKED = [{"role": "user", "content": "a"}]
+TWO, HUMAN = (("user", "a"), ("assistant", "b")), ("human", "a")
+ASKED, IMAGE = [{"role": "user", "content": "a"}], [{"type": "image_url"}]
 
 
 def said(*turns_, **more):
     return {"messages": [{"role": role, "content": content} for role, content in turns_], **more}
+
+
+def shared(*turns_, **more):
+    return {"conversations": [{"from": name, "value": value} for name, value in turns_], **more}
 
 
 @pytest.mark.parametrize(
@@ -261,18 +241,13 @@ def said(*turns_, **more):
         ({"prompt": ASKED, "completion": ASKED}, COMPLETION, "no-answer", "completion"),
         (said(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
         (said(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
-        (
-            said(("user", [{"type": "image_url"}]), ("assistant", "c")),
-            OPENAI,
-            "record-field",
-            "messages[0].content[0]",
-        ),
+        (said(("user", IMAGE), ("assistant", "c")), OPENAI, "record-field", "messages[0].content[0]"),
         (said(*TWO, tools={"a": 1}), OPENAI, "record-field", "tools"),
         (said(*TWO, tools="["), OPENAI, "record-field", "tools"),
-        ({"conversations": [{"from": "gpt", "value": "a"}]}, LF_SHAREGPT, "role-order", "conversations[0].from"),
-        ({"conversations": [HUMAN, HUMAN]}, LF_SHAREGPT, "role-order", "conversations[1].from"),
-        ({"conversations": [{"from": "system", "value": "a"}]}, LF_SHAREGPT, "no-answer", "conversations"),
-        ({"conversations": [HUMAN]}, LF_SHAREGPT, "no-answer", "conversations"),
+        (shared(("gpt", "a")), LF_SHAREGPT, "role-order", "conversations[0].from"),
+        (shared(HUMAN, HUMAN), LF_SHAREGPT, "role-order", "conversations[1].from"),
+        (shared(("system", "a")), LF_SHAREGPT, "no-answer", "conversations"),
+        (shared(HUMAN), LF_SHAREGPT, "no-answer", "conversations"),
     ],
 )
 def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
@@ -296,7 +271,7 @@ def test_the_order_of_turns_is_left_to_the_template(order):
 def test_the_usual_names_of_roles_need_no_tags():
     names = "system human gpt input chatgpt user model tool bot observation output developer bing"
     roles = "system user assistant user assistant user assistant tool assistant tool assistant developer assistant"
-    record = {"conversations": [{"from": name, "value": "a"} for name in names.split()]}
+    record = shared(*((name, "a") for name in names.split()))
     assert [role for role, *_ in turns(record, SHAREGPT)] == roles.split()
 
 
@@ -314,28 +289,17 @@ def test_a_prompt_with_a_completion():
 
 
 def test_a_prompt_of_turns_carries_no_loss():
-    prompt, answer = said(("user", "a"), ("assistant", "b"), ("user", "c")), said(("assistant", "d"))
-    record = {"prompt": prompt["messages"], "completion": answer["messages"], "tools": [{"name": "f"}]}
-    assert turns(record, COMPLETION) == [
-        ("user", "a", False),
-        ("assistant", "b", False),
-        ("user", "c", False),
-        ("assistant", "d", True),
-    ]
+    asked, answer = (*TWO, ("user", "c")), ("assistant", "d")
+    record = {"prompt": said(*asked)["messages"], "completion": said(answer)["messages"], "tools": [{"name": "f"}]}
+    assert turns(record, COMPLETION) == [*((role, text, False) for role, text in asked), (*answer, True)]
     assert mapped(record, COMPLETION).tools
 
 
 def test_calls_in_the_older_spelling_of_openai():
     call = {"name": "f", "arguments": '{"x": 1}'}
-    record = {
-        "messages": [
-            {"role": "user", "content": "a"},
-            {"role": "assistant", "content": None, "function_call": call},
-            {"role": "function", "name": "f", "content": "1"},
-            {"role": "assistant", "content": "b"},
-        ],
-        "functions": [{"name": "f", "parameters": {}}],
-    }
+    record = said(("user", "a"), ("assistant", None), ("function", "1"), ("assistant", "b"))
+    record["messages"][1]["function_call"], record["messages"][2]["name"] = call, "f"
+    record["functions"] = [{"name": "f", "parameters": {}}]
     made = mapped(record, CHAT)
     assert [message.role for message in made.messages] == ["user", "assistant", "tool", "assistant"]
     calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
@@ -344,20 +308,18 @@ def test_calls_in_the_older_spelling_of_openai():
 
 
 def test_a_call_with_a_thought_before_it():
-    record = {
-        "conversations": [
-            {"from": "human", "value": "a"},
-            {"from": "function_call", "value": '<think>\nhm\n</think>\n\n{"name": "f", "arguments": {}}'},
-        ]
-    }
+    record = shared(HUMAN, ("function_call", '<think>\nhm\n</think>\n\n{"name": "f", "arguments": {}}'))
     for form in (SHAREGPT, LF_SHAREGPT):
         message = mapped(record, form).messages[1]
         assert message.content == "<think>\nhm\n</think>"
         assert json.loads(dict(message.fields)["tool_calls"])[0]["function"]["name"] == "f"
 
 
+FIRST_CALL = "messages[1].tool_calls[0]"
+
+
 def test_values_for_the_template_of_one_record():
-    plain, told = said(("user", "a"), ("assistant", "b")), {"enable_thinking": False}
+    plain, told = said(*TWO), {"enable_thinking": False}
     record = mapped({**plain, "chat_template_kwargs": told}, CHAT)
     assert json.loads(record.options) == told
     assert record.content != mapped(plain, CHAT).content
@@ -371,12 +333,9 @@ def test_values_for_the_template_of_one_record():
         ({"weight": 0.5}, "messages[1].weight"),
         ({"train": "no"}, "messages[1].train"),
         ({"tool_calls": {}}, "messages[1].tool_calls"),
-        ({"tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0]"),
+        ({"tool_calls": [{"function": {}}]}, FIRST_CALL),
         *(
-            (
-                {"tool_calls": [{"function": {"name": "f", "arguments": one}}]},
-                "messages[1].tool_calls[0].function.arguments",
-            )
+            ({"tool_calls": [{"function": {"name": "f", "arguments": one}}]}, f"{FIRST_CALL}.function.arguments")
             for one in ("[]", "{bad")
         ),
         ({"reasoning_content": float("inf")}, "messages[1]"),
@@ -396,8 +355,7 @@ def test_fields_of_a_turn_are_checked(turn, where):
     ],
 )
 def test_a_call_that_is_none_is_refused_with_its_field(value, where):
-    record = {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": value}]}
-    assert cause(record, SHAREGPT) == ("record-field", where)
+    assert cause(shared(HUMAN, ("function_call", value)), SHAREGPT) == ("record-field", where)
 
 
 HALF = "\ud800"

@@ -131,21 +131,14 @@ def test_a_jsonl_without_the_columns_or_rows(tmp_path):
 
 
 def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
-    lines = [
-        '{"file_name": "b.jpg"}',
-        '{"file_name": "c.jpg", "text": null}',
-        '{"file_name": "d.jpg", "text": "\\ud800"}',
-    ]
-    (tmp_path / JSONL).write_text(GOOD + "\n".join(lines))
+    none = '{"file_name": "b.jpg"}\n{"file_name": "c.jpg", "text": null}\n'
+    (tmp_path / JSONL).write_text(GOOD + none + '{"file_name": "d.jpg", "text": "\\ud800"}')
     rows, *_ = read_table(tmp_path, JSONL, set())
+    half = "the caption in metadata.jsonl:4 has half a surrogate pair (U+D800) at character 0"
     assert [(row.name, row.cause, row.detail) for row in rows[1:]] == [
         ("b.jpg", "table-row", "metadata.jsonl:2 has None as the caption, expected text"),
         ("c.jpg", "table-row", "metadata.jsonl:3 has None as the caption, expected text"),
-        (
-            "d.jpg",
-            "caption-unicode",
-            "the caption in metadata.jsonl:4 has half a surrogate pair (U+D800) at character 0",
-        ),
+        ("d.jpg", "caption-unicode", half),
     ]
     assert rows_of(tmp_path, "file_name,text\na.jpg,x\0y\n") == [("a.jpg", "caption-unicode")]
 
@@ -181,11 +174,6 @@ def test_any_captions_come_back(tmp_path_factory, captions, quoting, ascii_only)
         assert [row.caption for row in read_table(root, name, set())[0]] == captions
 
 
-# columns
-
-OTHER = st.text().filter(lambda name: name.strip().lower() not in (*FILE_COLUMNS, *CAPTION_COLUMNS))
-
-
 @pytest.mark.parametrize(
     ("columns", "what"),
     [("file,text,caption,prompt", "3 columns of captions"), ("file,file,text", "2 columns of file names")],
@@ -218,10 +206,8 @@ def test_harmless_spellings_are_the_same_file(raw):
     assert matched(["a.jpg", "sub/b.jpg"], (raw, "x"))[0] == {"a.jpg" if "a" in raw else "sub/b.jpg": "x"}
 
 
-OUT, GONE = (
-    "metadata.csv:2 names a file outside the data folder",
-    "metadata.csv:2 names it, and there is no such file",
-)
+OUT = "metadata.csv:2 names a file outside the data folder"
+GONE = "metadata.csv:2 names it, and there is no such file"
 
 
 @pytest.mark.parametrize(
@@ -244,15 +230,8 @@ def test_a_name_that_is_no_image_is_rejected(tmp_path, raw, reason, detail):
 
 
 def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
-    rows = [
-        ("a.jpg", "one"),
-        ("./a.jpg", "one"),
-        ("a.jpg", "two"),
-        ("gone.jpg", ""),
-        ("gone.jpg", ""),
-        ("b.jpg", "\0"),
-    ]
-    samples, found = matched(["a.jpg", "b.jpg"], *rows)
+    of_a, gone = (("a.jpg", "one"), ("./a.jpg", "one"), ("a.jpg", "two")), ("gone.jpg", "")
+    samples, found = matched(["a.jpg", "b.jpg"], *of_a, gone, gone, ("b.jpg", "\0"))
     assert samples == {"a.jpg": "one"}
     assert words(found.notes) == [
         (CSV, "duplicate-row", "lines 2 and 3 are both for a.jpg, with the same caption; the first is used"),

@@ -23,30 +23,18 @@ from latentcache.export.run import ExportSettings, export_cache
 #: Steps of two epochs of batches of four. axolotl divides rows, not batches: the end of the last epoch is left out.
 STEPS = {"llama-factory": lambda rows: 2 * math.ceil(rows / 4), "axolotl": lambda rows: math.ceil(2 * rows / 4)}
 COMMON = {"learning_rate": 0.001, "logging_steps": 1, "output_dir": "out", "bf16": False, "fp16": False}
+COMMON |= {"save_strategy": "no"}
 #: What a run on a CPU needs beside what the page says.
 MORE = {
     "llama-factory": {
-        "do_train": True,
-        "finetuning_type": "full",
-        "model_name_or_path": "model",
-        "dataset_dir": "ONLINE",
-        "per_device_train_batch_size": 4,
-        "num_train_epochs": 2,
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
+        "do_train": True, "finetuning_type": "full", "model_name_or_path": "model", "dataset_dir": "ONLINE",
+        "per_device_train_batch_size": 4, "num_train_epochs": 2, "use_cpu": True, "report_to": "none",
     },
     "axolotl": {
-        "base_model": "model",
-        "micro_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "num_epochs": 2,
-        "optimizer": "adamw_torch",
-        "attn_implementation": "sdpa",
-        "save_strategy": "no",
-        "val_set_size": 0,
+        "base_model": "model", "micro_batch_size": 4, "gradient_accumulation_steps": 1, "num_epochs": 2,
+        "optimizer": "adamw_torch", "attn_implementation": "sdpa", "val_set_size": 0,
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

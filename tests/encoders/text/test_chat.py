@@ -33,7 +33,6 @@ def learned(template, record, **options):
 
 
 TWO = say(("user", "Hi"), ("assistant", "Hello!"), ("user", "And?"), ("assistant", "Bye.\nBye."))
-WITH_SYSTEM = say(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello!"))
 
 
 @pytest.mark.parametrize("style", STYLES)

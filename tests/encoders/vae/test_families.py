@@ -19,6 +19,10 @@ from latentcache.fields.latents import Normalization
 
 FOUR = [128, 256, 512, 512]
 WAN = {"z_dim": 16, "dim_mult": [1, 2, 4, 4], "temperal_downsample": [False, True, True], "scale_factor_spatial": 8}
+WAN_PATCHES = {"z_dim": 48, "patch_size": 2, "in_channels": 12, "scale_factor_spatial": 16}
+HUNYUAN = {"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+LTX = {"latent_channels": 128, "spatio_temporal_scaling": [True, True, True, False], "patch_size": 4}
+MOCHI = {"latent_channels": 12, "in_channels": 15, "encoder_block_out_channels": FOUR}
 #: Configuration fields of published models -> (channels, factor, multiple, frame step).
 PUBLISHED = [
     ("AutoencoderKL", {"block_out_channels": FOUR, "latent_channels": 4}, (4, 8, 8, 0)),
@@ -28,28 +32,12 @@ PUBLISHED = [
     ("AutoencoderDC", {"encoder_block_out_channels": [128] * 6, "latent_channels": 32}, (32, 32, 32, 0)),
     ("AutoencoderKLQwenImage", WAN, (16, 8, 16, 4)),
     ("AutoencoderKLWan", WAN, (16, 8, 16, 4)),
-    (
-        "AutoencoderKLWan",
-        WAN | {"z_dim": 48, "patch_size": 2, "in_channels": 12, "scale_factor_spatial": 16},
-        (48, 16, 32, 4),
-    ),
+    ("AutoencoderKLWan", WAN | WAN_PATCHES, (48, 16, 32, 4)),
     ("AutoencoderKLFlux2", {"block_out_channels": FOUR, "latent_channels": 32, "patch_size": [2, 2]}, (32, 8, 16, 0)),
-    (
-        "AutoencoderKLHunyuanVideo",
-        {"latent_channels": 16, "spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
-        (16, 8, 16, 4),
-    ),
-    (
-        "AutoencoderKLLTXVideo",
-        {"latent_channels": 128, "spatio_temporal_scaling": [True, True, True, False], "patch_size": 4},
-        (128, 32, 32, 8),
-    ),
+    ("AutoencoderKLHunyuanVideo", HUNYUAN, (16, 8, 16, 4)),
+    ("AutoencoderKLLTXVideo", LTX, (128, 32, 32, 8)),
     ("AutoencoderKLHunyuanVideo15", {"latent_channels": 32, "spatial_compression_ratio": 16}, (32, 16, 32, 0)),
-    (
-        "AutoencoderKLMochi",
-        {"latent_channels": 12, "in_channels": 15, "encoder_block_out_channels": FOUR},
-        (12, 8, 16, 0),
-    ),
+    ("AutoencoderKLMochi", MOCHI, (12, 8, 16, 0)),
     ("AutoencoderKLCogVideoX", {"latent_channels": 16, "block_out_channels": FOUR}, (16, 8, 16, 0)),
 ]
 

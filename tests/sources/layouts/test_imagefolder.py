@@ -33,10 +33,8 @@ def test_a_table_per_split_folder(tmp_path):
 
 
 def test_tables_above_each_other(tmp_path):
-    put(
-        tmp_path,
-        {"a.jpg": "x", "sub/b.jpg": "x", "sub/c.jpg": "x", "metadata.csv": "file_name,text\nsub/b.jpg,top\n"},
-    )
+    put(tmp_path, {"a.jpg": "x", "sub/b.jpg": "x", "sub/c.jpg": "x"})
+    put(tmp_path, {"metadata.csv": "file_name,text\nsub/b.jpg,top\n"})
     put(tmp_path, {"sub/metadata.csv": "b.jpg,deep\nc.jpg,c\ngone.jpg,x\n"})
     found = scan(tmp_path)
     assert rows(found) == [("sub/b.jpg", "deep"), ("sub/c.jpg", "c")]
@@ -49,9 +47,8 @@ def test_a_parquet_table(tmp_path):
     import pyarrow.parquet as pq
 
     put(tmp_path, {"sub/a.jpg": "x", "sub/b.jpg": "x"})
-    pq.write_table(
-        pa.table({"file_name": ["b.jpg", "a.jpg"], "text": ["b", None]}), tmp_path / "sub/metadata.parquet"
-    )
+    table = pa.table({"file_name": ["b.jpg", "a.jpg"], "text": ["b", None]})
+    pq.write_table(table, tmp_path / "sub/metadata.parquet")
     found = scan(tmp_path)
     assert rows(found) == [("sub/b.jpg", "b")]
     assert [(item.name, item.reason) for item in found.rejected] == [("sub/a.jpg", "table-row")]
