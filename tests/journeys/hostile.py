@@ -21,6 +21,14 @@ from PIL import Image, PngImagePlugin
 
 SEED = 7
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "avif": "AVIF", "bmp": "BMP", "gif": "GIF", "tif": "TIFF"}
+MAGIC = {
+    "jpg": b"\xff\xd8",
+    "png": b"\x89PNG\r\n\x1a\n",
+    "webp": b"RIFF\x10\0\0\0WEBP",
+    "gif": b"GIF89a",
+    "bmp": b"BM",
+}
+MAGIC |= {"tif": b"II*\0", "avif": b"\x00\x00\x00\x18ftypavif\x00\x00\x00\x00avifmif1"}
 #: Where a file is cut; a name ends in the number of its cut.
 CUTS = (lambda n: n - 2, lambda n: n - n // 10, lambda n: n // 2, lambda n: n // 8, lambda n: 20)
 #: Cuts that leave a whole image: the last bytes of these formats hold no pixels.
@@ -90,13 +98,7 @@ def not_pictures():
         "movie.jpg": (b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "decoder-error"),
         "jp2.jpg": (saved("JPEG2000"), "unknown"),
         "noise.jpg": (np.random.default_rng(SEED).bytes(4000), "unknown"),
-        "only-magic.jpg": (b"\xff\xd8", "truncated"),
-        "only-magic.png": (b"\x89PNG\r\n\x1a\n", "truncated"),
-        "only-magic.webp": (b"RIFF\x10\0\0\0WEBP", "truncated"),
-        "only-magic.gif": (b"GIF89a", "truncated"),
-        "only-magic.bmp": (b"BM", "truncated"),
-        "only-magic.tif": (b"II*\0", "truncated"),
-        "only-magic.avif": (b"\x00\x00\x00\x18ftypavif\x00\x00\x00\x00avifmif1", "truncated"),
+        **{f"only-magic.{ending}": (data, "truncated") for ending, data in MAGIC.items()},
     }
 
 
@@ -113,9 +115,8 @@ def damaged():
     """Whole files with damage inside that a decoder can see."""
     good = saved("PNG")
     start = good.index(b"IDAT") + 40
-    flipped = bytearray(good)
+    flipped, zeroed = bytearray(good), bytearray(good)
     flipped[start] ^= 0x10
-    zeroed = bytearray(good)
     zeroed[start : start + 2000] = bytes(2000)
     text = zlib.compress(bytes(70_000_000), 9)
     return {
@@ -132,18 +133,17 @@ def damaged():
 
 def of_no_use():
     """Whole images, or their headers, that cannot be trained on."""
-    floats = Image.fromarray(pixels(channels=1).astype(np.float32) / 255)
-    wide = Image.fromarray(pixels(channels=1).astype(np.int32) * 10_000_000)
+    one = pixels(channels=1)
+    floats, wide = Image.fromarray(one.astype(np.float32) / 255), Image.fromarray(one.astype(np.int32) * 10_000_000)
+    small = {"1x1.png": ("RGB", 1, 1), "2x2.jpg": ("RGB", 2, 2), "15x64.png": ("RGB", 15, 64)}
+    long = {"1x65500.jpg": ("L", 65500, 1), "65500x1.jpg": ("L", 1, 65500)}
+    long |= {"16x4000.png": ("RGB", 4000, 16), "4000x16.png": ("RGB", 16, 4000)}
+    shapes = [(name, form, "too-small") for name, form in small.items()]
+    shapes += [(name, form, "extreme-aspect") for name, form in long.items()]
     return {
         "float.tif": (saved("TIFF", floats), "float"),
         "wide.tif": (saved("TIFF", wide), "float"),
-        "1x1.png": (saved("PNG", Image.new("RGB", (1, 1))), "too-small"),
-        "2x2.jpg": (saved("JPEG", Image.new("RGB", (2, 2))), "too-small"),
-        "15x64.png": (saved("PNG", Image.new("RGB", (15, 64))), "too-small"),
-        "1x65500.jpg": (saved("JPEG", Image.new("L", (65500, 1))), "extreme-aspect"),
-        "65500x1.jpg": (saved("JPEG", Image.new("L", (1, 65500))), "extreme-aspect"),
-        "16x4000.png": (saved("PNG", Image.new("RGB", (4000, 16))), "extreme-aspect"),
-        "4000x16.png": (saved("PNG", Image.new("RGB", (16, 4000))), "extreme-aspect"),
+        **{name: (saved(FORMATS[name[-3:]], Image.new(mode, size)), why) for name, (mode, *size), why in shapes},
         "101-mpx.png": (png(10_100, 10_000), "too-many-pixels"),
         "178-mpx.png": (png(13_300, 13_400), "too-many-pixels"),
         "178-mpx.bmp": (bmp(13_300, 13_400), "too-many-pixels"),
@@ -181,9 +181,7 @@ def odd():
         "cmyk.jpg": saved("JPEG", rgb.convert("CMYK")),
         "grey.jpg": saved("JPEG", rgb.convert("L")),
         "progressive.jpg": saved("JPEG", progressive=True),
-        "animated.gif": saved("GIF", frames[0], **more),
-        "animated.webp": saved("WEBP", frames[0], **more),
-        "animated.png": saved("PNG", frames[0], **more),
+        **{f"animated.{ending}": saved(FORMATS[ending], frames[0], **more) for ending in ("gif", "webp", "png")},
         "pages.tif": saved("TIFF", frames[0], **more),
         "pages.mpo.jpg": saved("MPO", frames[0], **more),
         "junk-profile.jpg": saved("JPEG", icc_profile=b"junk" * 100),
@@ -193,15 +191,10 @@ def odd():
         "tail.jpg": saved("JPEG") + b"<?php evil ?>" * 10,
         "tail.png": saved("PNG") + bytes(1000),
         "half.png": flat_png(3000, 3000),
-        "new\nline.png": saved("PNG", frames[0]),
-        "bell\x07.png": saved("PNG", frames[0]),
-        "-rf.png": saved("PNG", frames[1]),
-        "e\u0301.png": saved("PNG", frames[1]),
-        "\u00e9.png": saved("PNG", frames[2]),
-        "x" * 251 + ".png": saved("PNG", frames[2]),
-        "\udcff\udcfe.png": saved("PNG", frames[0]),
-        "same.png": saved("PNG"),
-        "sub/same.png": saved("PNG"),
+        **{f"{name}.png": saved("PNG", frames[0]) for name in ("new\nline", "bell\x07", "\udcff\udcfe")},
+        **{f"{name}.png": saved("PNG", frames[1]) for name in ("-rf", "e\u0301")},
+        **{f"{name}.png": saved("PNG", frames[2]) for name in ("\u00e9", "x" * 251)},
+        **{f"{name}.png": saved("PNG") for name in ("same", "sub/same")},
     }
 
 
@@ -249,15 +242,9 @@ def _special(folder):
     (folder / "outside.jpg").symlink_to("/etc/hostname")
     (folder / "round").symlink_to(".")
     (folder / "folder.jpg").mkdir()
-    return {
-        "pipe.jpg": "not-regular",
-        "socket.jpg": "not-regular",
-        "device.jpg": "outside-root",
-        "loop.jpg": "symlink-loop",
-        "broken.jpg": "not-found",
-        "outside.jpg": "outside-root",
-        "round": "symlink-loop",
-    }
+    causes = {"broken.jpg": "not-found"} | dict.fromkeys(("pipe.jpg", "socket.jpg"), "not-regular")
+    causes |= dict.fromkeys(("device.jpg", "outside.jpg"), "outside-root")
+    return causes | dict.fromkeys(("loop.jpg", "round"), "symlink-loop")
 
 
 #: Processor seconds and bytes of address space that one file may cost.

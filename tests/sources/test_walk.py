@@ -68,10 +68,8 @@ def test_what_is_not_regular_is_rejected_but_a_folder_is_Walked(tmp_path):
         walk = Walked(tmp_path)
     assert walk.names == ["folder.jpg/a.jpg"]
     assert causes(walk.rejected) == [("pipe.jpg", "not-regular"), ("socket.png", "not-regular")]
-    assert [item.detail for item in walk.rejected] == [
-        "it is a named pipe, not a regular file",
-        "it is a socket, not a regular file",
-    ]
+    said = [f"it is a {kind}, not a regular file" for kind in ("named pipe", "socket")]
+    assert [item.detail for item in walk.rejected] == said
 
 
 def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
@@ -128,14 +126,8 @@ def test_hidden_files_are_noted_and_hidden_folders_counted(tmp_path):
     walk = Walked(tmp_path)
     assert walk.names == ["a.jpg"]
     notes = walk.notes
-    assert causes(notes) == [
-        (".DS_Store", "unused"),
-        ("._a.jpg", "hidden"),
-        (".git/", "hidden"),
-        (".jpg", "hidden"),
-        (".link.jpg", "hidden"),
-        (".thumbs/", "hidden"),
-    ]
+    hidden = [(name, "hidden") for name in ("._a.jpg", ".git/", ".jpg", ".link.jpg", ".thumbs/")]
+    assert causes(notes) == [(".DS_Store", "unused"), *hidden]
     assert [note.count for note in notes] == [1, 1, 1, 1, 1, 2]
 
 
@@ -151,11 +143,8 @@ def test_caches_are_passed_over(tmp_path):
     put(tmp_path, "my/b.jpg", "shards/c.jpg", "young/shards/x.jpg", "young/builder.lock")
     walk = Walked(tmp_path)
     assert walk.names == ["a.jpg", "my/b.jpg", "shards/c.jpg"]
-    assert [pair for pair in causes(walk.notes) if pair[1] != "unused"] == [
-        ("mine/", "cache-folder"),
-        ("set.latentcache/", "cache-folder"),
-        ("young/", "cache-folder"),
-    ]
+    caches = [(name, "cache-folder") for name in ("mine/", "set.latentcache/", "young/")]
+    assert [pair for pair in causes(walk.notes) if pair[1] != "unused"] == caches
 
 
 def test_a_root_that_is_gone_is_an_error(tmp_path):
@@ -196,16 +185,11 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
     (tmp_path / "closed").chmod(0o755)
     (tmp_path / "nostat").chmod(0o755)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout == repr(
-        [
-            ["open/a.jpg"],
-            [
-                ("closed/", "permission", "the folder cannot be listed: Permission denied"),
-                ("nostat/c.jpg", "permission", "its state cannot be read: Permission denied"),
-            ],
-            "Permission denied",
-        ]
-    )
+    rejected = [
+        ("closed/", "permission", "the folder cannot be listed: Permission denied"),
+        ("nostat/c.jpg", "permission", "its state cannot be read: Permission denied"),
+    ]
+    assert answer.stdout == repr([["open/a.jpg"], rejected, "Permission denied"])
 
 
 def test_a_table_that_is_not_read_is_noted(tmp_path):
@@ -213,8 +197,5 @@ def test_a_table_that_is_not_read_is_noted(tmp_path):
     for folder in (tmp_path, tmp_path / "sub"):
         (folder / "metadata.csv").write_text("file_name,text\n")
     notes = Walked(tmp_path).notes
-    assert [(one.name, one.reason) for one in notes] == [
-        ("metadata.csv", "nested-table"),
-        ("sub/metadata.csv", "nested-table"),
-    ]
+    assert causes(notes) == [(name, "nested-table") for name in ("metadata.csv", "sub/metadata.csv")]
     assert "--layout imagefolder" in notes[0].hint

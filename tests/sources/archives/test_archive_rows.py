@@ -106,12 +106,8 @@ def test_spans_of_arrow_are_the_bytes_in_the_file(tmp_path: Path) -> None:
 
 def test_rows_of_arrow_without_an_image_have_no_bytes(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.large_binary()), ("path", pa.string())])
-    values = [
-        {"bytes": PNG, "path": None},
-        None,
-        {"bytes": None, "path": "/elsewhere.png"},
-        {"bytes": b"", "path": ""},
-    ]
+    whole, elsewhere = {"bytes": PNG, "path": None}, {"bytes": None, "path": "/elsewhere.png"}
+    values = [whole, None, elsewhere, {"bytes": b"", "path": ""}]
     path = as_arrow(tmp_path / "a.arrow", pa.table({"image": pa.array(values, kind)}))
     assert spans_of(path)[:, 1].tolist() == [len(PNG), 0, 0, 0]
 
