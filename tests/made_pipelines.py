@@ -28,6 +28,17 @@ def flux_transformer(text, pooled):
     )  # fmt: skip
 
 
+def tiny_unet(text, pooled=0):
+    """A denoiser for embeddings of these widths; with pooled ones, that of SDXL."""
+    more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8} if pooled else {}
+    more |= {"projection_class_embeddings_input_dim": pooled + 6 * 8} if pooled else {}
+    return diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16), norm_num_groups=4, layers_per_block=1, attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=text, **more,
+    )  # fmt: skip
+
+
 def clip_tokenizer():
     pieces = ["<|startoftext|>", "<|endoftext|>", *LETTERS, *(letter + "</w>" for letter in LETTERS)]
     vocab = {piece: number for number, piece in enumerate(pieces)}

@@ -48,12 +48,8 @@ def byte_level(split=None, *, special=CHATML_TOKENS, first=True, nfc=False, voca
     steps = [pre_tokenizers.Split(Regex(split), "isolated"), last] if split else None
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if steps else last
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(special) if first else [],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    learned = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(special) if first else [], **learned)
     tokenizer.train_from_iterator(texts(), trainer)
     if not first:
         tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])

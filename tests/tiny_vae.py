@@ -4,7 +4,7 @@ import diffusers
 import torch
 
 
-def tiny_vae(folder, *, seed=7):
+def tiny_vae(folder, *, seed=7, **config):
     """The folder of the model; the same seed gives the same weights."""
     torch.manual_seed(seed)
     model = diffusers.AutoencoderKL(
@@ -13,6 +13,7 @@ def tiny_vae(folder, *, seed=7):
         block_out_channels=(8, 16),
         norm_num_groups=4,
         layers_per_block=1,
+        **config,
     )
     model.save_pretrained(folder, safe_serialization=True)
     return folder

@@ -66,15 +66,9 @@ def run_command(command, folder, before=0):
             status = main(shlex.split(command)[1:])
         return status, out.getvalue()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", f"(exit {before})\n{command}"],
-        cwd=folder,
-        env=os.environ | {"PATH": path, "COLUMNS": "100"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    words, more = ["bash", "-c", f"(exit {before})\n{command}"], {"PATH": path, "COLUMNS": "100"}
+    together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(words, cwd=folder, env=os.environ | more, check=False, **together)
     return done.returncode, done.stdout
 
 

@@ -98,9 +98,8 @@ class Kind:
         """A slow build in a process of its own, with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms
         words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
-        return start(
-            *words, "--json", "--quiet", variables={"DELAY_MS": str(delay_ms), **(variables or {})}, **options
-        )
+        variables = {"DELAY_MS": str(delay_ms), **(variables or {})}
+        return start(*words, "--json", "--quiet", variables=variables, **options)
 
     def finish(self, data, cache, *more, timeout=60, **options):
         return finished(self.start(data, cache, *more, **options), timeout)
@@ -109,18 +108,12 @@ class Kind:
 SMALL = "--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2"
 TEXTS = "--fields prompt_embeds --text-encoder stub:delay_ms={delay} --batch-size 2"
 MASKS = "--fields mask --model stub --resolution 64 --bucket-step 32"
+TOKENS = "--tokenizer stub:delay_ms={delay}"
 WORKERS = ("--workers", "2")
 KINDS = {
     "latents": Kind(field="latents", recipe=SMALL),
     "clips": Kind(field="latents", recipe=f"{SMALL} --frames 5", delay_ms=40, suffix=".mp4"),
-    "input_ids": Kind(
-        field="input_ids",
-        recipe="--tokenizer stub:delay_ms={delay}",
-        two=WORKERS,
-        many=10,
-        delay_ms=250,
-        suffix=".jsonl",
-    ),
+    "input_ids": Kind(field="input_ids", recipe=TOKENS, two=WORKERS, many=10, delay_ms=250, suffix=".jsonl"),
     "prompt_embeds": Kind(field="prompt_embeds", recipe=TEXTS, captions=True),
     "control": Kind(field="control", recipe=f"--fields control {SMALL}", beside="-condlabel.png"),
     "mask": Kind(field="mask", recipe=MASKS, two=WORKERS, many=0, delay_ms=0, beside="-masklabel.png"),

@@ -359,14 +359,9 @@ class AnyOrderAtLength(AnyOrder):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=4,
-    stateful_step_count=50,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    print_blob=True,
+    max_examples=4, stateful_step_count=50, deadline=None, derandomize=True, database=None, print_blob=True,
     phases=[Phase.explicit, Phase.generate],
-)
+)  # fmt: skip
 AnyOrderAtLength.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=1000)
 test_any_order = AnyOrder.TestCase
 test_any_order_at_length = pytest.mark.slow(AnyOrderAtLength.TestCase)

@@ -93,11 +93,8 @@ def test_each_image_of_a_sample_is_made_again_by_itself(data, monkeypatch):
     (data / "3-masklabel.png").unlink()
     found = look("verify", data.parent / "cache", "--json").json
     said = {(one["path"], one["reason"], one["field"]) for one in found["items"] if one["category"] == "stale"}
-    assert said == {
-        ("1.png", "mask-changed", "mask"),
-        ("2.png", "control-changed", "control"),
-        ("3.png", "mask-changed", "mask"),
-    }
+    masks = {(name, "mask-changed", "mask") for name in ("1.png", "3.png")}
+    assert said == {("2.png", "control-changed", "control"), *masks}
     assert "1-masklabel.png: " in next(one["found"] for one in found["items"] if one["path"] == "1.png")
     done = build(data)
     assert (encoded(done), notes(done)["no-mask"]) == ({"latents": 0, "mask": 2, "control": 1}, 1)
@@ -150,13 +147,9 @@ def test_flips_and_crops_of_all_images_of_a_sample_agree(tmp_path, crop):
             for name, mask, place in zip(batch["names"], batch["mask"], batch["crop_top_left"], strict=True):
                 top, left = place.tolist()
                 right = covering_width(data / name) - 64 - left
-                upright, flipped = (
-                    placed(data / name, data / name, top, left),
-                    placed(data / name, data / name, top, right),
-                )
-                fitting = [
-                    np.array_equal(mask[0], np.rint(means(way))) for way in (upright, np.flip(flipped, axis=1))
-                ]
+                upright, flipped = (placed(data / name, data / name, top, side) for side in (left, right))
+                ways = upright, np.flip(flipped, axis=1)
+                fitting = [np.array_equal(mask[0], np.rint(means(way))) for way in ways]
                 assert sum(fitting) == 1, "the crop of the batch, one way round"
                 seen.add((name, fitting[1], top, left))
     assert len(seen) >= (16 if crop[:2] == ("--crop", "random") else 8)
@@ -171,9 +164,8 @@ def test_control_latents_equal_a_plain_loop_of_diffusers(data, tmp_path):
     assert notes(done)["control-scaled"] == 1
     vae = diffusers.AutoencoderKL.from_pretrained(model)
     batch = batch_of(data, fields=["control", "crop_top_left"])
-    for name, made, (top, left) in zip(
-        batch["names"], batch["control"], batch["crop_top_left"].tolist(), strict=True
-    ):
+    places = batch["crop_top_left"].tolist()
+    for name, made, (top, left) in zip(batch["names"], batch["control"], places, strict=True):
         cut = placed(data / name.replace(".png", "-condlabel.png"), data / name, top, left)
         pixels = torch.from_numpy(cut.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
         with torch.no_grad():

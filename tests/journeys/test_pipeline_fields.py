@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 import torch
 from commands import look, noise
-from made_pipelines import flux_transformer, make_pipeline, tiny_vae
+from made_pipelines import flux_transformer, make_pipeline, tiny_unet, tiny_vae
 
 from latentcache import open_cache
 
@@ -47,20 +47,6 @@ def stub(data, tmp_path):
     return tmp_path / "cache"
 
 
-def tiny_unet():
-    return diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16),
-        norm_num_groups=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=40,
-        attention_head_dim=4,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=12 + 6 * 8,
-    )
-
-
 def sdxl_loss(unet, latents, noise, conditions):
     return torch.nn.functional.mse_loss(unet(latents + noise, 10, **conditions).sample, noise)
 
@@ -86,15 +72,10 @@ def flux_conditions(pipe, batch):
     return dict(zip(names, (text, pooled, txt_ids, img_ids), strict=True))
 
 
+FLUX = {"channels": 16, "scaling": 0.3611, "shift": 0.1159}
 STEPS = {
-    "StableDiffusionXLPipeline": ("diffusers-sdxl", {}, tiny_unet, sdxl_conditions, sdxl_loss),
-    "FluxPipeline": (
-        "diffusers-flux",
-        {"channels": 16, "scaling": 0.3611, "shift": 0.1159},
-        lambda: flux_transformer(32, 16),
-        flux_conditions,
-        flux_loss,
-    ),
+    "StableDiffusionXLPipeline": ("diffusers-sdxl", {}, lambda: tiny_unet(40, 12), sdxl_conditions, sdxl_loss),
+    "FluxPipeline": ("diffusers-flux", FLUX, lambda: flux_transformer(32, 16), flux_conditions, flux_loss),
 }
 
 
@@ -208,9 +189,8 @@ def test_an_edited_caption_of_several_is_changed_and_encoded_alone(data, tmp_pat
     assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0), "settings follow the cache"
     (data / "0.txt").write_text("one\nthree\n")
     verified = look("verify", tmp_path / "cache", "--data", data, "--json")
-    assert [(one["category"], one["reason"], one["path"]) for one in verified.json["items"]] == [
-        ("stale", "caption-changed", "0.png")
-    ]
+    (one,) = verified.json["items"]
+    assert (one["category"], one["reason"], one["path"]) == ("stale", "caption-changed", "0.png")
     assert build(data, tmp_path / "cache")[1] == {"latents": 0, "prompt_embeds": 2, "pooled_prompt_embeds": 2}
     (data / "1.txt").unlink()
     done, _ = build(data, tmp_path / "cache", "--default-caption", "")
@@ -283,10 +263,8 @@ def test_float8_is_near_and_its_error_is_told(data, tmp_path):
     words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
     build(data, tmp_path / "exact", *words)
     done, _ = build(data, tmp_path / "cache", *words, "--text-storage-dtype", "float8_e4m3fn")
-    batches = [
-        next(iter(open_cache(tmp_path / name).read(caption_dropout=0.3).loader(batch_size=6)))
-        for name in ("exact", "cache")
-    ]
+    caches = [open_cache(tmp_path / name).read(caption_dropout=0.3) for name in ("exact", "cache")]
+    batches = [next(iter(cache.loader(batch_size=6))) for cache in caches]
     for name in FIELDS[1:]:
         numbers = done.json["fields"][name]["numbers"]
         assert 0.01 < numbers["float8_error_rms"] <= numbers["of_one_item_at_most"] < 0.04

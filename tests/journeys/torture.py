@@ -279,14 +279,7 @@ def careless(reference, count, seed):
     yield from cuts(reference, count, seed, [name for name in _HISTORIES if not name.startswith("resumed")])
 
 
-_MODES = {
-    "failpoints": failpoints,
-    "kills": kills,
-    "signals": signals,
-    "cuts": cuts,
-    "careless": careless,
-    "faults": faults,
-}
+_MODES = {mode.__name__: mode for mode in (failpoints, kills, signals, cuts, careless, faults)}
 
 
 def _main(mode, folder, *given):

@@ -66,9 +66,8 @@ def publish(root, samples, fields, *, seal_every=10_000, part=""):
         for start in range(0, len(items), seal_every):
             writer = ShardWriter(paths.shards / f"{field.kind.name}-{start}-{len(list(paths.shards.iterdir()))}.open")
             for group in sorted(set(field.group[start : start + seal_every].tolist())):
-                of_group = [
-                    one for one, its in zip(items[start:], field.group[start:].tolist(), strict=True) if its == group
-                ]
+                groups = field.group[start:].tolist()
+                of_group = [one for one, its in zip(items[start:], groups, strict=True) if its == group]
                 writer.write(pack_items(of_group[:seal_every], field.recipe, field.kind))
             writer.seal()
     catalog = load_catalog(paths)
@@ -113,9 +112,8 @@ def images(
     made = field or recipe(**more)
     names = names or [f"{number:02}.png" for number in range(len(sizes))]
     count, generator = len(sizes), np.random.default_rng(seed)
-    kinds = sorted(
-        {(h * by, w * by) for h, w in sizes for by in range(1, resolutions + 1)}, key=lambda one: -one[0] * one[1]
-    )
+    kinds = {(h * by, w * by) for h, w in sizes for by in range(1, resolutions + 1)}
+    kinds = sorted(kinds, key=lambda one: -one[0] * one[1])
     told = texts or [f"caption of {name}" for name in names]
     stored = made.encoder.stored_channels
     groups = [Group(label=f"{h}x{w}", shape=(stored, h // 8, w // 8), dims=(1, h, w)) for h, w in kinds]
@@ -146,9 +144,8 @@ def images(
     if edges is not None:
         there = [number for number, height in enumerate(edges) if height is not None]
         values = [generator.integers(0, 255, (edges[number], 8), dtype=np.uint8) for number in there]
-        fields.append(
-            Field(EdgeMap(), EdgeRecipe(), [Group(label="", shape=(-1, 8))], there, [0] * len(there), values)
-        )
+        ragged = [Group(label="", shape=(-1, 8))]
+        fields.append(Field(EdgeMap(), EdgeRecipe(), ragged, there, [0] * len(there), values))
     return publish(root, table, fields, seal_every=seal_every)
 
 
@@ -186,13 +183,8 @@ def documents(
 ):
     """A cache of documents: ``ids`` of each, and its spans with loss (all of it without). Gives the folder."""
     count = len(ids)
-    made = InputIdsRecipe(
-        tokenizer="ab" * 16,
-        num_ids=num_ids,
-        eos_id=EOS,
-        pad_id=pad,
-        loss=loss or ("all" if spans is None else "assistant"),
-    )
+    loss = loss or ("all" if spans is None else "assistant")
+    made = InputIdsRecipe(tokenizer="ab" * 16, num_ids=num_ids, eos_id=EOS, pad_id=pad, loss=loss)
     file = np.arange(count, dtype=np.int32) % len(files)
     lines = np.arange(count, dtype=np.uint32) // len(files) + 1
     names = [f"{files[at]}:{line}" for at, line in zip(file.tolist(), lines.tolist(), strict=True)]

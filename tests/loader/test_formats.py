@@ -6,7 +6,7 @@ import diffusers
 import pytest
 import torch
 from made_caches import images, opened
-from made_pipelines import flux_transformer
+from made_pipelines import flux_transformer, tiny_unet
 
 from latentcache.errors import UsageError
 from latentcache.loader.formats import check_row_format, row_format, sample_format, together, with_arguments
@@ -79,18 +79,7 @@ TEXT = 8
 TINY = {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": TEXT}
 #: The real denoiser of each format, tiny.
 MODELS = {
-    "diffusers-sdxl": lambda: diffusers.UNet2DConditionModel(
-        block_out_channels=(8, 16),
-        norm_num_groups=4,
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=4,
-        cross_attention_dim=TEXT,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=TEXT + 6 * 8,
-    ),
+    "diffusers-sdxl": lambda: tiny_unet(TEXT, TEXT),
     "diffusers-sd3": lambda: diffusers.SD3Transformer2DModel(
         **TINY | {"attention_head_dim": 8}, sample_size=8, caption_projection_dim=16, pooled_projection_dim=TEXT
     ),

@@ -46,16 +46,9 @@ def source(request, many, rows):
 
 def test_a_batch_holds_what_was_stored(many):
     stored = latents_of(many)
+    sizes = ["original_size", "crop_top_left", "target_size"]
     for batch in many.loader(batch_size=3):
-        assert list(batch) == [
-            "latents",
-            "names",
-            "captions",
-            "original_size",
-            "crop_top_left",
-            "target_size",
-            "keys",
-        ]
+        assert list(batch) == ["latents", "names", "captions", *sizes, "keys"]
         assert batch["latents"].dtype == torch.float16
         assert (batch["keys"]["latents"].shape, batch["keys"]["latents"].dtype) == ((3, 32), torch.uint8)
         for place, name in enumerate(batch["names"]):
@@ -181,14 +174,8 @@ def test_a_state_of_another_cache_is_refused(many, rows, tmp_path):
 @pytest.mark.parametrize(("source", "method"), CHILDREN, indirect=["source"])
 def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
     loader = source.loader(batch_size=2, seed=3)
-    workers = DataLoader(
-        loader.dataset,
-        sampler=loader.sampler,
-        batch_size=None,
-        num_workers=2,
-        persistent_workers=True,
-        multiprocessing_context=method,
-    )
+    kept = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
+    workers = DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, **kept)
     assert len(workers) == len(loader)
     for epoch in (0, 5):
         loader.sampler.set_epoch(epoch)

@@ -23,19 +23,11 @@ def plans(*policies, most=6):
 
 
 def index_of(bucket, *, mixture=None, lengths=None, allowed=None):
-    if allowed:
-        buckets = tuple(Bucket(label=f"{one} tokens", length=one) for one in allowed)
-    else:
-        buckets = tuple(
-            Bucket(label=f"64x{64 + 8 * number}") for number in range(max(int(bucket.max(initial=-1)) + 1, 5))
-        )
-    return SampleIndex(
-        bucket=np.asarray(bucket, np.int32),
-        buckets=buckets,
-        identify=lambda: "these",
-        mixture=mixture,
-        lengths=lengths,
-    )
+    widths = [64 + 8 * number for number in range(max(int(bucket.max(initial=-1)) + 1, 5))]
+    buckets = [Bucket(label=f"{one} tokens", length=one) for one in allowed or ()]
+    buckets = tuple(buckets or [Bucket(label=f"64x{width}") for width in widths])
+    bucket, more = np.asarray(bucket, np.int32), {"mixture": mixture, "lengths": lengths}
+    return SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "these", **more)
 
 
 def laid_out(index, batches, seed=0, epoch=0):

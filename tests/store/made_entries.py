@@ -72,6 +72,11 @@ GROUPS = {
 }
 
 
+def about(name):
+    """What a new field says of its kind."""
+    return {"kind": KINDS[name], "recipe": RECIPES[name], "groups": GROUPS[name]}
+
+
 def content_of(number):
     return content_hash(b"content %d" % number)
 
@@ -137,9 +142,8 @@ def samples_of(numbers):
     text = Strings.of([f"caption {number}" for number in numbers])
     caption = Input(content=np.zeros((count, 16), np.uint8), file=np.full(count, -1, np.int32), text=text)
     size = np.stack([np.arange(count), np.full(count, 512)], axis=1).astype(np.uint32)
-    return SampleTable(names=names, files=files, inputs={"image": image, "caption": caption}).with_columns(
-        original_size=size
-    )
+    table = SampleTable(names=names, files=files, inputs={"image": image, "caption": caption})
+    return table.with_columns(original_size=size)
 
 
 def new_field_of(catalog, name, numbers, known=None):
@@ -147,17 +151,9 @@ def new_field_of(catalog, name, numbers, known=None):
     if known is not None:
         rows = known_rows(catalog, place, known)
         place = np.where(rows >= 0, rows, place + len(known))
-    return new_field(
-        catalog,
-        kind=KINDS[name],
-        recipe=RECIPES[name],
-        groups=GROUPS[name],
-        sample=np.arange(count),
-        group=np.array([group_of(name, number) for number in numbers], dtype=np.int32),
-        variant=np.zeros(count, dtype=np.uint8),
-        place=place,
-        known=known,
-    )
+    group = np.array([group_of(name, number) for number in numbers], dtype=np.int32)
+    columns = {"sample": np.arange(count), "group": group, "variant": np.zeros(count, dtype=np.uint8)}
+    return new_field(catalog, **about(name), **columns, place=place, known=known)
 
 
 def publish(paths, numbers, fields=("plane", "words", "vector"), **more):

@@ -101,16 +101,8 @@ def trained(world_size, cache, in_data_loader, folder):
         def get_train_dataloader(self):
             return batches
 
-    arguments = TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=2,
-        num_train_epochs=2,
-        use_cpu=True,
-        ddp_backend="gloo",
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "ddp_backend": "gloo"}
+    arguments = TrainingArguments(output_dir=folder, per_device_train_batch_size=2, num_train_epochs=2, **quiet)
     trainer = CacheTrainer(Denoiser(), arguments, callbacks=[Progress()])
     assert trainer.args.world_size == world_size
     trainer.train()
@@ -146,15 +138,8 @@ def use_accelerate(rank, world_size, cache):
     errors |= {"sharded": _error_of(accelerator, batches)}
     workers = [step_of(batch) for batch in started]
     unprepared = [step_of(batch) for batch in batches]
-    same = prepared is loader
-    return {
-        "beside": beside,
-        "given": given,
-        "unprepared": unprepared,
-        "workers": workers,
-        "same": same,
-        "errors": errors,
-    }
+    found = {"beside": beside, "given": given, "unprepared": unprepared, "workers": workers}
+    return found | {"same": prepared is loader, "errors": errors}
 
 
 def _error_of(accelerator, batches):

@@ -1,11 +1,11 @@
 """A text-to-image step for SD 1.5, SDXL and Flux: tiny models of diffusers' own classes, latents from tiny VAEs."""
 
-import diffusers
 import pytest
 import torch
 from in_threads import in_threads
-from made_pipelines import flux_transformer
+from made_pipelines import flux_transformer, tiny_unet
 from thirteen_images import draw_thirteen
+from tiny_vae import tiny_vae
 
 from latentcache import BuildSettings, build_cache, open_cache
 
@@ -16,26 +16,8 @@ SCALES = {
     "sdxl": {"latent_channels": 4, "scaling_factor": 0.13025},
     "flux": {"latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159},
 }
-UNET = {
-    "in_channels": 4,
-    "out_channels": 4,
-    "block_out_channels": (8, 16),
-    "norm_num_groups": 4,
-    "layers_per_block": 1,
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-    "attention_head_dim": 4,
-}
-#: Width of the stub's embeddings, and of those of the sizes that SDXL gets.
-TEXT, TIMES = 8, 8
-
-
-def tiny_unet(name):
-    more = {}
-    if name == "sdxl":
-        more = {"addition_embed_type": "text_time", "addition_time_embed_dim": TIMES}
-        more["projection_class_embeddings_input_dim"] = TEXT + 6 * TIMES
-    return diffusers.UNet2DConditionModel(**UNET, **more, cross_attention_dim=TEXT)
+TEXT = 8
+"""Width of the stub's embeddings."""
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +27,14 @@ def models(tmp_path_factory):
     draw_thirteen(folder / "images")
     torch.manual_seed(0)
     for name, facts in SCALES.items():
-        vae = diffusers.AutoencoderKL(
-            block_out_channels=(8, 16),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            norm_num_groups=4,
-            **facts,
-        )
-        vae.save_pretrained(folder / name / "vae")
-        recipe = {"model": str(folder / name / "vae"), "resolutions": (64,), "bucket_step": 16, "min_side": 32}
+        vae = tiny_vae(folder / name / "vae", **facts)
+        recipe = {"model": str(vae), "resolutions": (64,), "bucket_step": 16, "min_side": 32}
         fields = {"latents": recipe, "prompt_embeds": {"text_encoder": "stub"}}
         out = folder / f"{name}.latentcache"
         with in_threads():
             build_cache(BuildSettings(data=folder / "images", out=out, fields=fields, related=True, device="cpu"))
-    tiny_unet("sd").save_pretrained(folder / "sd" / "unet")
-    tiny_unet("sdxl").save_pretrained(folder / "sdxl" / "unet")
+    tiny_unet(TEXT).save_pretrained(folder / "sd" / "unet")
+    tiny_unet(TEXT, TEXT).save_pretrained(folder / "sdxl" / "unet")
     flux_transformer(TEXT, TEXT).save_pretrained(folder / "flux" / "transformer")
     return folder
 
@@ -86,7 +61,7 @@ def test_latents_are_scaled_as_the_pipeline_of_the_model_does(models, name):
 
 def test_sizes_condition_sdxl(models):
     """The time ids reach the model: another original size gives another guess."""
-    unet = tiny_unet("sdxl")
+    unet = tiny_unet(TEXT, TEXT)
     batch = next(iter(open_cache(models / "sdxl.latentcache").loader(batch_size=2, format="diffusers-sdxl")))
 
     def guess(ids):

@@ -14,14 +14,8 @@ def train(view, folder, form):
     index = datasets.Dataset.from_dict({"row": range(len(view))}).with_transform(view.transform)
     config = sft_config(folder, num_train_epochs=2, remove_unused_columns=False)
     account = Account()
-    trainer = SFTTrainer(
-        seen_llama(),
-        args=config,
-        train_dataset=index,
-        data_collator=view.collator(form),
-        processing_class=a_tokenizer(),
-        callbacks=[account],
-    )
+    given = {"train_dataset": index, "data_collator": view.collator(form), "processing_class": a_tokenizer()}
+    trainer = SFTTrainer(seen_llama(), args=config, callbacks=[account], **given)
     trainer.train()
     return trainer, account
 
@@ -42,14 +36,9 @@ def test_one_long_row_is_what_trl_makes_of_the_same_documents(fifty):
     view = fifty.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
     ours = view.collator("flat")(view.__getitems__([0, 1, 2]))
     batch, part = view.batch([0, 1, 2]), view.row_plans[0]
-    rows = [
-        {
-            "input_ids": batch["input_ids"][row].tolist(),
-            "labels": batch["labels"][row].tolist(),
-            "seq_lengths": [int(part.length[piece]) for piece in part.pieces(row)],
-        }
-        for row in range(3)
-    ]
+    rows = [{name: batch[name][row].tolist() for name in ("input_ids", "labels")} for row in range(3)]
+    for number, row in enumerate(rows):
+        row["seq_lengths"] = [int(part.length[piece]) for piece in part.pieces(number)]
     theirs = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
     assert ours.pop("use_cache") is False
     assert set(ours) == set(theirs)

@@ -20,17 +20,9 @@ def build_fifty(folder):
 
 def tiny_llama(num_ids=512):
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=num_ids,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"vocab_size": num_ids, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 512}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, attn_implementation="sdpa"))
 
 
 class Account(TrainerCallback):
@@ -61,14 +53,8 @@ def a_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
-_SETTINGS = {
-    "per_device_train_batch_size": 4,
-    "use_cpu": True,
-    "report_to": [],
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "logging_steps": 1000,
-}
+_SETTINGS = {"per_device_train_batch_size": 4, "use_cpu": True, "report_to": [], "save_strategy": "no"}
+_SETTINGS |= {"disable_tqdm": True, "logging_steps": 1000}
 
 
 def arguments(folder, **more):

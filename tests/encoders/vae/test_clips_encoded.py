@@ -19,15 +19,12 @@ from latentcache.geometry.sizes import Size
 BUCKET = Size(64, 96)
 WAN = {"patch_size": None, "in_channels": 3, "out_channels": 3}
 WAN |= {"dim_mult": [1, 1, 1, 2], "temperal_downsample": [False, True, True]}
+LTX = dict.fromkeys(("spatio_temporal_scaling", "decoder_spatio_temporal_scaling"), (True, True))
 #: Class, changes, and frames of a latent frame.
 FAMILIES = [
     ("AutoencoderKLWan", WAN, 4),
     ("AutoencoderKLHunyuanVideo", {}, 4),
-    (
-        "AutoencoderKLLTXVideo",
-        {"spatio_temporal_scaling": (True, True), "decoder_spatio_temporal_scaling": (True, True)},
-        4,
-    ),
+    ("AutoencoderKLLTXVideo", LTX, 4),
     ("AutoencoderKLCogVideoX", {}, 4),
 ]
 
@@ -44,9 +41,8 @@ def latents(root, name, model, count, bucket=BUCKET, **changes):
     context = ProducerContext(root=str(root), device="cpu", groups=(group,))
     producer = VaeProducer(json.loads(json.dumps(found.producer)), found.recipe, context)
     producer.open()
-    read = producer.prepare(
-        Job(sample=0, name=name, inputs={"image": {"path": name}}, outputs=(Output(item=0, group=0),))
-    )
+    job = Job(sample=0, name=name, inputs={"image": {"path": name}}, outputs=(Output(item=0, group=0),))
+    read = producer.prepare(job)
     (made,) = producer.encode(read.items).result()
     return made.array, group, found.recipe
 

@@ -152,16 +152,8 @@ def test_a_model_asks_a_worker_once_and_the_cache_keeps_the_answers(tiny, monkey
 
 
 def test_settings_that_were_not_given_follow_the_cache():
-    settings = {
-        "model": "stub",
-        "resolutions": (256,),
-        "flip": True,
-        "latents": "moments",
-        "storage_dtype": "bfloat16",
-    }
-    first, _ = described(
-        settings | {"storage_dtype": "bfloat16", "icc": "ignore", "alpha": "#00FF00", "min_side": 128}
-    )
+    settings = {"model": "stub", "resolutions": (256,), "flip": True, "latents": "moments", "min_side": 128}
+    first, _ = described(settings | {"storage_dtype": "bfloat16", "icc": "ignore", "alpha": "#00FF00"})
     assert first.recipe.pixels.alpha == "#00ff00"
     second, _ = described(cached=again(first))
     assert second.recipe == first.recipe
