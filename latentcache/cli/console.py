@@ -300,7 +300,7 @@ def _told(one: Finding) -> Iterator[str]:
         name = f"{counted(one.count, 'sample')}{f' of {name}' if name else ''}"
     field = f" {one.field}" if one.field and one.category in ("quarantined", "note") else ""
     sides = f"expected {one.expected}, found {one.found}" if one.expected else one.found
-    yield f"{one.category} {name}{field} [{one.reason}]{': ' + sides if sides else ''}".replace("  ", " ")
+    yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"
     if one.names:
         more = one.count - len(one.names)
         yield f"  {', '.join(one.names)}{f' and {more} more' if more > 0 else ''}"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.table import Rejected, SampleTable
+from latentcache.sources.causes import hint_for
 from latentcache.value import Value
 
 CATEGORIES = ("corrupt", "unverifiable", "drift", "missing", "stale", "quarantined", "touched", "ok")
@@ -74,7 +75,7 @@ class Finding(Value):
             field=one.field,
             target=one.target,
             found=one.detail,
-            hint=one.hint or ("check the record" if one.line else "check the file"),
+            hint=one.hint or hint_for(one.reason),
             count=one.count,
         )
 

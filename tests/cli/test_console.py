@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from latentcache.cli import console
 from latentcache.errors import EmptyPlanError, UsageError
+from latentcache.fields.table import Rejected
+from latentcache.sources.causes import HINTS
 
 
 @given(st.text())
@@ -46,3 +48,11 @@ def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
     assert known.what
     assert known.fix
     assert (known is error) == isinstance(error, EmptyPlanError)
+
+
+def test_a_name_is_told_as_it_is_with_the_fix_of_its_reason():
+    small = Rejected(name="a  b.png", reason="too-small", detail="8x8 pixels")
+    assert list(console.told(console.findings([small], []))) == [
+        "quarantined a  b.png [too-small]: 8x8 pixels",
+        f"  fix: {HINTS['too-small']}",
+    ]
