@@ -290,7 +290,7 @@ def read_document(path: Path, fix: str, *, max_bytes: int = MAX_SOURCE_BYTES) ->
     try:
         data = read_source(path, max_bytes=max_bytes)[0].removeprefix(codecs.BOM_UTF8)
         return (tomllib.loads if path.suffix == ".toml" else parse_json)(decode(data))
-    except (tomllib.TOMLDecodeError, UnusableSampleError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError, UnusableSampleError) as error:
         why = error.what if isinstance(error, UnusableSampleError) else str(error)
         raise SourceError(f"{path.name} cannot be read", where=str(path), why=why, fix=fix) from error
 

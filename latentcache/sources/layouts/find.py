@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from latentcache.errors import SourceAmbiguousError, SourceError, UsageError
+from latentcache.errors import LatentcacheError, SourceAmbiguousError, SourceError, UsageError
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import is_records
 from latentcache.sources.layouts import hub, kohya
-from latentcache.sources.layouts.config import MAX_BYTES, Trainer, read_config
+from latentcache.sources.layouts.config import MAX_BYTES, Config, Trainer, read_config
 from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, choose_split, unfit
 from latentcache.sources.layouts.trainers import ONETRAINER, OWN, SIMPLETUNER
 from latentcache.sources.reading import open_source
@@ -121,7 +121,7 @@ def _of_file(data: Path, word: str) -> Layout:
     config = read_config(data)
     trainer = CONFIGS.get(word) if word else _trainer(config.value)
     if trainer is not None and trainer.fits(config.value):
-        return trainer.read(config, None, find_layout)
+        return _read(trainer, config, None)
     why = f"expected a file as one of {', '.join(CONFIGS)} has it"
     if word:
         raise unfit(data, word, why)
@@ -138,4 +138,14 @@ def _in_folder(trainer: Trainer, tree: Tree) -> Layout | None:
     config = read_config(tree.root / name) if name else None
     if config is None or not trainer.fits(config.value):
         return None
-    return trainer.read(config, tree.root, find_layout)
+    return _read(trainer, config, tree.root)
+
+
+def _read(trainer: Trainer, config: Config, base: Path | None) -> Layout:
+    try:
+        return trainer.read(config, base, find_layout)
+    except LatentcacheError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what, fix = "a setting has a value of another kind", f"correct {shlex.quote(str(config.path))}"
+        raise config.error(what, fix, str(error)) from error

@@ -309,3 +309,20 @@ def test_paths_of_a_configuration(tmp_path, monkeypatch):
     put(tmp_path, {"conf/other.toml": "[x]\n"})
     with pytest.raises(UsageError, match="no configuration that is known"):
         scan(tmp_path / "conf/other.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dataset.toml", '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "."\nnum_repeats = "many"'),
+        ("dataset.toml", "[[datasets]]\nsubsets = 5"),
+        ("dataset.toml", "a = " + "[" * 100_000),
+        ("concepts.json", '[{"path": ".", "text": {}, "balancing": 1e400}]'),
+        ("concepts.json", '[{"path": ".", "text": 5}]'),
+    ],
+)
+def test_values_of_another_kind_are_an_error_with_the_file(tmp_path, name, text):
+    put(tmp_path, {name: text, "a.png": "x"})
+    with pytest.raises(SourceError, match=name) as error:
+        scan(tmp_path)
+    assert error.value.why
