@@ -58,7 +58,7 @@ class Scan:
         """The files of the snapshot among these, without those that are to be read again or were read otherwise."""
         held = Known(self.known, names, memos, rejected)
         if self.reread is not None:
-            held.distrust((held.place >= 0) & self.reread[held.place])
+            held.distrust(take_rows(self.reread, held.place))
         old = held.table.files.reading if held.table is not None else None
         if old is not None or reading is not None:  # files that the snapshot read in another way
             before = np.zeros((len(names), HASH_BYTES), np.uint8) if old is None else take_rows(old, held.place)

@@ -12,6 +12,7 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
+from latentcache.sources.part import Part
 from latentcache.sources.scan import Listing, SourceOptions, scan
 
 LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"
@@ -340,3 +341,12 @@ def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):
     files = list(found.samples.files.names)
     assert list(found.samples.names) == ["a.jpg", "c.jpg"]
     assert [files[at] for at in found.samples.inputs["mask"].file] == ["a-masklabel.png", "c-masklabel.png"]
+
+
+def test_a_snapshot_without_files_is_compared_with_new_ones(tmp_path):
+    put(tmp_path, notes_txt="no image")
+    empty = scan(tmp_path, SourceOptions(kind="images", part=Part.parse("1/2")))
+    assert not len(empty.samples.files)
+    put(tmp_path, a_png="x")
+    found = scan(tmp_path, IMAGES, empty.samples, reread=np.zeros(0, dtype=np.bool_))
+    assert list(found.samples.names) == ["a.png"]
