@@ -101,12 +101,16 @@ def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
 
 
 def test_folders_that_lie_too_deep_are_an_error_of_ours(tmp_path):
-    path = tmp_path
-    for _ in range(1200):
-        path /= "a"
-        path.mkdir()
-    with pytest.raises(SourceError, match="too deep"):
-        Walked(tmp_path)
+    path = root = tmp_path / "deep"
+    root.mkdir()
+    try:
+        for _ in range(1200):
+            path /= "a"
+            path.mkdir()
+        with pytest.raises(SourceError, match="too deep"):
+            Walked(root)
+    finally:  # pytest removes old folders by recursion
+        subprocess.run(["rm", "-rf", root], check=True)
 
 
 def test_a_loop_of_folders_is_reported_once(tmp_path):
