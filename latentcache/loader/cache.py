@@ -28,7 +28,7 @@ from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, warn
 from latentcache.loader.view import View
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
-from latentcache.plan.rows import NoLoss, Overflow, checked_lengths
+from latentcache.plan.rows import NoLoss, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
 from latentcache.store.reader import Checksum, EntryReader
@@ -286,7 +286,6 @@ class Cache(View):
         pack: int | None = None,
         pad: int | None = None,
         chunk: int | None = None,
-        lengths: Sequence[int] | None = None,
         overflow: Overflow | None = None,
         no_loss: NoLoss = "drop",
         padding_side: Literal["right", "left"] = "right",
@@ -301,8 +300,6 @@ class Cache(View):
                 attend to each other.
             pad: One document (or piece of one) per row, in their order.
             chunk: All documents in their order as one string, cut into rows.
-            lengths: With ``pad``: allowed lengths of a batch, rising up to ``pad``. A batch holds rows of one of
-                them.
             overflow: With ``pack`` and ``pad``: what happens to longer documents: ``error``, ``drop``,
                 ``truncate_right``, ``truncate_left`` or ``split``. By default ``error`` if only parts of documents
                 carry loss (conversations), ``split`` for texts, which loses nothing.
@@ -333,7 +330,6 @@ class Cache(View):
         choice("padding_side", padding_side, ("right", "left"))
         choice("last_chunk", last_chunk, ("keep", "drop"))
         foreign = {
-            "lengths": kind != "pad" and lengths is not None,
             "padding_side": kind != "pad" and padding_side != "right",
             "last_chunk": kind != "chunk" and last_chunk != "keep",
             "cross_document": kind != "chunk" and not cross_document,
@@ -347,7 +343,7 @@ class Cache(View):
             kind=kind,
             field=first.field,
             recipe_id=first.snapshot.fields[first.field].recipe_id,
-            lengths=checked_lengths(lengths, length) if kind == "pad" else (length,),
+            length=length,
             pad_id=first.pad_id,
             padding_side=padding_side,
             isolated=kind == "pack" or (kind == "chunk" and not cross_document),
@@ -360,7 +356,7 @@ class Cache(View):
             options["overflow"] = policy
         # Of a streaming build each document has to be one row, whatever its length.
         if any(one.pending for one in documents) and (
-            kind != "pad" or policy in ("split", "drop") or no_loss != "error" or len(settings.lengths) > 1
+            kind != "pad" or policy in ("split", "drop") or no_loss != "error"
         ):
             raise UsageError(
                 f"rows({kind}=..., overflow={policy!r}, no_loss={no_loss!r}): not while the cache is being built",

@@ -5,7 +5,6 @@ and meanings are those of the training examples of diffusers (``examples/text_to
 transformers, of TRL's padding-free collator (``flat``) and of torchtitan. Rows of tokens: models of transformers keep
 documents of a row apart by ``position_ids``, and only if they get no ``attention_mask`` and no cache
 (``transformers/masking_utils.py``, ``find_packed_sequence_indices``), so the batch carries ``use_cache=False``.
-Guarantee: rows that are a complete batch become that batch without a copy.
 """
 
 from __future__ import annotations
@@ -274,18 +273,6 @@ class RowCollator:
         self.format, self._ids = check_row_format(format, isolated=isolated), ids
 
     def __call__(self, rows: Sequence[Batch]) -> Batch:
-        """(B, L) tensors of rows of (L,): the batch that they are all of, or a copy."""
-        return row_format({name: together([row[name] for row in rows]) for name in rows[0]}, self.format, self._ids)
-
-
-def together(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor that these are all rows of, in order; else a new one of them."""
-    base = rows[0]._base
-    if base is not None and len(base) == len(rows) and base.dim() == rows[0].dim() + 1:
-        start, step = base.storage_offset(), base.stride(0)
-        places = [start + number * step for number in range(len(rows))]
-        if all(row._base is base and row.shape == base.shape[1:] for row in rows) and places == [
-            row.storage_offset() for row in rows
-        ]:
-            return base
-    return torch.stack(list(rows))
+        """(B, L) tensors of rows of (L,)."""
+        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+        return row_format(batch, self.format, self._ids)

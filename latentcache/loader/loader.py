@@ -258,7 +258,7 @@ class Loader:
         epoch = self.epoch if epoch is None else whole("epoch", epoch, 0)
         found = index.bucket[asked]
         bucket = int(found.max())
-        if index.lengths is None and int(found.min()) != bucket:
+        if int(found.min()) != bucket:
             first = dict(zip(found.tolist(), asked.tolist(), strict=True))
             raise UsageError(
                 f"rows: samples of {len(first)} buckets",
@@ -301,19 +301,12 @@ class Loader:
             numbers = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
         return self._transfer.send(reader.complete(batch, is_pad, numbers, self.format), reader.finish)
 
-    def iterable(self, *, rows: bool = False) -> LoaderIterable:
+    def iterable(self) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.
 
         Give it to a ``DataLoader`` with ``batch_size=None`` and ``num_workers=0``: this loader reads ahead by itself.
-
-        Args:
-            rows: Serve rows one by one, for a trainer that makes batches of the same size of them; make the loader
-                for one rank then (``rank=0, world_size=1``), because the trainer deals rows out to ranks.
-
-        Raises:
-            UsageError: ``rows`` of batches that are not all full, or that another batching would change.
         """
-        return LoaderIterable(self, rows=rows)
+        return LoaderIterable(self)
 
     def close(self) -> None:
         """Stop reading ahead and let go of files and memory. Twice is once; iterating again opens them again.
@@ -464,22 +457,15 @@ class BatchDataset(Dataset[Batch]):
 class LoaderIterable(IterableDataset[Batch]):
     """A loader as an iterable data set; see ``Loader.iterable``."""
 
-    def __init__(self, loader: Loader, *, rows: bool) -> None:
-        one_each = loader.format in (None, "plain", "transformers")
-        if rows and (loader.report.batches.remainder == "partial" or not one_each):
-            raise UsageError(
-                "iterable(rows=True): batches must be full and have one row per sample",
-                why="a trainer that makes batches of the rows again would make other ones",
-                fix="remainder='repeat', 'drop' or 'pad', and rows.collator(format='flat')",
-            )
-        self._loader, self._rows = loader, loader.report.batches.batch_size if rows else 0
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
         self.set_epoch, self.state_dict, self.load_state_dict = (
             loader.set_epoch, loader.state_dict, loader.load_state_dict
         )  # fmt: skip
 
     def __len__(self) -> int:
-        """Batches, or rows, of an epoch on this rank."""
-        return len(self._loader) * max(self._rows, 1)
+        """Batches of an epoch on this rank."""
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``; errors as of the loader.
@@ -495,18 +481,7 @@ class LoaderIterable(IterableDataset[Batch]):
                 fix="num_workers=0 (dataloader_num_workers=0 of a Trainer), or"
                 " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=N)",
             )
-        if not self._rows:
-            yield from self._loader
-            return
-        for batch in self._loader:
-            for row in range(self._rows):
-                yield _of_row(batch, row)
-
-
-def _of_row(value: Any, row: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _of_row(one, row) for name, one in value.items()}
-    return value[row] if isinstance(value, torch.Tensor | list) else value
+        yield from self._loader
 
 
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:

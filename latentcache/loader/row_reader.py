@@ -2,7 +2,7 @@
 
 Guarantee: every place of a row is written, and nothing else; a label follows from loss spans, never from an id, so
 padding with the id that ends a text is safe. Cost: ids are read into their places at the width they are stored with,
-the padding beside them, and widened to 64 bits for all rows at once.
+and widened to 64 bits for all rows at once.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RowSettings(Value):
     """``pack``, ``pad`` or ``chunk``."""
     field: str
     recipe_id: bytes
-    lengths: tuple[int, ...]
-    """Allowed lengths, rising."""
+    length: int
+    """Tokens in a row, padding included."""
     pad_id: int
     padding_side: str = "right"
     isolated: bool = False
@@ -93,12 +93,11 @@ class RowReader:
         self.plans = not any(part.documents.pending for part in self.parts)
         """True if batches can be planned before they are wanted."""
         self.index = SampleIndex(
-            bucket=np.searchsorted(settings.lengths, self.lengths).astype(np.int32),
-            buckets=tuple(Bucket(label=f"{one} tokens", length=one) for one in settings.lengths),
+            bucket=np.zeros(len(self.lengths), dtype=np.int32),
+            buckets=(Bucket(label=f"{settings.length} tokens", length=settings.length),),
             identify=self._identify,
             mixture=mixture,
             names_of=lambda rows: [f"row {row} ({self.where(row)})" for row in rows.tolist()],
-            lengths=self.lengths if len(settings.lengths) > 1 else None,
             snapshot=self.parts[0].documents.snapshot.number,
         )
         self._documents = np.cumsum([0, *(len(part.documents.lengths) for part in self.parts)])
@@ -117,7 +116,7 @@ class RowReader:
 
     def _open(self, slots: int, device: str) -> None:
         self.pool, self.scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
-        self.counting = np.arange(self.settings.lengths[-1], dtype=np.int64)
+        self.counting = np.arange(self.settings.length, dtype=np.int64)
 
     def __reduce__(self) -> Any:
         return RowReader, (self.parts, self.settings, self.mixture, self.named)
@@ -141,10 +140,10 @@ class RowReader:
 
     def works(self, batches: Sequence[BatchIndex]) -> list[RowBatch]:
         """Batches of one epoch; rows of tokens are the same in every epoch."""
-        return self.planned([one.rows for one in batches], [self.settings.lengths[one.bucket] for one in batches])
+        return self.planned([one.rows for one in batches])
 
-    def planned(self, rows: Sequence[Ints], widths: Sequence[int]) -> list[RowBatch]:
-        """Batches of these rows and widths, which are planned together.
+    def planned(self, rows: Sequence[Ints]) -> list[RowBatch]:
+        """Batches of these rows, which are planned together.
 
         Raises:
             MissingEntryError: A document of a streaming build was rejected.
@@ -152,31 +151,31 @@ class RowReader:
             PlanError: A document is too long, or has no token to learn; file and line are named.
         """
         sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
-        cuts, wide = np.cumsum([0, *sizes]), np.repeat(widths, sizes)
+        cuts, width = np.cumsum([0, *sizes]), self.settings.length
         if not self.plans:
             of = split(self._starts, every)
             there = RowReader([self.parts[number].arrived(local) for number, _, local in of], self.settings)
             there.pool, there.scratch, there.named = self.pool, self.scratch, self.named
             every = np.argsort(np.concatenate([at for _, at, _ in of]))
-            return there.planned(np.split(every, cuts[1:-1]), widths)
+            return there.planned(np.split(every, cuts[1:-1]))
         lengths = self.lengths[every]
-        fronts = (np.arange(len(every)) - np.repeat(cuts[:-1], sizes)) * wide
+        fronts = (np.arange(len(every)) - np.repeat(cuts[:-1], sizes)) * width
         if self.settings.padding_side == "left":
-            fronts += wide - lengths
+            fronts += width - lengths
         counts = self.plan.ends[every] - self.begins[every]
         pieces, ends = spread(self.begins[every], counts), np.concatenate(([0], np.cumsum(counts)))[cuts]
         starts = np.repeat(fronts, counts) + self._columns[pieces]
         start, length = self.plan.start[pieces], self.plan.length[pieces]
-        room = np.repeat(np.repeat(sizes, sizes) * wide, counts)
+        room = np.repeat(np.repeat(sizes, sizes) * width, counts)
         located = []
         for number, at, document in split(self._documents, self.plan.document[pieces]):
             found = self.parts[number].documents.located(document, start[at], length[at], starts[at], room[at])
             located.append((found, np.searchsorted(at, ends).tolist()))
         made = []
-        for number, (some, width) in enumerate(zip(rows, widths, strict=True)):
+        for number, some in enumerate(rows):
             own, mine = slice(*cuts[number : number + 2]), slice(*ends[number : number + 2])
             where = [(one, *cut[number : number + 2]) for one, cut in located]
-            made.append(RowBatch(self, some, width, lengths[own], fronts[own], counts[own], starts[mine], where))
+            made.append(RowBatch(self, some, lengths[own], fronts[own], counts[own], starts[mine], where))
         return made
 
     def check_format(self, name: str | None) -> str | None:
@@ -212,7 +211,6 @@ class RowBatch:
 
     reader: RowReader
     rows: Ints
-    width: int
     lengths: Ints
     """(B,) tokens of documents in each row."""
     fronts: Ints
@@ -232,15 +230,13 @@ class RowBatch:
 
     def finish(self) -> Batch:
         """The batch, (B, L) tensors."""
-        reader, settings, width, shape = self.reader, self.reader.settings, self.width, (len(self.rows), self.width)
-        places, isolated = len(self.rows) * width, settings.isolated
+        reader, settings, width = self.reader, self.reader.settings, self.reader.settings.length
+        shape, places, isolated = (len(self.rows), width), len(self.rows) * width, settings.isolated
         memory = reader.pool.take(places * (36 if isolated else 24))
         ids, mask, labels = memory[: places * 24].view(np.int64).reshape(3, *shape)
         batch: dict[str, NDArray[Any]] = {settings.field: ids, "attention_mask": mask, "labels": labels}
         dtype = reader.parts[0].documents.dtype
         narrow = reader.scratch.take(places * dtype.itemsize).view(dtype).reshape(shape)
-        is_narrow = 0 <= settings.pad_id <= np.iinfo(dtype).max
-        narrow[:] = settings.pad_id if is_narrow else 0
         for where, first, last in self.located:
             Gathering(where, first, last, narrow.reshape(-1).view(np.uint8)).finish()
         ids[:], mask[:] = narrow, 1
@@ -252,9 +248,7 @@ class RowBatch:
         for row, length in enumerate(self.lengths.tolist()):
             if length < width:
                 gap = (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
-                mask[gap], labels[gap] = 0, IGNORED
-                if not is_narrow:
-                    ids[gap] = settings.pad_id
+                ids[gap], mask[gap], labels[gap] = settings.pad_id, 0, IGNORED
                 if isolated:
                     batch["position_ids"][gap] = reader.counting[: width - length]
                     batch["seq_idx"][gap] = 0

@@ -1,13 +1,11 @@
 """Documents as rows of one length: a map-style data set, and what loaders are made of.
 
 Decides nothing about rows: their plan does. Guarantee: ``len`` is exact and known at once; a batch is as wide as the
-view, or as one of its allowed lengths, never as its longest row; a batch is one piece of memory, and its rows are
-views of it, so a collator that is given all of them gives it back without a copy.
+view, never as its longest row.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -23,10 +21,9 @@ from latentcache.loader.formats import Batch, RowCollator
 from latentcache.loader.loader import NoSuchRowError, checked_rows
 from latentcache.loader.row_reader import RowPart, RowReader, RowSettings
 from latentcache.loader.view import View
-from latentcache.plan.batching import BatchPlan
 from latentcache.plan.documents import RowPlan
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.numbers import is_whole, real, whole
+from latentcache.plan.numbers import is_whole
 from latentcache.plan.samples import SampleIndex
 
 #: Columns of a batch beside its tensors that can be asked for, and its tensors.
@@ -74,8 +71,8 @@ class Rows(View, Dataset[Batch]):
 
     @property
     def length(self) -> int:
-        """Tokens in a row, padding included: the longest allowed length."""
-        return self.settings.lengths[-1]
+        """Tokens in a row, padding included."""
+        return self.settings.length
 
     @property
     def pad_id(self) -> int:
@@ -132,7 +129,7 @@ class Rows(View, Dataset[Batch]):
         """
         if not is_whole(row, -len(self)) or int(row) >= len(self):
             raise NoSuchRowError(f"row {row!r} of {len(self)} rows", why="rows count from 0", fix="rows[0]")
-        return {key: value[0] for key, value in self.batch([int(row) % len(self)], width=self.length).items()}
+        return {key: value[0] for key, value in self.batch([int(row) % len(self)]).items()}
 
     def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
         """Several rows, each a view of one batch; errors as for one row."""
@@ -143,30 +140,15 @@ class Rows(View, Dataset[Batch]):
         """For ``datasets.Dataset.from_dict({"row": range(len(rows))}).with_transform(rows.transform)``."""
         return self.batch(examples["row"])
 
-    def batch(self, rows: Any, *, width: int | None = None) -> Batch:
-        """One batch of these rows.
-
-        Args:
-            rows: Their numbers, from 0.
-            width: Tokens in a row; by default the smallest allowed length that holds all of them.
+    def batch(self, rows: Any) -> Batch:
+        """One batch of these rows, by their numbers from 0.
 
         Raises:
             NoSuchRowError: There is no such row.
-            UsageError: A row is longer than ``width``.
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        asked = checked_rows(rows, len(self))
-        lengths = self.row_lengths[asked]
-        longest = int(lengths.max())
-        if width is None:
-            width = next(one for one in self.settings.lengths if one >= longest)
-        elif width < longest:
-            long = int(asked[int(np.argmax(lengths))])
-            raise UsageError(
-                f"width={width}: row {long} has {longest} tokens", where=self.where(long), fix=f"width={self.length}"
-            )
-        return self._reader.planned([asked], [width])[0].finish()
+        return self._reader.planned([checked_rows(rows, len(self))])[0].finish()
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
@@ -179,27 +161,6 @@ class Rows(View, Dataset[Batch]):
             UsageError: There is no such format for these rows.
         """
         return RowCollator(format, isolated=self.settings.isolated, ids=self.settings.field)
-
-    def steps(
-        self, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False
-    ) -> int:
-        """Optimizer steps of a trainer that shuffles rows itself, counted as the Trainer of transformers counts them.
-
-        Args:
-            epochs: Iterations over them, also a fraction.
-            batch_size: Rows per rank and step.
-            world_size: Number of ranks.
-            grad_accum: Batches of a rank per optimizer step.
-            drop_last: True if an incomplete batch is left out.
-
-        Raises:
-            UsageError: A number is not allowed.
-        """
-        epochs, accumulated = real("epochs", epochs, 0, fix="steps(2, ...)"), whole("grad_accum", grad_accum, 1)
-        plan, batches = BatchPlan(batch_size=batch_size, world_size=world_size), len(self)
-        for size in (plan.batch_size, plan.world_size):
-            batches = batches // size if drop_last else -(-batches // size)
-        return math.ceil(epochs * max(-(-batches // accumulated), 1))
 
     def _warn(self) -> None:
         """Say which documents are left out because nothing would be learned of them.

@@ -7,16 +7,15 @@ a learned token would make a loss of nan if it were alone, so it is left out and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import PlanError, UsageError
+from latentcache.errors import PlanError
 from latentcache.plan.documents import Corpus, RowPlan, begins, loss_spans, rows_of_pieces, spread
-from latentcache.plan.numbers import choice, is_whole, several
+from latentcache.plan.numbers import choice
 from latentcache.plan.packing import best_fit
 
 Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
@@ -36,19 +35,6 @@ def plan_rows(corpus: Corpus, kind: str, length: int, **options: Any) -> RowPlan
     """Rows of a kind: ``pad``, ``pack`` or ``chunk``, with the options of its function."""
     make: Any = {"pad": padded_rows, "pack": packed_rows, "chunk": concat_and_chunk}[kind]
     return make(corpus, length, **options)  # type: ignore[no-any-return]
-
-
-def checked_lengths(lengths: Sequence[int] | None, longest: int) -> tuple[int, ...]:
-    """The allowed lengths of rows, rising; only ``longest`` if none are given."""
-    given = (longest,) if lengths is None else tuple(several("lengths", lengths, fix=f"lengths=[{longest}]"))
-    allowed = tuple(int(length) for length in given if is_whole(length))
-    rising = len(allowed) == len(given) > 0 and list(allowed) == sorted(set(allowed))
-    if not rising or allowed[0] < 2 or allowed[-1] != longest:
-        raise UsageError(
-            f"lengths={list(given)}: must rise from at least 2 up to {longest}",
-            fix=f"lengths={sorted({max(longest // 4, 2), max(longest // 2, 2), longest})}",
-        )
-    return allowed
 
 
 def padded_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:

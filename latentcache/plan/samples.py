@@ -38,13 +38,11 @@ class SampleIndex(Value, eq=False):
     """The N samples (or rows of tokens) that a loader serves: all that a plan needs to know of them."""
 
     bucket: NDArray[np.int32]
-    """(N,) bucket of each, as a position in :attr:`buckets`; with :attr:`lengths` the smallest that holds the row."""
+    """(N,) bucket of each, as a position in :attr:`buckets`."""
     buckets: tuple[Bucket, ...]
     identify: Callable[[], str]
     """Gives :attr:`identity`."""
     mixture: Mixture | None = None
-    lengths: Ints | None = None
-    """(N,) tokens of each row if there are several allowed lengths: a row may then be served at a longer one."""
     names_of: Callable[[Ints], Sequence[str]] | None = None
     """Names of samples, for messages."""
     snapshot: int = 0
@@ -54,27 +52,6 @@ class SampleIndex(Value, eq=False):
     def identity(self) -> str:
         """The name of these samples and buckets, which a checkpoint must agree with."""
         return self.identify()
-
-    def served_at(self, global_batch: int, rows: Ints | slice = slice(None)) -> NDArray[np.int32]:
-        """(n,) bucket that serves each of some rows in steps of ``global_batch``.
-
-        A row of tokens is in the smallest allowed length that holds it, or in a longer one: incomplete batches move
-        up, the longest rows first, so only the longest length in use has a remainder and no row is skipped (report
-        R1). A remainder is not repeated from fewer rows than a batch unless there are no more. With weights every
-        length may have an incomplete batch.
-        """
-        if self.lengths is None or self.mixture is not None:
-            return self.bucket[rows]
-        order = np.argsort(self.lengths[rows], kind="stable")
-        upto = np.cumsum(np.bincount(self.bucket[rows], minlength=len(self.buckets)))
-        top = int(np.searchsorted(upto, len(order)))
-        if top:
-            upto[:top] -= upto[:top] % global_batch
-            if len(order) - upto[top - 1] < global_batch:
-                upto[:top] = np.minimum(upto[:top], max(int(upto[top - 1]) - global_batch, 0))
-        bucket = np.empty(len(order), dtype=np.int32)
-        bucket[order] = np.repeat(np.arange(len(upto)), np.diff(upto, prepend=0))
-        return bucket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +115,7 @@ class EpochPlan(Value, eq=False):
 
 def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
     """What an epoch does, bucket by bucket."""
-    report = count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
+    report = count_steps(index.bucket, index.buckets, batches, index.mixture)
     found = sorted((one for one in report.buckets if one.copies > MAX_COPIES), key=lambda one: -one.copies)
     return replace(report, overfilled=tuple(_overfilled(index, one) for one in found))
 
@@ -169,7 +146,7 @@ def plan_epoch(
 
     Without a seed: bucket by bucket, samples in the order of the index.
     """
-    size, count, mixture = batches.global_batch_size, len(index.bucket), index.mixture
+    count, mixture = len(index.bucket), index.mixture
     drawn = spare = None
     if mixture is not None or served is not None:
         times = np.ones(count, dtype=np.int64)
@@ -182,12 +159,11 @@ def plan_epoch(
         drawn = np.repeat(np.arange(count, dtype=np.int32), times)
     order = shuffled(count if drawn is None else len(drawn), seed, epoch, stream=0)
     order = order if drawn is None else drawn[order]
+    own = index.bucket[order]
     if served is not None:
-        own = index.served_at(size, order)
         report = count_steps(own, index.buckets, batches)
     else:
-        bucket = index.served_at(size)
-        own, report = bucket[order], count_steps(bucket, index.buckets, batches, mixture)
+        report = count_steps(index.bucket, index.buckets, batches, mixture)
     if spare is not None:
         spare = spare[shuffled(len(spare), seed or 0, epoch, stream=3)]
         order, own = np.concatenate([order, spare]), np.concatenate([own, index.bucket[spare]])

@@ -9,7 +9,7 @@ from made_caches import images, opened
 from made_pipelines import flux_transformer, tiny_unet
 
 from latentcache.errors import UsageError
-from latentcache.loader.formats import check_row_format, row_format, sample_format, together, with_arguments
+from latentcache.loader.formats import check_row_format, row_format, sample_format, with_arguments
 
 FLUX = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
@@ -157,10 +157,3 @@ def test_rows_for_transformers_torchtitan_and_flash_attention():
     assert flat["cu_seq_lens_q"].dtype == torch.int32
     del batch["position_ids"]
     assert set(row_format(batch, "transformers")) == {"input_ids", "attention_mask", "labels", "seq_idx"}
-
-
-def test_rows_that_are_a_batch_become_it_without_a_copy():
-    batch = torch.randn(3, 4)
-    assert together([batch[0], batch[1], batch[2]]) is batch
-    for rows in ([batch[1], batch[0], batch[2]], [batch[0], batch[1]], [batch[0].clone(), batch[1], batch[2]]):
-        assert torch.equal(together(rows), torch.stack(rows))

@@ -31,7 +31,7 @@ def digests(batches):
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     root = documents(tmp_path_factory.mktemp("rows") / "t", texts(40, 60))
-    return opened(root).rows(pad=64, lengths=[16, 32, 64])
+    return opened(root).rows(pad=64)
 
 
 #: What makes loaders, and how a child process starts; a spawned one imports torch, which takes seconds.
@@ -216,19 +216,6 @@ def test_the_iterable_has_a_length_and_is_refused_in_workers(source):
     assert digests(loader) == expected
     with pytest.raises(UsageError, match="worker of a DataLoader"):
         list(DataLoader(loader.iterable(), batch_size=None, num_workers=1))
-    with pytest.raises(UsageError, match="rows=True"):
-        source.loader(batch_size=4, remainder="partial").iterable(rows=True)
-
-
-def test_rows_one_by_one_of_samples(many):
-    """Keys are those of the row; a format with tensors of the whole batch is refused."""
-    loader = many.loader(batch_size=2, fields=["latents", "keys", "meta"])
-    (first, second, *_), batch = loader.iterable(rows=True), next(iter(loader))
-    for row, one in enumerate((first, second)):
-        assert torch.equal(one["keys"]["latents"], batch["keys"]["latents"][row])
-        assert (one["names"], one["meta"]) == (batch["names"][row], batch["meta"])
-    with pytest.raises(UsageError, match="rows=True"):
-        many.loader(batch_size=2, format="diffusers-sdxl").iterable(rows=True)
 
 
 def in_child(loader, results):

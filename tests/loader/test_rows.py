@@ -92,33 +92,6 @@ def test_negative_rows_of_a_combined_view_serve_nothing_else(fifty):
     assert torch.equal(view[-1]["input_ids"], view[99]["input_ids"])
 
 
-def test_a_width_that_is_too_small_names_the_row(fifty):
-    view = fifty[1].rows(pad=64)
-    longest = int(view.row_lengths.argmax())
-    with pytest.raises(UsageError, match=f"width=4: row {longest} has") as caught:
-        view.batch(range(50), width=4)
-    assert caught.value.where.startswith("data.jsonl:")
-    assert view.batch([0], width=128)["input_ids"].shape == (1, 128)
-
-
-def test_several_lengths(fifty):
-    ids, cache = fifty
-    view = cache.rows(pad=64, lengths=[16, 32, 64])
-    assert view.settings.lengths == (16, 32, 64)
-    shapes = set()
-    for batch in view.loader(batch_size=4):
-        shapes.add(tuple(batch["input_ids"].shape))
-        assert (batch["attention_mask"].sum(1) <= batch["input_ids"].shape[1]).all()
-    assert len(shapes) > 1
-    assert {shape[1] for shape in shapes} <= {16, 32, 64}
-    report = view.plan(batch_size=4)
-    assert [bucket.bucket.dims["length"] for bucket in report.buckets] == [16, 32, 64]
-    assert sum(bucket.samples for bucket in report.buckets) == 50
-    whole = view.loader(batch_size=4, remainder="pad", fields=["names"])
-    assert sum(int((~batch["is_pad_row"]).sum()) for batch in whole) == 50
-    assert len(ids) == 50
-
-
 def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
     view = fifty[1].rows(pad=64)
     tokens = trainable = 0
@@ -143,13 +116,11 @@ def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
         ({"pack": 1}, "pack=1"),
         ({"pack": 2.5}, "pack=2.5"),
         ({"pad": 8, "padding_side": "top"}, "padding_side='top'"),
-        ({"pack": 8, "lengths": [4, 8]}, "lengths: not with pack="),
         ({"chunk": 8, "overflow": "drop"}, "overflow: not with chunk="),
         ({"pad": 8, "last_chunk": "drop"}, "last_chunk: not with pad="),
         ({"pad": 8, "overflow": "skip"}, "overflow='skip'"),
         ({"pad": 8, "no_loss": "keep"}, "no_loss='keep'"),
         ({"pad": 8, "field": "ids"}, "field='ids'"),
-        ({"pad": 64, "lengths": [32]}, "lengths="),
     ],
 )
 def test_options_that_are_not_allowed(fifty, given, said):

@@ -13,7 +13,7 @@ WAYS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_w
 def make(request, many, tmp_path):
     if request.param == "samples":
         return many.loader, lambda batches: [batch["names"] for batch in batches]
-    view = opened(documents(tmp_path / "t", texts(17, 60))).rows(pad=64, lengths=[16, 32, 64])
+    view = opened(documents(tmp_path / "t", texts(17, 60))).rows(pad=64)
     return view.loader, lambda batches: [batch["input_ids"].tolist() for batch in batches]
 
 

@@ -22,12 +22,11 @@ def plans(*policies, most=6):
     )
 
 
-def index_of(bucket, *, mixture=None, lengths=None, allowed=None):
+def index_of(bucket, *, mixture=None):
     widths = [64 + 8 * number for number in range(max(int(bucket.max(initial=-1)) + 1, 5))]
-    buckets = [Bucket(label=f"{one} tokens", length=one) for one in allowed or ()]
-    buckets = tuple(buckets or [Bucket(label=f"64x{width}") for width in widths])
-    bucket, more = np.asarray(bucket, np.int32), {"mixture": mixture, "lengths": lengths}
-    return SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "these", **more)
+    buckets = tuple(Bucket(label=f"64x{width}") for width in widths)
+    bucket = np.asarray(bucket, np.int32)
+    return SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "these", mixture=mixture)
 
 
 def laid_out(index, batches, seed=0, epoch=0):

@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_plans import corpus_of, documents, index_of, learned_columns, rows_of, with_loss
+from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.plan.documents import loss_spans
-from latentcache.plan.rows import checked_lengths, concat_and_chunk, packed_rows, padded_rows
+from latentcache.plan.rows import concat_and_chunk, packed_rows, padded_rows
 from latentcache.plan.shuffle import in_validation
 
 THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
-ALLOWED = (4, 8, 16, 32)
-tokens_made = st.lists(st.integers(1, 32), max_size=60).map(lambda some: np.array(some, dtype=np.int64))
 
 
 @pytest.mark.parametrize(
@@ -115,26 +113,6 @@ def test_chunks_cut_one_string():
         4,
         [1, 2],
     )
-
-
-@given(tokens_made, st.integers(1, 12))
-def test_incomplete_lengths_move_up_and_nothing_is_lost(tokens, batch):
-    fits = np.searchsorted(ALLOWED, tokens)
-    bucket = index_of(fits, lengths=tokens, allowed=ALLOWED).served_at(batch)
-    assert (bucket >= fits).all()
-    counts = np.bincount(bucket, minlength=len(ALLOWED))
-    top = int(np.flatnonzero(counts)[-1]) if len(tokens) else 0
-    assert top == int(fits.max(initial=0))
-    assert (counts[:top] % batch == 0).all()
-    assert counts[top] >= min(batch, len(tokens))
-
-
-@pytest.mark.parametrize("lengths", [[], [8, 4, 32], [4, 4, 32], [4, 16], [1, 32], 32, [4.5, 32]])
-def test_allowed_lengths(lengths):
-    assert checked_lengths(None, 32) == (32,)
-    assert checked_lengths([8, 32], 32) == (8, 32)
-    with pytest.raises(UsageError, match="lengths="):
-        checked_lengths(lengths, 32)
 
 
 def test_a_split_never_moves_a_sample_when_data_is_added():

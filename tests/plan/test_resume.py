@@ -105,25 +105,6 @@ def test_with_other_sizes_every_sample_is_served_and_no_more_than_its_steps_need
             assert ((found >= owed) & (found < owed + second.world_size)).all()
 
 
-@given(st.lists(st.integers(1, 32), min_size=4, max_size=50), plans(), plans(), st.data())
-def test_rows_of_several_lengths_go_on_with_other_sizes(tokens, first, second, data):
-    second, tokens = like(second, first.remainder), np.array(tokens)
-    index = index_of(np.searchsorted([8, 16, 32], tokens), lengths=tokens, allowed=(8, 16, 32))
-    whole = begun(index, first)
-    steps = data.draw(st.integers(0, len(whole)))
-    try:
-        left = rest(index, (first, steps), (second, 0))
-    except EmptyPlanError:
-        assert first.remainder == "drop"
-        return
-    allowed = np.array([8, 16, 32])
-    for plan in (whole, left):
-        for step in batches_of(plan):
-            assert (tokens[np.concatenate([part.rows for part in step])] <= allowed[step[0].bucket]).all()
-    if first.remainder != "drop":
-        assert set(served(whole, steps).tolist() + left.real().tolist()) == set(range(len(tokens)))
-
-
 @given(plans("repeat", "drop", "partial"), st.integers(0, 20), st.data())
 def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
     bucket = np.array([0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1], np.int32)

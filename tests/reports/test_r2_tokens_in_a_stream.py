@@ -1,7 +1,7 @@
 """LLaMA-Factory, once more: epochs of a stream of tokens are wrong, because its length is unknown.
 
-The wrong number is made with the real Trainer and a stream without a length. The same rows as a stream with one give
-the right epoch. The test fails where the stream does not say its length.
+The wrong number is made with the real Trainer and a stream without a length. The same batches with one
+give the right epoch. The test fails where the stream does not say its length.
 """
 
 import os
@@ -9,21 +9,20 @@ import sys
 
 import pytest
 import small_tokens
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from latentcache import open_cache
-from latentcache.loader.formats import RowCollator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 class WithoutLength(IterableDataset):
-    def __init__(self, rows):
-        self.rows = rows
+    def __init__(self, batches):
+        self.batches = batches
 
     def __iter__(self):
-        return iter(self.rows)
+        return iter(self.batches)
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +34,25 @@ def loader(tmp_path_factory):
     return open_cache(folder / "cache").rows(pad=16).loader(batch_size=4)
 
 
-def train(rows, folder):
+def train(batches, folder):
     """The state of a Trainer after twenty steps."""
     sizes = {"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, num_hidden_layers=1))
     settings = {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "disable_tqdm": True}
     arguments = TrainingArguments(**settings, use_cpu=True, per_device_train_batch_size=4, max_steps=20)
-    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=RowCollator())
+    trainer = Trainer(model, arguments)
+    trainer.get_train_dataloader = lambda: DataLoader(batches, batch_size=None)
     trainer.train()
     return trainer.state
 
 
 def test_a_stream_without_a_length_counts_wrong(loader, tmp_path):
-    state = train(WithoutLength(loader.iterable(rows=True)), tmp_path)
+    state = train(WithoutLength(loader), tmp_path)
     assert state.num_train_epochs == sys.maxsize
     assert state.epoch != pytest.approx(20 / 13)
 
 
-def test_the_same_rows_with_their_length_count_right(loader, tmp_path):
-    state = train(loader.iterable(rows=True), tmp_path)
+def test_the_same_batches_with_their_length_count_right(loader, tmp_path):
+    state = train(loader.iterable(), tmp_path)
     assert state.num_train_epochs == 2
     assert state.epoch == pytest.approx(20 / 13) == pytest.approx(loader.epoch_at(20))

@@ -87,7 +87,7 @@ def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, bloc
     export_cache(ExportSettings(cache=cache, out=tmp_path / name, trainer=system, **{kind: LENGTH}))
     seen = train(system, tmp_path, shown(system, block) | COMMON | MORE[system])
 
-    steps, batches = STEPS[system](len(view)), view.steps(1, batch_size=4)
+    steps, batches = STEPS[system](len(view)), view.loader(batch_size=4).steps(1)
     assert (seen["steps"], seen["max_steps"], seen["epoch"]) == (steps, steps, pytest.approx(steps / batches))
     assert len(seen["losses"]) == steps
     assert all(map(math.isfinite, seen["losses"]))

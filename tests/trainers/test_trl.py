@@ -24,7 +24,7 @@ def train(view, folder, form):
 def test_steps_and_epochs_are_exact(fifty, tmp_path, kind, form):
     view = fifty.rows(**{kind: LENGTH})
     trainer, account = train(view, tmp_path, form)
-    steps = view.steps(2, batch_size=4)
+    steps = view.loader(batch_size=4).steps(2)
     assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
     assert account.epochs[-1] == 2
     seen = {tuple(row) for batch in trainer.model.batches for row in torch.tensor(batch).reshape(-1, LENGTH).tolist()}

@@ -46,7 +46,7 @@ def test_rows_train_as_their_documents_alone_in_exact_steps(fifty, tmp_path, kin
 
     trainer.model.batches.clear()
     trainer.train()
-    steps = view.steps(2, batch_size=4)
+    steps = view.loader(batch_size=4).steps(2)
     assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
     epoch_at = view.loader(batch_size=4, remainder="partial").epoch_at
     assert account.epochs == pytest.approx([epoch_at(step) for step in range(1, steps + 1)])
