@@ -6,8 +6,9 @@ alone. 4. precision: how far bf16, fp16 and TF32 lie from float32. 5. builds: dr
 against the encoder alone and a DataLoader loop. 6. memory: batches that do not fit, calls that fail. 7. text
 encoders.
 
-Weights are random and made from configurations: nothing is downloaded. Each part has its own time; one that fails or
-takes too long is reported and the others run. JSON and Markdown say percent of ceiling and which bars were reached.
+Weights are random and made from configurations: nothing is downloaded. Each part has its own time. A part that fails
+or takes too long is reported with the rows it had so far, and the others run. JSON and Markdown say percent of
+ceiling and which bars were reached. Made files go to TMPDIR: a tmpfs leaves the disk out of the figures.
 
     python tools/bench_gpu.py [--json FILE] [--markdown FILE] [--parts calibrate,encoders,...] [--device cuda]
     python tools/bench_gpu.py --tiny        # end to end on a CPU in a minute: shapes, no figures
@@ -22,7 +23,8 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +39,17 @@ from gpu_timing import Row, calibrate, ceiling, limited
 #: Seconds of each part; a part is stopped after half as much again.
 BUDGETS = {
     "calibrate": 20,
-    "encoders": 150,
+    "encoders": 120,
     "attention": 20,
     "precision": 30,
-    "builds": 130,
+    "builds": 100,
     "memory": 40,
     "text": 40,
     "loader": 40,
 }
 _GRACE = 1.5
 
-Part = Callable[[Callable[[], float]], list[Row]]
+Part = Callable[[Callable[[], float]], Iterable[Row]]
 """Called with a function that says how many seconds are left."""
 
 
@@ -66,14 +68,17 @@ def parts(scene: Scene, folder: Path, found: Mapping[str, Any]) -> dict[str, Par
 
 
 def run_part(part: Part, budget_s: float) -> dict[str, Any]:
-    """Its rows, how long it took, and what went wrong."""
+    """Its rows, how long it took, and what went wrong where; rows are printed as they come."""
     started = time.monotonic()
     found: dict[str, Any] = {"rows": [], "error": None}
     try:
         with limited(_GRACE * budget_s):
-            found["rows"] = part(lambda: started + budget_s - time.monotonic())
+            for row in part(lambda: started + budget_s - time.monotonic()):
+                found["rows"].append(row)
+                print(f"  {time.monotonic() - started:5.1f} s  {', '.join(map(_cell, row.values()))}", flush=True)
     except Exception as error:  # noqa: BLE001 - a part that fails is reported, and the others run
-        found["error"] = f"{type(error).__name__}: {error}"[:500]
+        frames = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
+        found["error"] = f"{type(error).__name__}: {error} ({' < '.join(frames[:-7:-1])})"[:500]
     found["seconds"] = time.monotonic() - started
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

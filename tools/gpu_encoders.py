@@ -45,21 +45,18 @@ def variants(model: Model) -> list[Variant]:
     return found
 
 
-def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> list[Row]:
+def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> Iterator[Row]:
     """Images a second of every model, size, batch and variant, while time is left."""
-    rows: list[Row] = []
     for side in scene.pick((1024, 512), (64,)):
         for model in MODELS:
-            if left() <= 0:
-                rows.append({"model": model.name, "side": side, "variant": "not run: no time left"})
-                continue
-            rows += _rates_of(scene, model, side, matmul_flops)
-    return rows
+            if left() > 0:
+                yield from _rates_of(scene, model, side, matmul_flops)
+            else:
+                yield {"model": model.name, "side": side, "variant": "not run: no time left"}
 
 
-def attention(scene: Scene) -> list[Row]:
+def attention(scene: Scene) -> Iterator[Row]:
     """The middle block of an f8 autoencoder alone: one head of 512, for 512 x 512 and 1024 x 1024 pixels."""
-    rows: list[Row] = []
     width = scene.pick(512, 32)
     backends = {
         "SDPA math": SDPBackend.MATH,
@@ -72,13 +69,11 @@ def attention(scene: Scene) -> list[Row]:
         exact = nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
         for name, backend in backends.items():
             with sdpa_kernel(backend):
-                rows.append(_attended(scene, name, nn.functional.scaled_dot_product_attention, (q, k, v), exact))
-        for row in rows[-len(backends) :]:
-            row["tokens"] = tokens
-    return rows
+                found = _attended(scene, name, nn.functional.scaled_dot_product_attention, (q, k, v), exact)
+            yield found | {"tokens": tokens}
 
 
-def precision(scene: Scene) -> list[Row]:
+def precision(scene: Scene) -> Iterator[Row]:
     """How far other precisions, layouts and batches move latents, in their standard deviation."""
     side, model = scene.pick(512, 64), MODELS[0]
     with torch.inference_mode(), _settings(Variant(name="", tf32=False)):
@@ -87,7 +82,6 @@ def precision(scene: Scene) -> list[Row]:
             encoder_half(model, scene, torch.float32, last=False),
             images(scene, 2, side, torch.float32, last=False),
         )
-    rows = []
     for variant in (
         Variant(name="fp32, channels last", dtype=torch.float32),
         Variant(name="fp32 (TF32), contiguous", dtype=torch.float32, tf32=True, last=False),
@@ -99,18 +93,17 @@ def precision(scene: Scene) -> list[Row]:
             module = encoder_half(model, scene, variant.dtype, last=variant.last)
             values = images(scene, 2, side, variant.dtype, last=variant.last)
             found, alone = latents_of(model, module, values), latents_of(model, module, values[:1])
-        rows.append(
+        yield (
             {"variant": variant.name}
             | _apart("fp32", found, exact)
             | _apart("batch of 2 and of 1", found[:1], alone)
             | {"finite": bool(torch.isfinite(found).all())}
         )
-    return rows
 
 
-def _rates_of(scene: Scene, model: Model, side: int, matmul_flops: float) -> list[Row]:
+def _rates_of(scene: Scene, model: Model, side: int, matmul_flops: float) -> Iterator[Row]:
     """One model at one size: all variants at one batch, all batches of one variant."""
-    flops, rows = _flops(model, scene, side), []
+    flops = _flops(model, scene, side)
     middle = scene.pick(4, 2)
     plan = [(variant, middle) for variant in variants(model)]
     plan += [(PLAIN, batch) for batch in scene.pick((1, 2, 8), (1,))]
@@ -124,8 +117,7 @@ def _rates_of(scene: Scene, model: Model, side: int, matmul_flops: float) -> lis
                 row = _row(scene, model, module, values, variant)
         except RuntimeError as error:
             row = {"model": model.name, "side": side, "batch": batch, "variant": variant.name} | _failed(error)
-        rows.append(_with_ceiling(row, flops, matmul_flops))
-    return rows
+        yield _with_ceiling(row, flops, matmul_flops)
 
 
 def _row(scene: Scene, model: Model, module: nn.Module, values: Tensor, variant: Variant) -> Row:

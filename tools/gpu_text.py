@@ -19,10 +19,11 @@ _T5_XXL = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_he
 _T5_TINY = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 
 
-def text_encoders(scene: Scene) -> list[Row]:
+def text_encoders(scene: Scene) -> Iterator[Row]:
     """Captions a second."""
     with torch.inference_mode():
-        return [*_t5(scene), *_clip(scene)]
+        yield from _t5(scene)
+        yield from _clip(scene)
 
 
 def lengths(count: int) -> NDArray[np.int64]:
