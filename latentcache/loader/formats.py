@@ -187,21 +187,14 @@ def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[
 
 
 def sample_format(batch: Batch, name: str | None) -> Batch:
-    """A batch of samples with a trainer's names; None leaves it as it is. :func:`with_arguments` completes it."""
+    """A batch of samples, whose values are final, with a trainer's names; None leaves it as it is."""
     if name is None:
         return batch
     chosen = FORMATS[name]
     named = {new: batch[old] for new, old in chosen.names.items() if old in batch}
     named |= {old: value for old, value in batch.items() if old.startswith("is_") or old.endswith("_mask")}
     named |= {new: value for new, make in chosen.derived.items() if (value := make(batch)) is not None}
-    return named | {"forward": chosen.forward}
-
-
-def with_arguments(batch: Batch) -> Batch:
-    """A batch in a trainer's format whose values are final, with the arguments of the model's ``forward``."""
-    if "forward" in batch:
-        batch["forward"] = _arguments(batch["forward"], batch)
-    return batch
+    return named | {"forward": _arguments(chosen.forward, named)}
 
 
 def _arguments(wanted: Mapping[str, str | Mapping[str, str]], batch: Batch) -> dict[str, Any]:

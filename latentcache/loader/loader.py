@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
@@ -299,7 +300,8 @@ class Loader:
             is_pad = np.zeros(len(index.rows), dtype=np.bool_)
         if self._meta:
             numbers = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
-        return self._transfer.send(reader.complete(batch, is_pad, numbers, self.format), reader.finish)
+        batch = reader.complete(batch, is_pad, numbers, self.format)
+        return self._transfer.send(batch, partial(reader.finish, form=self.format))
 
     def iterable(self) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.

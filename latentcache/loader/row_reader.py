@@ -200,7 +200,7 @@ class RowReader:
             batch["meta"] = numbers | {"tokens": tokens, "trainable_tokens": learned}
         return row_format(batch, name or "plain", self.settings.field)
 
-    def finish(self, batch: Batch) -> Batch:
+    def finish(self, batch: Batch, form: str | None) -> Batch:
         """Nothing is scaled."""
         return batch
 

@@ -25,11 +25,11 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.formats import check_sample_format, sample_format, with_arguments
+from latentcache.loader.formats import check_sample_format, sample_format
 from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
 from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
 from latentcache.plan.samples import BatchIndex, Ints
-from latentcache.plan.variants import drawn_of_samples, drawn_variants
+from latentcache.plan.variants import drawn_of_samples
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 
@@ -159,19 +159,18 @@ class SampleReader:
     def complete(
         self, batch: Batch, is_pad: NDArray[np.bool_] | None, numbers: dict[str, Any] | None, name: str | None
     ) -> Batch:
-        """The batch in a format, with ``is_pad``, (B,) bool, and numbers if they are wanted."""
+        """The batch with ``is_pad``, (B,) bool, and numbers if they are wanted; :meth:`finish` names all of it."""
         if is_pad is not None:
             batch["is_pad"] = torch.from_numpy(is_pad)
         if numbers is not None:
             batch["meta"] = numbers
-        return sample_format(batch, name)
+        return batch
 
-    def finish(self, batch: Batch) -> Batch:
-        """Scale, shift and cast, in place where the type stays: on a device, because on the CPU ``read`` has."""
+    def finish(self, batch: Batch, form: str | None) -> Batch:
+        """The batch in a format. On a device, scale, shift and cast, in place where the type stays."""
         for name in self._values if self._on_device else ():
-            if name in batch:  # else the format has no name for it
-                batch[name] = self._valued(name, batch[name])
-        return with_arguments(batch)
+            batch[name] = self._valued(name, batch[name])
+        return sample_format(batch, form)
 
     def _valued(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """The values that a model trains on, of values as they are stored or drawn."""
@@ -243,16 +242,11 @@ class SampleReader:
 
     def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, turn: Turn) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
-        dropout, drawn, joined = self._settings.caption_dropout, dict[str, Ints](), source.joined
-        for lead, (name, stored, crops, flips) in self._choices.items():
-            if lead == self._own:
-                keys = source.keys(name, joined.rows[name][:, 0][local])
-                drawn[lead] = drawn_variants(keys, turn, stored=stored, crops=crops, flips=flips, occurrence=again)
-            else:
-                rows = joined.rows[name][local]
-                held = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
-                draws = drawn_of_samples(lead, sample, turn, again)
-                drawn[lead] = (draws % held).astype(np.int64)
+        dropout, drawn = self._settings.caption_dropout, dict[str, Ints]()
+        for lead, (name, allowed) in self._choices.items():
+            rows = source.joined.rows[name][local][:, allowed]
+            held = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
+            drawn[lead] = allowed[(drawn_of_samples(lead, sample, turn, again) % held).astype(np.intp)]
         if dropout:
             draws = drawn_of_samples("dropout", sample, turn, again)
             held = drawn.get(CAPTION, np.zeros(len(draws), dtype=np.int64))
@@ -340,7 +334,9 @@ class SampleReader:
         self._leads: dict[str, str] = {}
         self._made: dict[str, Callable[[str, int], str]] = {}
         """Input -> what its fields make of a text for a variant."""
-        self._choices: dict[str, tuple[str, int, bool, bool]] = {}
+        self._choices: dict[str, tuple[str, Ints]] = {}
+        """First input -> a field that has variants of it, and which of them are served."""
+        flips = False
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
             kind, recipe, spec = snapshot.fields[name].kind, snapshot.fields[name].recipe, self._specs[name]
             read = ReadSpec() if recipe is None else recipe.read_time
@@ -348,16 +344,17 @@ class SampleReader:
             if kind is not None and recipe is not None:
                 self._made.setdefault(lead, partial(kind.text, recipe=recipe))
             self._draws[name] = (settings.latents or "sample") if read.posterior else None
-            crops = spec.variants // (2 if read.flips else 1)
+            flips = flips or read.flips
+            variants = np.arange(max(spec.variants, 1)).reshape(2 if read.flips else 1, -1)  # crops, then flips
             several = settings.crops if lead == self._own else settings.captions
-            choices = crops, crops > 1 and several, read.flips and settings.flip is not False
-            if recipe is not None and any(choices[1:]):
-                self._choices.setdefault(lead, (name, *choices))
+            allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
+            if recipe is not None and len(allowed) > 1:
+                self._choices.setdefault(lead, (name, allowed))
             affine, stored = Affine.of(read.affine if settings.scaled else None), TORCH[spec.restored or spec.dtype]
             if stored.is_floating_point or affine.changes:
                 floating = stored if stored.is_floating_point else torch.float32
                 self._values[name] = affine, settings.dtype or floating
-        if settings.flip and not any(flips for *_, flips in self._choices.values()):
+        if settings.flip and not flips:
             raise UsageError(
                 "flip=True: the cache holds no flips",
                 why="latents are never flipped: encoders are not symmetric",

@@ -4,14 +4,14 @@ Guarantee: the sample that takes the place is of the same bucket, and of the sam
 which one it is follows from seed, epoch and the sample alone, so repeating or resuming an epoch, on any number of
 ranks and with any batch size, gives the same. Nothing is replaced silently: each sample is a warning once, and is
 counted by name. More bad samples than 1 % (at least one) are an error after all. Cost: nothing until a sample fails;
-then the bad samples of its batch are found by halving, and known ones are replaced before the next read.
+then each sample of its batch is read alone, and known bad ones are replaced before the next read.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -56,10 +56,13 @@ class Substitutes:
             served = np.array([others.get(row, row) for row in rows.tolist()]) if others else rows
             try:
                 made = read(served)
-            except _BAD as error:
+            except _BAD:
                 before = len(self._bad)
-                for row, cause in _bad_rows(served, read, error):
-                    self._remember(index, row, cause)
+                for row in dict.fromkeys(served.tolist()):
+                    try:
+                        read(np.array([row]))
+                    except _BAD as cause:
+                        self._remember(index, row, cause)
                 if len(self._bad) == before:  # each can be read alone
                     raise
                 continue
@@ -104,15 +107,3 @@ class Substitutes:
 
 def _name(index: SampleIndex, row: int) -> str:
     return index.names_of(np.array([row]))[0] if index.names_of else f"sample {row}"
-
-
-def _bad_rows(rows: Ints, read: Read[Any], error: Bad) -> Iterator[tuple[int, Bad]]:
-    """The bad ones of rows that could not be read together, each with its error, found by halving."""
-    if len(rows) == 1:
-        yield int(rows[0]), error
-        return
-    for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-        try:
-            read(part)
-        except _BAD as cause:
-            yield from _bad_rows(part, read, cause)

@@ -14,8 +14,8 @@ from latentcache.loader.device import CudaStream, Transfer
 class LateEvent:
     """Of a copy that ends when somebody waits for it, or when the device is let run."""
 
-    def __init__(self, source, target):
-        self.source, self.target, self.done = source, target, False
+    def __init__(self, source, target, finish):
+        self.source, self.target, self.finish, self.done = source, target, finish, False
         self.lock = threading.Lock()  # the reader and the receiver may both wait; a device copies once
 
     def run(self):
@@ -24,6 +24,9 @@ class LateEvent:
                 for name, value in self.target.items():
                     if isinstance(value, torch.Tensor):
                         value.copy_(self.source[name])
+                made = self.finish(dict(self.target))
+                self.target.clear()
+                self.target.update(made)
                 self.done = True
 
     def query(self):
@@ -44,7 +47,7 @@ class LateStream:
             name: torch.full_like(value, 77) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
-        return moved, LateEvent(batch, moved)
+        return moved, LateEvent(batch, moved, finish)
 
     def join(self, tensors, event):
         event.run()

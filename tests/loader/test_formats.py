@@ -9,7 +9,7 @@ from made_caches import images, opened
 from made_pipelines import flux_transformer, tiny_unet
 
 from latentcache.errors import UsageError
-from latentcache.loader.formats import check_row_format, row_format, sample_format, with_arguments
+from latentcache.loader.formats import check_row_format, row_format, sample_format
 
 FLUX = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
@@ -104,7 +104,7 @@ def test_a_batch_has_what_the_forward_of_the_model_takes(name):
         "pooled_prompt_embeds": torch.randn(2, TEXT),
         **{size: torch.tensor([[64, 96]] * 2) for size in ("original_size", "crop_top_left", "target_size")},
     }
-    batch = with_arguments(sample_format(plain, name))
+    batch = sample_format(plain, name)
     latents = batch["latents"]
     if name in ("diffusers-flux", "diffusers-qwen-image"):
         latents = torch.nn.functional.pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)
