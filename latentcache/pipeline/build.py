@@ -121,7 +121,6 @@ class _Build:
                 rejected=snapshot.rejected if snapshot else (),
                 notes=snapshot.notes if snapshot else (),
                 hash_all=self.settings.stream,
-                hash_known=True,
                 stopping=lambda: self.stop.requested,
                 recorded=SourceOptions.from_json(self.existing.state.get("source", {})).folders,
             )

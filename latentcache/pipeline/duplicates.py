@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
-from latentcache.sources.archives.members import SPAN, Place, is_read_by_workers, open_image, places
+from latentcache.sources.archives.members import Place, is_read_by_workers, open_image, places, sizes
 from latentcache.sources.known import with_hashes
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
@@ -38,10 +38,7 @@ def with_equal_files(
     if not is_read_by_workers(samples, name):
         return samples
 
-    held = samples.inputs[name]
-    size = np.asarray(samples.files.stat[:, 0])[np.asarray(held.file)]
-    if held.line is not None:  # 0 for rows of parquet files
-        size = np.where(np.asarray(held.line) > 0, np.asarray(samples.columns[SPAN])[:, 1], size)
+    held, size = samples.inputs[name], sizes(samples, np.arange(len(samples)), name)
     unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content).any(axis=1))
     rows = np.flatnonzero((np.asarray(held.file) >= 0) & (size > 0))
     rows = rows[_shared(size[rows], unread[rows])]
@@ -60,7 +57,7 @@ def with_equal_files(
         heads = np.array(list(pool.map(head, places(samples, rows, name))), dtype=np.uint64)
     rows, heads = rows[heads > 0], heads[heads > 0]
     rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]
-    return with_hashes(root, samples, name, rows[unread[rows]], stopping)
+    return with_hashes(root, samples, name, rows[unread[rows]], stopping)[0]
 
 
 def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.intp]:

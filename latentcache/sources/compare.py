@@ -1,15 +1,14 @@
 """Is every sample still what a snapshot recorded, and is every sample of DATA in the snapshot?
 
-Contents decide, never times. A file whose stat memo is trusted is not opened; any other is hashed, so a change is
-found also if size and time were put back. Records are matched as a multiset: by file, line and content, then by file
+Contents decide, never times; the scan has read every file whose stat memo is not trusted, unless its size says that
+it changed. Records are matched as a multiset: by file, line and content, then by file
 and content (moved to another line), then by file and line (changed). What the snapshot rejected is matched likewise.
-Cost: 1 us per sample, 0.1 ms per MB hashed.
+Cost: 1 us per sample.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -17,16 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import UnusableSampleError
 from latentcache.fields.clips import focus_of
 from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.archives.members import Hashed, hashed_images, places
+from latentcache.sources.archives.members import places, sizes
 from latentcache.sources.causes import hint_for
 from latentcache.sources.images import repeats_of
-from latentcache.sources.known import hash_rows, match_names, racy
+from latentcache.sources.known import hash_rows, match_names
 from latentcache.sources.scan import Listing
 from latentcache.value import Value
 
@@ -77,14 +75,21 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
         said = text[row] if text is not None else ""
         return (said if len(said) <= 80 else said[:79] + "…") or "(no caption)"
     if state == State.CHANGED:
-        held = next(iter(samples.inputs.values()))
-        content = np.asarray(held.content[row]).tobytes().hex()
-        return content if held.line is None else content[: HASH_BYTES // 2]
+        return _content(samples, row, next(iter(samples.inputs)))
     if state == State.REPEATS_CHANGED:
         return f"{repeats_of(samples)[row]} repeats per epoch"
     if state == State.FOCUS_CHANGED:
         return "the point {:g}, {:g}".format(*focus_of(samples)[row].tolist())
     return {State.REMOVED: "the sample", State.UNREADABLE: "a file that can be read"}.get(state, "")
+
+
+def _content(samples: SampleTable, row: int, name: str) -> str:
+    """The content of an input in words; the size of a file that was not read."""
+    held = samples.inputs[name]
+    content = np.asarray(held.content[row]).tobytes()
+    if not any(content):
+        return f"another size: {int(sizes(samples, np.array([row]), name)[0])} bytes"
+    return content.hex() if held.line is None else content.hex()[: HASH_BYTES // 2]
 
 
 class Found(Value):
@@ -114,7 +119,6 @@ class Compared:
     """Rows of the listing that the snapshot neither has nor rejected: missing, not built."""
     others: tuple[Found, ...] = ()
     """On samples and records that the snapshot rejected, or that are rejected now."""
-    hashed: int = 0
     _details: dict[int, tuple[str, str]] = field(default_factory=dict, repr=False)
     """Row -> reason and words, if the state does not say it all."""
 
@@ -145,17 +149,15 @@ def compare(
     now: Listing,
     *,
     rejected: Sequence[Rejected] = (),
-    full: bool = False,
     chosen: NDArray[np.bool_] | None = None,
     inputs: Collection[str] = (),
 ) -> Compared:
-    """Compare a snapshot's samples with DATA as it is now (records: scanned without ``known`` to read every file).
+    """Compare a snapshot's samples with DATA as it is now.
 
     Args:
         samples: Of the snapshot.
-        now: Of DATA.
+        now: Of DATA, scanned with these samples as ``known``, and with ``rejected`` and ``chosen``.
         rejected: What the snapshot rejected and has no sample for.
-        full: Hash every image, whatever its stat says.
         chosen: (S,) samples to look at; all by default.
         inputs: Those that fields are made of; masks and control images are compared if they are among them.
     """
@@ -173,10 +175,12 @@ def compare(
     if chosen is not None:
         found.state[~chosen] = State.NOT_CHECKED
     rows = np.flatnonzero((found.state == State.OK) & (found.place >= 0))
-    if own == "record" and now.samples is not samples:
-        _records(found, rows)
-    elif own == "image":
-        _images(found, rows, sorted(set(inputs).intersection(samples.inputs) - {"image", "caption"}), full=full)
+    if now.samples is not samples:
+        _contents(found, rows, own)
+    for name in sorted(set(inputs).intersection(samples.inputs) - {own, "caption"}):
+        _contents(found, rows[found.state[rows] <= State.TOUCHED], name)
+    if own == "image":
+        _columns(found, rows)
     said = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
     rows = np.flatnonzero((found.state == State.OK) & (found.place < 0))
     found.state[rows] = State.REMOVED
@@ -190,67 +194,55 @@ def compare(
     return found
 
 
-def _records(found: Compared, rows: NDArray[np.intp]) -> None:
-    """Records that are as they were, in files that were written with the same bytes."""
-    old, new = found.samples.files, found.now.samples.files
-    before = np.asarray(found.samples.inputs["record"].file)[rows]
-    now = np.full(len(old.names), -1, dtype=np.int64)
-    now[before] = found.now.samples.inputs["record"].file[found.place[rows]]  # one for all records of a file
-    there = np.flatnonzero(now >= 0)
-    same = (np.asarray(old.content)[there] == new.content[now[there]]).all(axis=1)
-    moved = (np.asarray(old.stat)[there, :5] != new.stat[now[there], :5]).any(axis=1)
-    touched = np.zeros(len(now), dtype=np.bool_)
-    touched[there] = same & moved
-    found.state[rows[touched[before]]] = State.TOUCHED
+def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
+    """Compare one input of samples, and the stat of the files that hold their own one."""
+    state, now, place = found.state, found.now, found.place
+    before, after, files = found.samples.inputs[name], now.samples.inputs.get(name), found.samples.files
+    then = np.asarray(before.file)[rows]
+    there = np.full(len(rows), -1) if after is None else np.asarray(after.file)[place[rows]]
+    other = (then < 0) != (there < 0)
+    for row, gone in zip(rows[other].tolist(), (there < 0)[other].tolist(), strict=True):
+        state[row] = State.INPUT_CHANGED
+        found._details[row] = (name, f"no {name} any more" if gone else f"a {name} that was not there")
+    both = (then >= 0) & (there >= 0)
+    if after is None or not both.any():
+        return
+    rows, then, there = rows[both], then[both], there[both]
+    content = np.asarray(before.content)[rows]
+    same = (content == np.asarray(after.content)[place[rows]]).all(axis=1)
+    is_own = name == next(iter(found.samples.inputs))
+    for row in rows[~same & content.any(axis=1)].tolist():  # of a cache of captions no image was read
+        error = now.unread.get((name, int(place[row])))
+        state[row], words = _unusable(error.slug, error.what) if error else (State.CHANGED, ("", ""))
+        if not is_own:
+            path = places(now.samples, place[[row]], name)[0]["path"]
+            said = words[1] or _content(now.samples, int(place[row]), name)
+            state[row], words = State.INPUT_CHANGED, (name, f"{path}: {said}")
+        if words[1]:
+            found._details[row] = words
+    if is_own:
+        where = np.full(len(files), -1, dtype=np.int64)
+        where[then] = there  # one for all samples of a file
+        met, touched = np.flatnonzero(where >= 0), np.zeros(len(files), dtype=np.bool_)
+        equal = (np.asarray(files.content)[met] == now.samples.files.content[where[met]]).all(axis=1)
+        moved = (np.asarray(files.stat)[met, :5] != now.samples.files.stat[where[met], :5]).any(axis=1)
+        touched[met] = equal & moved
+        state[rows[same & content.any(axis=1) & touched[then]]] = State.TOUCHED
 
 
-def _images(found: Compared, rows: NDArray[np.intp], further: Sequence[str], *, full: bool) -> None:
-    state, after = found.state, found.now.samples
-    _hash(found, rows, "image", full=full)
-    for name in further:
-        some, held = rows[state[rows] <= State.TOUCHED], after.inputs.get(name)
-        then = np.asarray(found.samples.inputs[name].file)[some] >= 0
-        now = then & False if held is None else held.file[found.place[some]] >= 0
-        for row, gone in zip(some[then != now].tolist(), then[then != now].tolist(), strict=True):
-            state[row] = State.INPUT_CHANGED
-            found._details[row] = (name, f"no {name} any more" if gone else f"a {name} that was not there")
-        _hash(found, some[then & now], name, full=full)
-    columns: Mapping[State, Callable[[SampleTable], Any]] = {
-        State.FOCUS_CHANGED: focus_of,
-        State.CAPTION_CHANGED: lambda samples: samples.inputs["caption"].content,
-        State.REPEATS_CHANGED: repeats_of,
-    }
+def _columns(found: Compared, rows: NDArray[np.intp]) -> None:
+    """Compare what else there is to an image."""
+    state, columns = found.state, dict[State, Callable[[SampleTable], Any]]()
+    columns[State.FOCUS_CHANGED] = focus_of
+    if "caption" in found.samples.inputs:
+        columns[State.CAPTION_CHANGED] = lambda samples: samples.inputs["caption"].content
+    columns[State.REPEATS_CHANGED] = repeats_of
     for word, column in columns.items():
-        if word == State.CAPTION_CHANGED and "caption" not in found.samples.inputs:
-            continue
         rows = rows[state[rows] <= State.TOUCHED]
-        before, later = column(found.samples), column(after)
+        before, later = column(found.samples), column(found.now.samples)
         if before is not later:
             differs = np.asarray(before)[rows] != np.asarray(later)[found.place[rows]]
             state[rows[differs.any(axis=tuple(range(1, differs.ndim)))]] = word
-
-
-def _hash(found: Compared, rows: NDArray[np.intp], name: str, *, full: bool) -> None:
-    """Hash the files whose stat does not prove them, of one input that all of the samples have."""
-    if not len(rows):  # DATA may not have this input any more
-        return
-    now, before = found.now, found.samples.inputs[name]
-    memos = np.ascontiguousarray(np.asarray(found.samples.files.stat)[np.asarray(before.file)[rows]])
-    stats = now.samples.files.stat[np.asarray(now.samples.inputs[name].file)[found.place[rows]], :5]
-    moved, content = (memos[:, :5] != stats).any(axis=1), np.asarray(before.content)
-    asked = content[rows].any(axis=1) & (full | moved | racy(memos))
-    touched = set(rows[asked & moved].tolist())
-    reads = hashed_images(now.root, now.samples, found.place[rows[asked]], name)
-    for row, (_, read) in zip(rows[asked].tolist(), reads, strict=True):
-        found.hashed += 1
-        state, (cause, words) = _verdict(read, content[row].tobytes())
-        if name != "image" and state != State.OK:
-            path = places(now.samples, found.place[[row]], name)[0]["path"]
-            state, cause, words = State.INPUT_CHANGED, name, f"{path}: {words}"
-        if words:
-            found._details[row] = cause, words
-        if state != State.OK or name == "image":
-            found.state[row] = State.TOUCHED if state == State.OK and row in touched else state
 
 
 def _rejected(
@@ -281,22 +273,18 @@ def _rejected(
 
 
 def _image_rejected(now: Listing, item: Rejected, row: int) -> Found:
-    if item.reason.startswith("caption"):
-        return _recorded(item, ("stale", "caption-changed"), f"rejected as {item.reason}; it can be read now")
-    kind = field_kind(item.target) if item.target else None
-    if kind is not None and kind.inputs[0] == "caption":
-        content = np.asarray(now.samples.inputs["caption"].content[row]).tobytes()
-        if content == (item.content or bytes(HASH_BYTES)):
-            return _quarantined(item)
+    """A sample that the snapshot rejected: still so, or something else by now."""
+    kind, inputs = field_kind(item.target) if item.target else None, now.samples.inputs
+    names = kind.inputs if kind is not None else ("image",)
+    there = [one for one in names if one in inputs and (inputs[one].text is not None or inputs[one].file[row] >= 0)]
+    contents = [np.asarray(inputs[name].content[row]).tobytes() for name in there]
+    content = contents[0] if len(contents) == 1 else content_hash(b"".join(contents))
+    error = next((now.unread[name, row] for name in there if (name, row) in now.unread), None)
+    if item.reason.startswith("caption") or (there == ["caption"] and content != (item.content or bytes(HASH_BYTES))):
         return _recorded(item, ("stale", "caption-changed"), _value(now.samples, row, State.CAPTION_CHANGED))
-    names = kind.inputs if kind is not None and not item.stat else ("image",)
-    there = [name for name in names if name in now.samples.inputs and now.samples.inputs[name].file[row] >= 0]
-    reads = [read for name in there for _, read in hashed_images(now.root, now.samples, np.array([row]), name)]
-    read = next((one for one in reads if isinstance(one, UnusableSampleError)), reads[0])
-    if len(reads) > 1 and not isinstance(read, UnusableSampleError):
-        read = content_hash(b"".join(one[0] for one in reads if isinstance(one, tuple))), read[1]
-    state, (cause, words) = _verdict(read, item.content)
-    if state != State.CHANGED or (not item.content and (cause or len(there) < len(names))):
+    state, (_, words) = _unusable(error.slug, error.what) if error else (State.CHANGED, ("", content.hex()))
+    lacking = not item.content and (error is not None or len(there) < len(names))
+    if content == item.content or state != State.CHANGED or lacking or there == ["caption"]:
         return _quarantined(item)
     if item.content or item.reason not in _GONE:
         return _recorded(item, ("stale", "source-changed"), words)
@@ -312,21 +300,21 @@ def _records_paired(
     if now is samples:  # no file has changed
         place[: len(samples)] = np.arange(len(samples))
         return state, place
-    old, new = samples.inputs["record"], now.inputs["record"]
+    old, new, numbers = samples.inputs["record"], now.inputs["record"], dict[str, int]()
     assert old.line is not None
     assert new.line is not None
-    names = _numbered(now.files.names)
-    numbers = match_names(_numbered(samples.files.names), names)[np.asarray(old.file)]
-    apart = dict.fromkeys(item.name for item in rejected)
-    number_of = dict(zip(apart, match_names(Strings.of(apart), names).tolist(), strict=True))
+
+    def numbered(names: Iterable[str]) -> NDArray[np.int64]:
+        return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
+
     content = hash_rows(item.content or bytes(HASH_BYTES) for item in rejected)
     mine = (
-        np.concatenate([numbers, np.array([number_of[item.name] for item in rejected], dtype=np.int64)]),
+        np.concatenate([numbered(samples.files.names)[np.asarray(old.file)], numbered(one.name for one in rejected)]),
         np.concatenate([np.asarray(old.line), np.array([item.line for item in rejected], dtype=np.uint32)]),
         np.concatenate([np.asarray(old.content), content]),
     )
-    theirs = new.file, new.line, new.content
-    left, right = np.flatnonzero(mine[0] >= 0), np.arange(len(now))
+    theirs = numbered(now.files.names)[new.file], new.line, new.content
+    left, right = np.arange(len(state)), np.arange(len(now))
     for word in (State.OK, State.MOVED, State.CHANGED):
         by = {"by_line": word != State.MOVED, "by_content": (by_content := word != State.CHANGED)}
         one, other = _pairs(_keys(mine, left, **by), _keys(theirs, right, **by))
@@ -362,14 +350,6 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
     return order[met], other[place[met]]
 
 
-def _numbered(names: Strings) -> Strings:
-    """Names of which the second and further ones of a kind carry their number."""
-    if len(set(names)) == len(names):
-        return names
-    seen = Counter[str]()
-    return Strings.of(f"{name}\0{seen.update([name]) or seen[name]}" for name in names)
-
-
 def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
     """What became of a sample that is not in the listing; ``said`` is what the listing says of names."""
     ends = [end for end, letter in enumerate(name) if letter == "/"]
@@ -380,12 +360,6 @@ def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, 
     if now.name != name and now.reason not in _UNREADABLE:  # its folder is passed over as a whole
         return State.REMOVED, ("", f"{now.name}: {now.reason}, {now.detail}")
     return _unusable(now.reason, now.detail)
-
-
-def _verdict(read: Hashed, content: bytes) -> tuple[State, tuple[str, str]]:
-    if isinstance(read, UnusableSampleError):
-        return _unusable(read.slug, read.what)
-    return (State.OK, ("", "")) if read[0] == content else (State.CHANGED, ("", read[0].hex()))
 
 
 def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:

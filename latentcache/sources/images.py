@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, count_of
+from latentcache.errors import EmptySourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import samples_with_several
 from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
@@ -24,7 +24,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.entries import Archives
-from latentcache.sources.archives.members import SPAN
+from latentcache.sources.archives.members import SPAN, sizes
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import counted, rejected
@@ -243,7 +243,7 @@ class ImageScan(Scan):
             names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
             reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
             reading = np.concatenate([reading, archives.readings()])
-        held = self.held(names, memos, reading, self.rejected)
+        held = self.held(names, memos, reading)
         for number, (content, memo) in enumerate(read.values(), start=archives.first - len(read)):
             held.remember(number, content, memo)
         if archives.names:
@@ -251,7 +251,7 @@ class ImageScan(Scan):
         captions = CaptionFiles(walk.root, held, rules)
         good = captions.read(units, bad)
         units = units if good.all() else units.take(good)
-        samples = self._hashed(walk.root, _samples(units, held, captions.column(units), layout.sets, reading), held)
+        samples = _samples(units, held, captions.column(units), layout.sets, reading)
         found, said = Found(), samples.inputs["caption"].text
         assert said is not None
         found.count(layout.sets, units, said, samples.names)
@@ -260,7 +260,8 @@ class ImageScan(Scan):
         if not len(samples) and not walk.rejected and not bad and self.part is None:
             raise _nothing(walk, layout, walk.notes.all())
         rejections = in_order([*walk.rejected, *bad])
-        return Scanned(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
+        scanned = Scanned(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
+        return self._hashed(walk.root, scanned, held)
 
     def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
         """Add columns of masks and control images.
@@ -282,26 +283,34 @@ class ImageScan(Scan):
             for note in partners.unused(used, layout):
                 files.walk.notes.add(note)
 
-    def _hashed(self, root: Path, samples: SampleTable, held: Known) -> SampleTable:
-        """With the contents of files that are to be hashed. Touched ones of equal content are what they were."""
-        columns, old = dict(samples.columns), held.table
+    def _hashed(self, root: Path, scanned: Scanned, held: Known) -> Scanned:
+        """With the contents of files that may be what they were, by their size, or that the snapshot rejected.
+
+        Those of equal content are what they were.
+        """
+        samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
+        hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
+        out = {item.label for item in self.rejected}
         for name in [name for name in samples.inputs if name != "caption"]:
             own = samples.inputs[name]
             rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
-            inside = np.zeros(len(rows), dtype=np.bool_) if own.line is None else own.line[rows] > 0
-            before = held.rows_of(name, np.where(inside, -1, own.file[rows]), held.touched)
-            if old is not None and inside.any():
-                before[inside] = match_names(samples.names.select(rows[inside]), old.names)
-            then = np.zeros((len(rows), HASH_BYTES), dtype=np.uint8)
-            if old is not None and name in old.inputs:
-                then = take_rows(old.inputs[name].content, before)
-            asked = self.hash_all | (then.any(axis=1) & self.hash_known)  # images of a cache of captions are unread
-            samples = with_hashes(root, samples, name, rows[asked], self.stopping)
-            if old is not None and name == "image":
-                same = then.any(axis=1) & (then == samples.inputs[name].content[rows]).all(axis=1)
+            asked, matched = np.full(len(rows), self.hash_all), np.flatnonzero(held.matched[own.file[rows]] >= 0)
+            if out:
+                asked |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
+            if old is not None and name in old.inputs and len(matched):
+                before = match_names(samples.names.select(rows[matched]), old.names)
+                matched, before = matched[before >= 0], before[before >= 0]
+                then = np.asarray(old.inputs[name].content)[before]
+                alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
+                asked[matched] |= alike & then.any(axis=1) & (self.chosen is None or self.chosen[before])
+            samples, failed = with_hashes(root, samples, name, rows[asked], self.stopping)
+            hashed += int(np.count_nonzero(asked))
+            unread |= {(name, row): error for row, error in failed.items()}
+            if old is not None and name == "image" and len(matched):
+                same = then.any(axis=1) & (then == samples.inputs[name].content[rows[matched]]).all(axis=1)
                 for label in set(old.columns).difference(_SET_COLUMNS):
-                    columns[label][rows[same]] = take_rows(old.columns[label], before[same])
-        return replace(samples, columns=columns)
+                    columns[label][rows[matched[same]]] = np.asarray(old.columns[label])[before[same]]
+        return replace(scanned, samples=replace(samples, columns=columns), hashed=hashed, unread=unread)
 
 
 def _beside(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,16 @@ class Scan:
     known: SampleTable | None = None
     rejected: Sequence[Rejected] = ()
     notes: Sequence[Rejected] = ()
-    reread: NDArray[np.bool_] | None = None
+    chosen: NDArray[np.bool_] | None = None
+    full: bool = False
     hash_all: bool = False
-    hash_known: bool = False
     stopping: Callable[[], bool] = bool
 
-    def held(
-        self,
-        names: Strings,
-        memos: NDArray[np.uint64],
-        reading: NDArray[np.uint8] | None,
-        rejected: Sequence[Rejected] = (),
-    ) -> Known:
+    def held(self, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None) -> Known:
         """The files of the snapshot among these, without those that are to be read again or were read otherwise."""
-        held = Known(self.known, names, memos, rejected)
-        if self.reread is not None:
-            held.distrust(take_rows(self.reread, held.place))
+        held = Known(self.known, names, memos, () if self.full else self.rejected)
+        if self.full and self.known is not None:
+            held.distrust(take_rows(files_of(self.known, self.chosen), held.place))
         old = held.table.files.reading if held.table is not None else None
         if old is not None or reading is not None:  # files that the snapshot read in another way
             before = np.zeros((len(names), HASH_BYTES), np.uint8) if old is None else take_rows(old, held.place)
@@ -100,6 +94,10 @@ class Scanned(Value):
     notes: tuple[Rejected, ...]
     images: Any = None
     """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
+    hashed: int = 0
+    """Images that were hashed."""
+    unread: Mapping[tuple[str, int], UnusableSampleError] = field(default_factory=dict)
+    """(Input, row) of those that could not be read, and why."""
 
 
 _NONE = np.array(-1, dtype=np.int32)
@@ -237,10 +235,11 @@ class Known:
         """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
         self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
         """(F, 16) content of trusted files, else zeros."""
-        self.touched = np.full(count, -1, dtype=np.int32)
-        """(F,) position in the snapshot's files of those that have their old size and are not trusted."""
+        self.matched = self.place
+        """(F,) position in the snapshot's files, trusted or not."""
         if table is not None and len(table.files):
-            self.place = match_names(names, table.files.names)
+            self.matched = match_names(names, table.files.names)
+            self.place = self.matched.copy()
             for start in range(0, count, _SLICE):
                 self._trust(table, slice(start, min(start + _SLICE, count)))
         self._rejected(names, rejected)
@@ -256,13 +255,8 @@ class Known:
         self.content[file] = np.frombuffer(content, dtype=np.uint8)
         self.stat[file] = memo
 
-    def rows_of(
-        self, input_name: str, files: NDArray[np.integer], place: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int32]:
-        """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown.
-
-        ``place``: :attr:`touched` in place of :attr:`place`.
-        """
+    def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int32]:
+        """(n,) row of the snapshot's samples whose input is the whole of each trusted file; -1: unknown."""
         table = self.table
         if table is None or input_name not in table.inputs or not len(table):
             return np.full(len(files), -1, dtype=np.int32)
@@ -272,7 +266,7 @@ class Known:
         whole = np.arange(len(file)) if held.line is None else np.flatnonzero(np.asarray(held.line) == 0)
         of_file[file[whole]] = whole
         of_file[-1] = -1
-        return of_file[np.where(files >= 0, (self.place if place is None else place)[files], -1)]
+        return of_file[np.where(files >= 0, self.place[files], -1)]
 
     def rows_in(self, input_name: str, files: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(n,) rows of the snapshot's samples that are parts of trusted files, file by file, and the file of each."""
@@ -300,8 +294,6 @@ class Known:
             return
         memos = np.ascontiguousarray(_rows(table.files.stat, place[there]))
         good = (memos[:, :5] == self.stat[block][there, :5]).all(axis=1) & ~racy(memos)
-        touched = there[~good & (memos[:, 0] == self.stat[block][there, 0])]
-        self.touched[block][touched] = place[touched]
         place[there[~good]] = -1
         there = there[good] + block.start
         self.stat[there, 5] = memos[good, 5]
@@ -360,14 +352,30 @@ def hash_rows(hashes: Iterable[bytes]) -> NDArray[np.uint8]:
 
 def with_hashes(
     root: Path, samples: SampleTable, name: str, rows: NDArray[np.integer], stopping: Callable[[], bool] = bool
-) -> SampleTable:
-    """Samples with the contents of the files of some rows; whoever encodes those that cannot be read says why."""
-    read = hashed_images(root, samples, rows, name, stopping)
-    found = [(row, *one) for row, one in read if isinstance(one, tuple)]
-    if not found:
-        return samples
-    done, contents, memos = zip(*found, strict=True)
-    return with_contents(samples, name, np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64))
+) -> tuple[SampleTable, dict[int, UnusableSampleError]]:
+    """Samples with the contents of the files of some rows, and why those of others cannot be read."""
+    found, failed = list[tuple[int, bytes, StatMemo]](), dict[int, UnusableSampleError]()
+    for row, one in hashed_images(root, samples, rows, name, stopping):
+        if isinstance(one, UnusableSampleError):
+            failed[row] = one
+        else:
+            found.append((row, *one))
+    if found:
+        done, contents, memos = zip(*found, strict=True)
+        read = np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64)
+        samples = with_contents(samples, name, *read)
+    return samples, failed
+
+
+def files_of(samples: SampleTable, chosen: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """(F,) files that hold an input of the chosen samples, or of all."""
+    if chosen is None:
+        return np.ones(len(samples.files), dtype=np.bool_)
+    wanted = np.zeros(len(samples.files), dtype=np.bool_)
+    for one in samples.inputs.values():
+        files = np.asarray(one.file)[chosen]
+        wanted[files[files >= 0]] = True
+    return wanted
 
 
 def writable(column: Any) -> NDArray[Any]:

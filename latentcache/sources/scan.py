@@ -178,9 +178,9 @@ def scan(
     *,
     rejected: Sequence[Rejected] = (),
     notes: Sequence[Rejected] = (),
-    reread: NDArray[np.bool_] | None = None,
+    chosen: NDArray[np.bool_] | None = None,
+    full: bool = False,
     hash_all: bool = False,
-    hash_known: bool = False,
     stopping: Callable[[], bool] = bool,
     recorded: Collection[str] = (),
 ) -> Listing:
@@ -192,9 +192,10 @@ def scan(
         known: Samples of the last snapshot of this DATA.
         rejected: What the same snapshot rejected: lines of files that are not opened again, and contents.
         notes: Of the same snapshot: on archives that are not opened again.
-        reread: (F,) files of ``known`` that are opened although their memo is trusted.
+        chosen: (S,) samples of ``known`` whose files are looked at; None: all. Untrusted images are hashed if they
+            have their old size, or were rejected; else their content is unknown.
+        full: Open all files of these samples, also those whose memo is trusted.
         hash_all: Hash every image of unknown content.
-        hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
         stopping: Asked between files and every few thousand records; once True, no further file is read,
             and the listing is not whole.
         recorded: Folders of masks and control images that a snapshot names: they may be gone.
@@ -210,7 +211,7 @@ def scan(
     options = replace(options, kind=options.kind or _kind(data))
     is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
     shared: dict[str, Any] = {"part": options.part, "known": known if is_same else None, "rejected": rejected}
-    shared |= {"reread": reread, "stopping": stopping}
+    shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
         records = RecordScan(**shared)
@@ -219,7 +220,7 @@ def scan(
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout, options = options.applied(find_layout(data, options.layout, options.split), recorded)
-    shared |= {"hash_all": hash_all, "hash_known": hash_known, "notes": notes}
+    shared |= {"hash_all": hash_all, "notes": notes}
     shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
     found = ImageScan(**shared)(layout)
     if options.repeats is False:  # an image may be in two sets

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
 from latentcache.fields.protocol import Described, Group
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import Rejected
 from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
@@ -63,22 +63,22 @@ def compare_sources(store: Store, root: Path, *, full: bool, chosen: NDArray[np.
     """
     snapshot, samples = store.snapshot, store.findings.table
     rejected = tuple(store.rejected_whole)
-    everything = full and chosen is None
     options = SourceOptions.from_json(snapshot.source.get("options", {}))
     try:
         now = scan(
             root,
             options,
-            None if everything else samples,
-            rejected=() if everything else rejected,
+            samples,
+            rejected=rejected,
             notes=snapshot.notes,
-            reread=_files_of(samples, chosen) if full and chosen is not None else None,
+            chosen=chosen,
+            full=full,
             recorded=options.folders,
         )
     except EmptySourceError:
         return None
     used = {name for view in store.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
-    return compare(samples, now, rejected=rejected, full=full, chosen=chosen, inputs=used)
+    return compare(samples, now, rejected=rejected, chosen=chosen, inputs=used)
 
 
 def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -213,15 +213,6 @@ def _check_absent(
     store.findings.add(
         "missing", "entry-lost", np.array(lost, dtype=np.int64), field=view.name, found="the snapshot lacks it"
     )
-
-
-def _files_of(samples: SampleTable, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(F,) files that hold an input of the chosen samples."""
-    wanted = np.zeros(len(samples.files), dtype=np.bool_)
-    for one in samples.inputs.values():
-        files = np.asarray(one.file)[chosen]
-        wanted[files[files >= 0]] = True
-    return wanted
 
 
 def _marks(sample: NDArray[np.integer], key: NDArray[np.uint8]) -> NDArray[Any]:

@@ -123,7 +123,7 @@ def check_cache(
             "payloads": store.payloads,
             "payload_bytes": store.payload_bytes,
             "sources_stat": 0 if compared is None else compared.checked,
-            "sources_hashed": 0 if compared is None else compared.hashed,
+            "sources_hashed": 0 if compared is None else compared.now.hashed,
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=int((~categorized).sum()),

@@ -288,29 +288,31 @@ def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypat
     (tmp_path / "c.jpg").rename(tmp_path / "d.jpg")
     found = scan(tmp_path, IMAGES, first.samples)
     assert captions(found) == [("a.jpg", "other"), ("aa.jpg", "fresh"), ("b.jpg", "two"), ("d.jpg", "")]
-    assert found.samples.inputs["image"].content.any(axis=1).tolist() == [True, False, False, False]
+    assert contents(found) == [content_hash(b"x"), bytes(16), content_hash(b"q"), bytes(16)]
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [0, 0], [0, 0]]
+    assert found.hashed == 1
     monkeypatch.setattr(stat_rule, "RACY_NS", 1 << 62)  # all are too young
-    assert not scan(tmp_path, IMAGES, first.samples).samples.inputs["image"].content.any()
+    assert scan(tmp_path, IMAGES, first.samples).hashed == 2
 
 
 def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path, trusting):
     put(tmp_path, a_jpg="x", b_jpg="y")
     first = remembered(tmp_path)
-    again = scan(tmp_path, IMAGES, first.samples, reread=np.array([True, False]))
-    assert again.samples.inputs["image"].content.any(axis=1).tolist() == [False, True]
+    again = scan(tmp_path, IMAGES, first.samples, full=True, chosen=np.array([True, False]))
+    assert again.hashed == 1
     stat = tuple(first.samples.files.stat[1].tolist())
     item = Rejected(name="b.jpg", reason="truncated", content=content_hash(b"y"), stat=stat)
     found = scan(tmp_path, IMAGES, rejected=[item])
-    assert found.samples.inputs["image"].content.any(axis=1).tolist() == [False, True]
+    assert contents(found) == [bytes(16), content_hash(b"y")]
+    assert not found.hashed
 
 
-def test_touched_files_are_hashed_if_asked_and_believed_if_equal(tmp_path, trusting):
+def test_touched_files_are_hashed_and_believed_if_equal(tmp_path, trusting):
     put(tmp_path, a_jpg="x", b_jpg="y", c_jpg="z")
     first = remembered(tmp_path)
     os.utime(tmp_path / "a.jpg", (1, 1))
     (tmp_path / "b.jpg").write_text("q")
-    found = scan(tmp_path, IMAGES, first.samples, hash_known=True)
+    found = scan(tmp_path, IMAGES, first.samples)
     assert contents(found) == [content_hash(data) for data in (b"x", b"q", b"z")]
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [3, 4]]
 
@@ -348,5 +350,5 @@ def test_a_snapshot_without_files_is_compared_with_new_ones(tmp_path):
     empty = scan(tmp_path, SourceOptions(kind="images", part=Part.parse("1/2")))
     assert not len(empty.samples.files)
     put(tmp_path, a_png="x")
-    found = scan(tmp_path, IMAGES, empty.samples, reread=np.zeros(0, dtype=np.bool_))
+    found = scan(tmp_path, IMAGES, empty.samples, full=True)
     assert list(found.samples.names) == ["a.png"]

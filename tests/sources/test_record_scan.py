@@ -130,7 +130,14 @@ def test_trusted_files_are_not_opened(tmp_path, opened):
     assert opened == ["aa.jsonl", "b.jsonl"]
     same(changed, scan(tmp_path))
     opened.clear()
-    scan(tmp_path, RECORDS, first.samples, rejected=first.rejected, reread=np.array([True, False, False]))
+    scan(
+        tmp_path,
+        RECORDS,
+        first.samples,
+        rejected=first.rejected,
+        full=True,
+        chosen=np.array([True, False, True, False]),
+    )
     assert opened == ["a.jsonl", "aa.jsonl", "b.jsonl"]
 
 

@@ -22,7 +22,7 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     as_tars(tmp_path / "new", changed, each=3)
     (tmp_path / "new/shard-000.tar").replace(tmp_path / "shard-000.tar")
     (tmp_path / "new/shard-001.tar").unlink()
-    found = scan(tmp_path, known=first.samples, hash_known=True)
+    found = scan(tmp_path, known=first.samples)
     assert opened == ["shard-000.tar"]
     assert list(found.samples.names) == list(first.samples.names)
     kept = (found.samples.inputs["image"].content == first.samples.inputs["image"].content).all(axis=1)
