@@ -8,8 +8,7 @@ import resource
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,9 +171,10 @@ def _failed(name: str, error: LatentcacheError) -> Check:
 
 
 def _packages() -> Check:
+    from latentcache.encoders.versions import installed
     from latentcache.store.gather import LIBRARY
 
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}}
+    versions = {"python": platform.python_version(), **installed((*_PACKAGES, *_OPTIONAL))}
     missing = " ".join(name for name in _PACKAGES if not versions[name])
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     text = f"{missing} missing; {text}" if missing else text
@@ -186,14 +186,6 @@ def _packages() -> Check:
         of_machine=bool(missing),
         facts={"versions": versions, "compiled_reader": LIBRARY is not None},
     )
-
-
-def _version(name: str) -> str:
-    from importlib import metadata
-
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return ""
 
 
 def _device(asked: _Asked) -> Check:
@@ -265,14 +257,16 @@ def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 
 
 def _encoder(name: str, settings: Any) -> Check:
-    """The encoder of a requested field, without DATA and without loading it; no text: nothing to say."""
+    """The encoder that was named for a field, without DATA and without loading it; no text: none was named."""
+    from latentcache.fields.protocol import Cached, DescribeContext
     from latentcache.fields.registry import field_kinds, load
 
-    checker = field_kinds()[name].checker
-    text = load(checker)(settings) if checker else ""
-    if not text.startswith("demo"):
-        return Check(name=name, text=text)
-    hint = "give a VAE with --model: latents of the demo encoder are not for training"
+    kind = field_kinds()[name]
+    if getattr(settings, fields(settings)[0].name) is None:
+        return Check(name=name, text="")
+    found = load(kind.describer)(settings, Cached(), DescribeContext(check=True))
+    text = f"{found.label}: {next(iter(kind.describe(found.recipe, found.provenance).values()), '')}"
+    hint = "give a VAE with --model: latents of the demo encoder are not for training" if found.demo else ""
     return Check(name=name, text=text, hint=hint)
 
 

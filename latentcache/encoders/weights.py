@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from latentcache.errors import EncoderError, UnsupportedModelError
-from latentcache.fields.dtypes import as_floats, is_finite
+from latentcache.fields.dtypes import as_floats
 from latentcache.identity.content import canonical_json, json_hash
 from latentcache.identity.stat import StatMemo
 
@@ -143,16 +143,6 @@ def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[
     # A file so young may change again without another stat.
     kept = [] if any(memo.racy for memo in memos) else stats
     return {"fingerprint": fingerprint(tensors), "names": names, "stats": kept}
-
-
-def not_finite(tensors: Tensors) -> str:
-    """The first tensor that holds infinity or NaN; empty if there is none."""
-    for name, info in tensors.items():
-        kind = _FLOATS.get(info.dtype)
-        for chunk in _chunks(info) if kind else ():
-            if not is_finite(np.frombuffer(chunk, kind)):
-                return name
-    return ""
 
 
 def read_tensor(info: TensorInfo) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import ModelNotFoundError, UsageError
 from latentcache.fields.dtypes import Limit
 from latentcache.fields.protocol import (
     Array,
@@ -35,6 +35,7 @@ from latentcache.identity.tokenizer import (
     LoadedTokenizer,
     differing_parts,
     from_loaded,
+    pin_clock,
     read_tokenizer,
     template_hash,
     tokenizer_fingerprint,
@@ -145,7 +146,6 @@ class InputIds(FieldKind):
         "encode": "tokenizer-crash",
     }
     encoder = "tokenizer"
-    checker = "latentcache.encoders.text.describe:check_tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
 
@@ -242,16 +242,13 @@ def tokenizer_differences(cached: InputIdsRecipe, provenance: Mapping[str, Any],
             ends = [(name, getattr(cached, name), found.id_of(role)) for _, name, role in used]
             different += [end for end in ends if end[1] != end[2]]
     if cached.chat_template and not provenance.get("chat_template"):
-        template = template_hash(found.chat_template, dict(cached.template_options))
+        template = template_hash(pin_clock(found.chat_template, dict(cached.template_options)))
         different += [("chat_template", cached.chat_template, template)] if template != cached.chat_template else []
     return different
 
 
 def _read(path: Path) -> LoadedTokenizer:
-    advice = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
     if not path.exists():
+        advice = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
         raise ModelNotFoundError(f"there is no tokenizer at {path}", where=str(path.absolute()), fix=advice)
-    found = read_tokenizer(path)
-    if found is None:
-        raise UnsupportedModelError(f"{path} has no tokenizer.json", where=str(path), fix=advice)
-    return found
+    return read_tokenizer(path)

@@ -305,7 +305,6 @@ class Latents(FieldKind):
     needs_header = ("original_size",)
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
-    checker = "latentcache.encoders.vae.describe:check_vae"
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
 

@@ -426,7 +426,7 @@ class FieldKind:
     """Names of the inputs; the first one decides the name and the staleness of a sample."""
     settings: type[Any] = object
     """Frozen dataclass. Its fields become flags by ``metadata={"flag": ..., "help": ..., "metavar": ...}``;
-    None always means "not given", and then the current snapshot decides."""
+    None always means "not given", and then the current snapshot decides. The first one names the encoder."""
     recipe: type[FieldRecipe] = FieldRecipe
     shape: tuple[int, ...] = (-1,)
     """Of the items of :meth:`plan`."""
@@ -459,8 +459,6 @@ class FieldKind:
     """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""
     describer: str = ""
     """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``, without torch."""
-    checker: str = ""
-    """``module:function``: ``(settings) -> str`` for ``doctor``: the encoder that settings name; without torch."""
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 

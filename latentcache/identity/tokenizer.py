@@ -52,8 +52,8 @@ class LoadedTokenizer(Value):
         return None if token is None else token_ids(self.json).get(token)
 
 
-def read_tokenizer(path: Path) -> LoadedTokenizer | None:
-    """A tokenizer by its ``tokenizer.json`` or the folder of one; None for a folder that has none.
+def read_tokenizer(path: Path) -> LoadedTokenizer:
+    """A tokenizer by its ``tokenizer.json`` or the folder of one.
 
     What ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja`` beside it add is added.
 
@@ -63,7 +63,13 @@ def read_tokenizer(path: Path) -> LoadedTokenizer | None:
     """
     folder, file = (path, path / JSON_NAME) if path.is_dir() else (path.parent, path)
     if path.is_dir() and not file.is_file():
-        return None
+        save = f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
+        raise UnsupportedModelError(
+            f"{path} has no {JSON_NAME}",
+            where=str(path),
+            why="only a fast tokenizer gives places in the text",
+            fix=f'python -c "from transformers import AutoTokenizer; {save}"',
+        )
     if file.suffix != ".json":
         raise UnsupportedModelError(
             f"{path.name} is no {JSON_NAME}",
@@ -247,14 +253,16 @@ def _without_floats(value: Any) -> Any:
     return [_without_floats(child) for child in value] if isinstance(value, list | tuple) else value
 
 
-def pin_clock(template: str, day: date) -> str:
-    """A template that asks for the day gets one that is fixed, as else every day would give other ids.
+def pin_clock(template: str, options: Mapping[str, str]) -> str:
+    """A template that asks for the day gets that of its options, name -> JSON: else every day would give other ids.
 
     Raises:
         UsageError: Its call has no format between quotes.
+        TypeError, ValueError: The day is none.
     """
-    if CLOCK not in template:
+    if CLOCK not in template or CLOCK not in options:
         return template
+    day = date.fromisoformat(json.loads(options[CLOCK]))
     formats = dict.fromkeys(found for _, found in _FORMATS.findall(template))
     if not formats:
         raise UsageError(
@@ -269,17 +277,6 @@ def pin_clock(template: str, day: date) -> str:
     return f"{{%- macro {CLOCK}(format) -%}}{answers}{{%- endmacro -%}}{template}"
 
 
-def template_hash(template: str, options: Mapping[str, str]) -> str:
-    """Hex hash of a template as a recipe has it; empty without a template.
-
-    Args:
-        template: As the tokenizer has it, its clock running.
-        options: Name -> JSON of what a recipe's template is given; the day is among them where it is asked for.
-
-    Raises:
-        UsageError: The template asks for the time, and its call has no format between quotes.
-        ValueError: The day is none.
-    """
-    if CLOCK in template and CLOCK in options:
-        template = pin_clock(template, date.fromisoformat(str(json.loads(options[CLOCK]))))
+def template_hash(template: str) -> str:
+    """Hex hash of a template as a recipe has it; empty without a template."""
     return content_hash(template.encode()).hex() if template else ""

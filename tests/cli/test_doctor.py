@@ -12,6 +12,7 @@ import pytest
 from small_cache import SMALL, draw
 
 from latentcache.cli import doctor
+from latentcache.encoders import versions
 from latentcache.store.snapshot import open_snapshot
 
 BIN = Path(sys.executable).parent
@@ -68,13 +69,22 @@ def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monk
 
 
 def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
-    version = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "numpy" else version(name))
+    version = versions._version
+    monkeypatch.setattr(versions, "_version", lambda name: "" if name == "numpy" else version(name))
     done = run("doctor", "--json")
     check = checks(done)["packages"]
     assert (done.status, check["state"], check["fix"]) == (3, "problem", "pip install numpy")
     fix = {"fix": f"{shlex.quote(sys.executable)} -m {check['fix']} --no-index --quiet"}
     assert run_build(fix, tmp_path) == 0, "it is installed"
+
+
+def test_named_encoders_are_described_without_data(run):
+    found = checks(run("doctor", "--model", "demo", "--tokenizer", "stub", "--chat-template", "t", "--json"))
+    assert (found["latents"]["state"], found["latents"]["text"][:11]) == ("warning", "demo: demo ")
+    assert "--chat-template: the stub tokenizer has its own turns" in found["input_ids"]["text"]
+    found = checks(run("doctor", "--resolution", "256", "--tokenizer", "stub", "--json"))
+    assert found["input_ids"]["text"].startswith("stub: stub (")
+    assert "latents" not in found, "no encoder was named"
 
 
 def broken(folder):

@@ -23,7 +23,6 @@ from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
-from latentcache.identity.content import content_hash
 from latentcache.identity.tokenizer import (
     CLOCK,
     JSON_NAME,
@@ -31,6 +30,7 @@ from latentcache.identity.tokenizer import (
     pin_clock,
     read_template,
     read_tokenizer,
+    template_hash,
     token_ids,
     tokenizer_fingerprint,
     tokenizer_parts,
@@ -75,7 +75,10 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
             recipe = replace(recipe, split_control=not settings.control_tokens)
             return Described(recipe=recipe, label=word, provenance=made, notes=(lost,))
     form = None if context.samples is None else context.samples.columns.get("form", np.zeros(0))
-    chat = bool(before is not None and before.chat_template) if form is None else bool((form == CHAT).any())
+    if form is not None:
+        chat = bool((form == CHAT).any())
+    else:
+        chat = bool(before.chat_template if before is not None else given.chat_template or given.template_options)
     if not chat:
         _check_unused(given)
     if settings.loss is None and form is not None and (form == PROMPT).any():
@@ -83,7 +86,7 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
     revision = str(made.get("revision", "")) if word == made.get("tokenizer") else ""
     found = describe_tokenizer(settings, chat=chat, revision=revision)
     assert isinstance(found.recipe, InputIdsRecipe)
-    if form is not None and (form != CHAT).any():
+    if form is not None and not (chat and (form == CHAT).all()):
         _check_ends(found.recipe, word)
     own = {"tokenizer": word, "chat_template": None if template is None else str(template.resolve())}
     libraries = {"libraries": installed(_LIBRARIES), "decoders": installed(_DECODERS)}
@@ -110,7 +113,7 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     recipe = InputIdsRecipe(
         tokenizer=tokenizer_fingerprint(parts),
         num_ids=1 + max(token_ids(loaded.json).values()),
-        chat_template=content_hash(template.encode()).hex() if template else "",
+        chat_template=template_hash(template),
         template_options=options,
         loss=loss,
         add_bos=begins if settings.add_bos is None else settings.add_bos,
@@ -120,8 +123,6 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
         pad_id=loaded.id_of("pad_token"),
         split_control=not settings.control_tokens,
     )
-    if not chat:
-        _check_ends(recipe, word)
     special = [list(pair) for pair in sorted(loaded.special.items())]
     return Described(
         recipe=recipe,
@@ -132,32 +133,10 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     )
 
 
-def check_tokenizer(settings: Any) -> str:
-    """Describe the tokenizer that settings of token ids name; empty if they name none."""
-    if settings.tokenizer is None:
-        return ""
-    try:
-        found = describe_tokenizer(settings, chat=True)
-    except UsageError:  # no template, which texts need none of
-        found = describe_tokenizer(replace(settings, chat_template=None, add_bos=False, add_eos=False))
-    assert isinstance(found.recipe, InputIdsRecipe)
-    template = "with" if found.recipe.chat_template or is_stub(settings.tokenizer) else "without"
-    return f"{settings.tokenizer}: {found.recipe.num_ids} ids, {template} a chat template"
-
-
 def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, str]:
     """A tokenizer by its folder, its ``tokenizer.json``, or a hub id ``org/name``; and the commit of a hub id."""
     path, commit = find(word, _WANTED, revision=revision)
-    found = read_tokenizer(path)
-    if found is None:
-        save = f"AutoTokenizer.from_pretrained('{path}').save_pretrained('{path}')"
-        raise UnsupportedModelError(
-            f"{path} has no {JSON_NAME}",
-            where=str(path),
-            why="only a fast tokenizer gives places in the text",
-            fix=f'python -c "from transformers import AutoTokenizer; {save}"',
-        )
-    return found, commit
+    return read_tokenizer(path), commit
 
 
 def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
@@ -225,7 +204,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
     if CLOCK in template:
         options.setdefault(CLOCK, json.dumps(_DEFAULT_DAY.isoformat()))
         try:
-            template = pin_clock(template, date.fromisoformat(json.loads(options[CLOCK])))
+            template = pin_clock(template, options)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{CLOCK}: not a date", why=str(error), fix="write it as 2024-07-26") from error
     return template, tuple(sorted(options.items()))

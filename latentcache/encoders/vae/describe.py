@@ -16,10 +16,10 @@ from typing import Any
 
 from latentcache.encoders.hub import is_stub, stub_delay
 from latentcache.encoders.vae import builtin
-from latentcache.encoders.vae.families import FAMILIES, GENERIC, config_hash, family_of, normalization_of, shape_of
+from latentcache.encoders.vae.families import config_hash, family_of, normalization_of, shape_of
 from latentcache.encoders.vae.locate import encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
-from latentcache.encoders.weights import fingerprint_memo, not_finite, read_headers
+from latentcache.encoders.weights import fingerprint_memo, read_headers
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.latents import (
     EncoderSpec,
@@ -182,23 +182,6 @@ def describe_model(
         frame_step=shape.frame_step,
         memo=memo,
     )
-
-
-def check_vae(settings: Any) -> str:
-    """Describe the encoder that settings of latents name, and read its weights; empty if they name none."""
-    if settings.model is None:
-        return ""
-    description = describe_model(settings)
-    spec, ldm = description.spec, FAMILIES.get(description.spec.family, GENERIC).ldm
-    tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
-    if bad := not_finite(tensors):
-        raise UnsupportedModelError(
-            f"{tensors[bad].path.name} has weights that are not finite",
-            where=str(tensors[bad].path),
-            why=f"tensor {tensors[bad].name} holds infinity or NaN, so every latent would",
-            fix="download the file again, or save the model again in float32",
-        )
-    return f"{settings.model} is {spec.family}: {spec.channels} channels, f{spec.factor}"
 
 
 def no_posterior(family: str, why: str) -> UnsupportedModelError:

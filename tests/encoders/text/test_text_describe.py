@@ -78,7 +78,8 @@ def test_conversations_without_a_template_are_an_error_with_the_option(tmp_path)
 def test_texts_that_shall_end_with_a_token_that_is_not_there(tmp_path):
     folder = save(byte_level(), tmp_path)
     with pytest.raises(UsageError, match="eos_token"):
-        described_tokenizer(folder)
+        described({"tokenizer": str(folder)})
+    assert described({"tokenizer": str(folder)}, samples=None).recipe.eos_id is None, "nothing was said of texts"
     assert described_tokenizer(folder, add_eos=False).recipe.eos_id is None
     save(byte_level(), tmp_path, template=untagged(CHATML))
     assert described({"tokenizer": str(folder)}, chat=True).recipe.add_eos, "conversations need none"
