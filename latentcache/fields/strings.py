@@ -8,33 +8,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: Strings that become Python objects at a time when a column is iterated, and whose ends are looked at together.
-_SLICE, _EMPTY_SLICE = 1 << 14, 1 << 18
-#: Positions looked up together in a column on disk, and strings between two of them that are read with them.
+#: Strings that are looked up or made together, and strings between two of them that are read with them.
 _NEAR, _GAP_STRINGS = 1 << 12, 32
+#: Strings whose ends are looked at together.
+_EMPTY_SLICE = 1 << 18
 
 
 class Strings(Sequence[str]):
-    """Many strings: all bytes, and where each ends. Names that are not UTF-8 come back to the byte."""
+    """Many strings: all bytes, and where each ends. Names that are not UTF-8 come back to the byte.
 
-    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.integer]) -> None:
-        text, width = data.tobytes(), np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
-        self._bounds: NDArray[np.integer] = np.concatenate([np.zeros(1, width), ends], dtype=width, casting="unsafe")
-        # A slice of bytes costs half as much as one of an array, and ASCII needs no decoding.
-        self._text = text.decode("ascii") if text.isascii() else text
+    Args:
+        data: Bytes, an array or a column on disk.
+        ends: (n,) where each string ends in ``data``, likewise; columns on disk are read by position and slice.
+    """
+
+    def __init__(self, data: Any, ends: Any) -> None:
+        if isinstance(data, np.ndarray):  # a slice of bytes costs half as much as one of an array, one of ASCII less
+            text, width = data.tobytes(), np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
+            data, ends = text.decode("ascii") if text.isascii() else text, np.asarray(ends, dtype=width)
+        self._data, self._ends = data, ends
 
     @property
     def data(self) -> NDArray[np.uint8]:
         """All bytes, read-only."""
-        return np.frombuffer(self._bytes(0, len(self._text)), dtype=np.uint8)
+        return np.frombuffer(self._bytes(0, len(self._data)), dtype=np.uint8)
 
     @property
     def ends(self) -> NDArray[np.int64]:
         """(n,) where each string ends in :attr:`data`."""
-        return self._bounds[1:].astype(np.int64, copy=False)
+        return np.asarray(self._ends, dtype=np.int64)
 
     def __reduce__(self) -> Any:
-        return Strings, (self.data, self.ends)
+        return Strings, (self._data, self._ends)  # columns on disk come back as themselves or as arrays
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
@@ -44,7 +49,7 @@ class Strings(Sequence[str]):
         return Strings(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._ends)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strings):
@@ -60,75 +65,19 @@ class Strings(Sequence[str]):
         if isinstance(index, slice):
             return self.take(np.arange(*index.indices(len(self))))
         position = range(len(self))[index]
-        begin, end = self._bounds_of(position, position + 1).tolist()
+        begin, end = self._bounds(position, position + 1).tolist()
         return self._bytes(begin, end).decode("utf-8", "surrogateescape")
 
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times faster than one by one."""
-        chosen, text = np.asarray(positions, dtype=np.intp), self._text
-        return _cut(text, self._bounds[chosen], self._bounds[chosen + 1])
-
-    def select(self, positions: NDArray[np.integer]) -> Strings:
-        """A column of the strings at these positions."""
-        return Strings.of(self.take(positions))
-
-    def empty(self) -> tuple[int, int]:
-        """How many strings are empty, and the position of the first of them; -1: there is none."""
-        count, first = 0, -1
-        for start in range(0, len(self), _EMPTY_SLICE):
-            found = np.flatnonzero(np.diff(self._bounds_of(start, min(start + _EMPTY_SLICE, len(self)))) == 0)
-            first = start + int(found[0]) if first < 0 and len(found) else first
-            count += len(found)
-        return count, first
-
-    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
-        """Lengths and bytes of the strings from ``start`` to ``stop``, without making strings."""
-        bounds = self._bounds_of(start, stop)
-        return np.diff(bounds), self._bytes(int(bounds[0]), int(bounds[-1]))
-
-    def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _SLICE):
-            yield from self.take(np.arange(start, min(start + _SLICE, len(self))))
-
-    def _bounds_of(self, low: int, high: int) -> NDArray[np.integer]:
-        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
-        return self._bounds[low : high + 1]
-
-    def _bytes(self, begin: int, end: int) -> bytes:
-        text = self._text[begin:end]
-        return text.encode() if isinstance(text, str) else text
-
-
-class LazyStrings(Strings):
-    """Strings in columns on disk, which are read by position and slice."""
-
-    def __init__(self, data: Any, ends: Any) -> None:
-        self._data, self._ends = data, ends
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        """All bytes."""
-        return np.asarray(self._data)
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """(n,) where each string ends in :attr:`data`."""
-        return np.asarray(self._ends, dtype=np.int64)
-
-    def __reduce__(self) -> Any:
-        return _unpickled, (self._data, self._ends)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
-        """The strings at these positions (from 0); quick for positions that are close together."""
         chosen, found = np.asarray(positions, dtype=np.int64), list[str]()
+        if isinstance(self._ends, np.ndarray):
+            return _cut(self._data, self._ends[chosen - 1] * (chosen > 0), self._ends[chosen])
         for start in range(0, len(chosen), _NEAR):
             part = chosen[start : start + _NEAR]
             low, high = int(part.min()), int(part.max())
             if high - low < _GAP_STRINGS * len(part):
-                bounds = self._bounds_of(low, high + 1)
+                bounds = self._bounds(low, high + 1)
                 text, at = self._bytes(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
                 found += _cut(text, at[part - low], at[part - low + 1])
                 continue
@@ -139,13 +88,36 @@ class LazyStrings(Strings):
             found += _cut(self._data.pieces(first, size), ends - size, ends)
         return found
 
-    def _bounds_of(self, low: int, high: int) -> NDArray[np.int64]:
-        """See :meth:`Strings._bounds_of`."""
+    def select(self, positions: NDArray[np.integer]) -> Strings:
+        """A column of the strings at these positions."""
+        return Strings.of(self.take(positions))
+
+    def empty(self) -> tuple[int, int]:
+        """How many strings are empty, and the position of the first of them; -1: there is none."""
+        count, first = 0, -1
+        for start in range(0, len(self), _EMPTY_SLICE):
+            found = np.flatnonzero(np.diff(self._bounds(start, min(start + _EMPTY_SLICE, len(self)))) == 0)
+            first = start + int(found[0]) if first < 0 and len(found) else first
+            count += len(found)
+        return count, first
+
+    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
+        """Lengths and bytes of the strings from ``start`` to ``stop``, without making strings."""
+        bounds = self._bounds(start, stop)
+        return np.diff(bounds), self._bytes(int(bounds[0]), int(bounds[-1]))
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _NEAR):
+            yield from self.take(np.arange(start, min(start + _NEAR, len(self))))
+
+    def _bounds(self, low: int, high: int) -> NDArray[np.int64]:
+        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
         ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
         return ends if low else np.concatenate([np.zeros(1, np.int64), ends])
 
     def _bytes(self, begin: int, end: int) -> bytes:
-        return bytes(self._data[begin:end].tobytes())
+        part = self._data[begin:end]
+        return part.encode() if isinstance(part, str) else bytes(part)
 
 
 def _cut(text: str | bytes, begins: NDArray[np.integer], ends: NDArray[np.integer]) -> list[str]:
@@ -153,8 +125,3 @@ def _cut(text: str | bytes, begins: NDArray[np.integer], ends: NDArray[np.intege
     if isinstance(text, str):
         return [text[begin:end] for begin, end in spans]
     return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
-
-
-def _unpickled(data: Any, ends: Any) -> Strings:
-    """Columns on disk come back as themselves or as arrays."""
-    return Strings(data, ends) if isinstance(data, np.ndarray) else LazyStrings(data, ends)

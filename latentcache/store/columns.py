@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError
-from latentcache.fields.strings import LazyStrings, Strings
+from latentcache.fields.strings import Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, replacing, unreadable
 from latentcache.store.gather import File, reading
@@ -315,9 +315,9 @@ class ColumnFile:
         """A column, or None if the file lacks it."""
         return self[name] if name in self._forms else None
 
-    def strings(self, name: str) -> LazyStrings:
+    def strings(self, name: str) -> Strings:
         """A column of strings. Errors as for a column."""
-        return LazyStrings(self[f"{name}.bytes"], self[f"{name}.ends"])
+        return Strings(self[f"{name}.bytes"], self[f"{name}.ends"])
 
     def __reduce__(self) -> Any:
         return ColumnFile, (self.path, self._expected, self.lasts)
