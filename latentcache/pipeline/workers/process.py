@@ -10,8 +10,7 @@ whole group are left to the build.
 
 Messages of the build: ``ask`` (answered by ``answer``), ``open`` (a field), ``work``, ``stop`` (its end). Messages of
 a worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
-``ended``, in order or with an error. A process that ``is_reusable`` has closed its model and waits for the next
-``open``.
+``ended``, in order or with an error. A process that has ended in order waits for the next ``open``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,8 +83,6 @@ class WorkerProcess:
     """
 
     is_thread = False
-    used = False
-    """True if it has made items of another field."""
     board: ActivityBoard
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
@@ -160,7 +157,6 @@ class WorkerThread:
     """A worker in a thread of this process, as :class:`WorkerProcess`: starts at once, and cannot be killed."""
 
     is_thread = True
-    used = False
     _loop: WorkerLoop
 
     def __init__(self) -> None:
@@ -171,8 +167,7 @@ class WorkerThread:
         """Begin a field."""
         self.board = ActivityBoard(task.decode_threads or 1)
         self._loop = WorkerLoop(task, self._theirs, self.board)
-        arguments = (self._loop, self._theirs.close)
-        self._thread = threading.Thread(target=run_loop, args=arguments, name="worker", daemon=True)
+        self._thread = threading.Thread(target=run_loop, args=(self._loop,), name="worker", daemon=True)
         self._thread.start()
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
@@ -241,7 +236,6 @@ class WarmWorker:
 
     def keep(self, device: Device, process: WorkerProcess) -> None:
         """Take a process whose work is done."""
-        process.used = True
         self._waiting.append((device, process))
 
     def close(self) -> None:
@@ -270,15 +264,14 @@ def import_path() -> list[str]:
 # in the process
 
 
-def run_loop(loop: WorkerLoop, end: Callable[[], object]) -> None:
-    """Do the work of one field and tell how it ended; ``end`` is called if the worker is of no further use."""
+def run_loop(loop: WorkerLoop) -> None:
+    """Do the work of one field and tell how it ended."""
     try:
-        facts = loop.run()
+        loop.run()
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-        facts = {"error": error_form(error)}
-    loop.channel.send("ended", **facts)
-    if not facts.get("is_reusable"):
-        end()
+        loop.channel.send("ended", waits=loop.waits, error=error_form(error))
+    else:
+        loop.channel.send("ended", waits=loop.waits)
 
 
 def answer(message: Form) -> dict[str, Any]:
@@ -299,11 +292,11 @@ def _serve(channel: Channel, descriptor: int) -> None:
 
     def build_is_gone() -> None:
         signal.alarm(LAST_S)
-        if loop is None or thread is None or not thread.is_alive():
-            os._exit(0)
-        loop.stop()
-        loop.budget.close()
-        thread.join()
+        if loop is not None and thread is not None and thread.is_alive():
+            loop.stop()
+            loop.budget.close()
+            thread.join()
+        os._exit(0)
 
     def beat() -> None:
         """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
@@ -321,8 +314,7 @@ def _serve(channel: Channel, descriptor: int) -> None:
             elif message["kind"] == "open":
                 task = parsed(Task, message["task"])
                 loop = WorkerLoop(task, channel, ActivityBoard(task.decode_threads or 1, descriptor))
-                # Threads that are still preparing must not hold the process.
-                thread = threading.Thread(target=run_loop, args=(loop, lambda: os._exit(0)))
+                thread = threading.Thread(target=run_loop, args=(loop,))
                 thread.start()
             elif message["kind"] == "work":
                 assert loop is not None  # "open" came before
@@ -332,7 +324,6 @@ def _serve(channel: Channel, descriptor: int) -> None:
                 loop.stop()
         except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
             channel.send("ended", error=error_form(error))
-            os._exit(0)
     build_is_gone()
 
 
@@ -345,4 +336,3 @@ def main() -> None:
     arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
     with rare_gc():  # an import of torch and diffusers takes a fifth longer with them
         _serve(Channel(socket.socket(fileno=int(sys.argv[2]))), int(sys.argv[3]))
-    os._exit(0)

@@ -90,7 +90,7 @@ class _Worker:
     shard: str
     watchdog: Watchdog
     fresh: bool
-    """True until it has encoded a unit, of this field or one before."""
+    """True for a new process that has not encoded a unit yet."""
     leases: dict[int, _Unit] = field(default_factory=dict)
     reported: list[bytes] = field(default_factory=list)
     """Item keys of its commits."""
@@ -104,11 +104,6 @@ class _Worker:
     def alone(self) -> bool:
         """True if it tries a suspicious unit."""
         return any(unit.alone or unit.probe for unit in self.leases.values())
-
-    @property
-    def is_reusable(self) -> bool:
-        """True if it has ended in order and its process waits for another field."""
-        return bool(self.last.get("is_reusable"))
 
     @property
     def error(self) -> BaseException | None:
@@ -262,14 +257,14 @@ class Run:
         idle = sum(not worker.leases and not worker.ending for worker in self._workers.values())
         free = [slot for slot in range(len(self._devices)) if slot not in self._workers]
         for slot in free[: max(self._waiting() - idle, 0)]:
-            device, again, handle = self._devices[slot], slot in self._started, None
+            device, again, kept = self._devices[slot], slot in self._started, None
             if not again:
-                handle = self._warm.take(device) if self._processes else WorkerThread()
-            handle = handle or WorkerProcess(device.variables, lock=self._warm.lock_fd, again=again)
+                kept = self._warm.take(device) if self._processes else WorkerThread()
+            handle = kept or WorkerProcess(device.variables, lock=self._warm.lock_fd, again=again)
             shard = os.urandom(8).hex()
             handle.open(replace(self._task, shard=shard, device=device.name))
             watchdog = Watchdog(self._deadline, on_cpu=device.name == "cpu" or handle.is_thread)
-            worker = _Worker(slot=slot, handle=handle, shard=shard, watchdog=watchdog, fresh=not handle.used)
+            worker = _Worker(slot=slot, handle=handle, shard=shard, watchdog=watchdog, fresh=kept is None)
             self._workers[slot] = worker
             self._selector.register(handle.channel, selectors.EVENT_READ, worker)
             self._started.add(slot)
@@ -310,7 +305,7 @@ class Run:
         for key, _ in self._selector.select(_TICK_S):
             worker: _Worker = key.data
             self._take(worker)
-            if worker.handle.channel.ended or worker.is_reusable:
+            if worker.handle.channel.ended or worker.last:
                 self._ended(worker)
         for worker in self._workers.values():
             worker.handle.channel.flush()
@@ -462,7 +457,7 @@ class Run:
                     late = worker.error if isinstance(worker.error, StoreError) else late
                 except LatentcacheError as error:
                     late = error
-                if is_late or worker.handle.channel.ended or worker.is_reusable:
+                if is_late or worker.handle.channel.ended or worker.last:
                     self._disconnect(worker)
                 if is_late and not worker.handle.is_thread:  # a thread may still be writing
                     with suppress(StoreError):  # the next build seals it
@@ -474,9 +469,11 @@ class Run:
         del self._workers[worker.slot]
         handle = worker.handle
         self._selector.unregister(handle.channel)
-        if worker.is_reusable and not worker.leases and not isinstance(handle, WorkerThread):
-            self._warm.keep(self._devices[worker.slot], handle)
-            return ""
+        if isinstance(handle, WorkerProcess) and worker.last:
+            if worker.error is None and not worker.leases and not self._task.bounded:
+                self._warm.keep(self._devices[worker.slot], handle)
+                return ""
+            handle.kill()
         handle.channel.close()
         return handle.ended()
 

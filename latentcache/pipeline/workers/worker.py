@@ -115,8 +115,8 @@ class WorkerLoop:
         self._units: dict[int, Unit] = {}
         self._flushed = self._opened = False
 
-    def run(self) -> dict[str, Any]:
-        """Do the work until :meth:`stop` is called; gives the facts of the ``ended`` message."""
+    def run(self) -> None:
+        """Do the work until :meth:`stop` is called; raises what ends it."""
         threads: list[threading.Thread] = []
         producer: Producer | None = None
         try:
@@ -141,8 +141,6 @@ class WorkerLoop:
             self._end(threads, producer)
             if self.lookup is not None:
                 self.lookup.forget()
-        is_reusable = not self.task.bounded and not any(one.is_alive() for one in threads)
-        return {"waits": self.waits, "is_reusable": is_reusable}
 
     # -- called by other threads
 
