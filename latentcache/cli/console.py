@@ -81,6 +81,8 @@ class Result(NamedTuple):
 
 def finish(command: str, result: Result, *, as_json: bool) -> int:
     """Write what a command gives, as text or as JSON; errors on stderr. Returns the exit status."""
+    if (error := result.error) is not None:
+        error.what, error.why, error.fix = map(_with_flags, (error.what, error.why, error.fix))
     for line in () if as_json else result.lines:
         out(line)
     for line in error_lines(result.error):
@@ -155,17 +157,8 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-@contextlib.contextmanager
-def python_as_flags() -> Iterator[None]:
-    """Rewrite arguments of Python in errors as flags: ``batch_size=2`` becomes ``--batch-size 2``."""
-    try:
-        yield
-    except LatentcacheError as error:
-        error.what, error.why, error.fix = map(_with_flags, (error.what, error.why, error.fix))
-        raise
-
-
 def _with_flags(text: str) -> str:
+    """A text with flags in place of arguments of Python: ``--batch-size 2`` for ``batch_size=2``."""
     return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} {found[3]}", text)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from latentcache.cli import console, flags
+from latentcache.cli import flags
 from latentcache.cli.console import Result, counted
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import ProgressDisplay
@@ -63,8 +63,7 @@ def export(
     display = ProgressDisplay(quiet=quiet)
     noun = "rows" if settings.layout else "documents"
     try:
-        with console.python_as_flags():
-            made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
+        made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
     finally:
         display.close()
     payload = {"cache": str(cache), "out": str(target), "format": to, **made}

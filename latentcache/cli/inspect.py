@@ -15,7 +15,6 @@ from latentcache.cli.progress import about, captions_text, field_lines, planned_
 from latentcache.errors import LatentcacheError, count_of
 
 if TYPE_CHECKING:
-    from latentcache.fields.table import SampleTable
     from latentcache.pipeline.report import BuildPlan
     from latentcache.sources.scan import Listing
     from latentcache.verify.findings import Finding
@@ -52,12 +51,11 @@ def inspect(
     try:
         plan = plan_build(settings)
         assert plan.listing is not None  # of every build
-        listing, samples = plan.listing, plan.samples_table or plan.listing.samples
+        listing = plan.listing
     except LatentcacheError as failure:
         error, listing = failure, _scanned(settings, failure)
-        samples = listing.samples
     rejected, notes = (plan.rejected, plan.notes) if plan else (listing.rejected, listing.notes)
-    payload = {"data": str(data), **_contents(listing, samples)}
+    payload = {"data": str(data), **_contents(listing)}
     found = findings(rejected, notes)
     payload["items"] = [one.as_json() for one in found]
     payload["counts"] |= {"quarantined": quarantined(rejected), "notes": sum(note.count for note in notes)}
@@ -78,7 +76,7 @@ def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
         raise failure from None
 
 
-def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
+def _contents(listing: Listing) -> dict[str, Any]:
     """What a listing says of DATA, as JSON values."""
     import numpy as np
 
@@ -86,7 +84,7 @@ def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
     from latentcache.pipeline.report import quarantined
     from latentcache.verify.findings import path_json
 
-    found: dict[str, Any] = {"data_kind": listing.data_kind}
+    samples, found = listing.samples, dict[str, Any](data_kind=listing.data_kind)
     counts = {"samples": len(samples) + quarantined(listing.rejected), "no_caption": listing.no_caption}
     layout, images = listing.layout, listing.images
     if layout is not None and images is not None:
@@ -112,7 +110,7 @@ def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
         frames = clips[clips[:, 0] > 0, 0]
         found["clips"] = {"samples": len(frames), "shortest": int(frames.min()), "longest": int(frames.max())}
     if listing.data_kind == "records":
-        found["records"] = _records(listing, samples)
+        found["records"] = _records(listing)
     # Contents are known as far as files were hashed.
     content = np.ascontiguousarray(next(iter(samples.inputs.values())).content)
     known = np.flatnonzero(content.any(axis=1))
@@ -122,12 +120,13 @@ def _contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
     return {**found, "counts": counts}
 
 
-def _records(listing: Listing, samples: SampleTable) -> dict[str, Any]:
+def _records(listing: Listing) -> dict[str, Any]:
     """Forms, lengths, files and roles of records; roles of the first ones only."""
     import numpy as np
 
     from latentcache.verify.findings import path_json
 
+    samples = listing.samples
     chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
     files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
     some = [int(one) for one in np.flatnonzero(files)[:SHOWN]]

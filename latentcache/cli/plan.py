@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latentcache.cli import console, flags
+from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, counted, repeats_lines, table
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError
@@ -47,20 +47,18 @@ def plan(
             fix=f"latentcache plan {shlex.quote(str(path))} --batch-size {batch_size} --pack {pack or 4096}",
         )
     layout = {**rows, "overflow": overflow} if rows else {}
-    with console.python_as_flags():
-        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
-        if _is_cache(path):
-            planned = _of_cache(path, batches, layout, source is None or source.repeats is not False)
-        else:
-            planned = _of_data(path, batches, requested, source)
-            if layout:
-                raise _no_documents(path, layout)
+    batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
+    if _is_cache(path):
+        planned = _of_cache(path, batches, layout, source is None or source.repeats is not False)
+    else:
+        planned = _of_data(path, batches, requested, source)
+        if layout:
+            raise _no_documents(path, layout)
     payload = _payload(planned.report, grad_accum) | {"quarantined": planned.rejected, "path": str(path)}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     error: EmptyPlanError | None = None
     try:
-        with console.python_as_flags():
-            require_steps(planned.report)
+        require_steps(planned.report)
     except EmptyPlanError as failure:
         error = failure
     return Result(payload, _lines(payload), error=error)
@@ -124,8 +122,8 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         raise _no_lengths(path, requested)
-    items, samples = field.plan, planned.samples_table
-    assert samples is not None  # of every build
+    assert planned.listing is not None  # of every build
+    items, samples = field.plan, planned.listing.samples
     first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
     served, column = np.unique(items.sample), samples.columns.get("repeats")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,10 +64,18 @@ class _Build:
     existing: Existing = field(default_factory=Existing)
     options: SourceOptions = field(default_factory=SourceOptions)
     listing: Listing = field(init=False)
-    samples: SampleTable = field(init=False)
-    """Of the listing, with header columns and with the contents that were found since."""
+    """Its samples get header columns, and the contents that are found."""
     described: dict[str, Described] = field(default_factory=dict)
     streaming: Streaming | None = None
+
+    @property
+    def samples(self) -> SampleTable:
+        """Of the listing."""
+        return self.listing.samples
+
+    @samples.setter
+    def samples(self, samples: SampleTable) -> None:
+        self.listing = replace(self.listing, samples=samples)
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
@@ -75,12 +83,12 @@ class _Build:
         with ExitStack() as stack:
             lock = None
             if not self.settings.dry_run:
-                self.events = stack.enter_context(EventLog(self.settings.events))
+                if self.settings.events is not None:
+                    self.events = stack.enter_context(EventLog(self.settings.events))
                 lock = stack.enter_context(preflight.locked(self.paths))
             self.existing = read_existing(self.settings)
             self.options = self.existing.options(self.settings)
             listing = self.listing = self.scan()
-            self.samples = listing.samples
             preflight.check_source(self.settings.source, listing.data_kind, self.settings.data)
             self.settings = replace(self.settings, fields=self.requested_fields())
             kinds = self.kinds()
@@ -246,7 +254,6 @@ class _Build:
             no_caption=listing.no_caption,
             allow_failed=self.settings.allow_failed or str(self.existing.state.get("allow_failed", "0")),
             listing=listing,
-            samples_table=self.samples,
             tasks={work.name: self.task(work) for work in works},
         )
 
@@ -272,7 +279,7 @@ class _Build:
             if self.settings.stream:
                 seed, batch = self.settings.stream_seed, self.settings.stream_batch
                 self.streaming = Streaming(self.base(plan, plan.rejected), self.paths, works, seed=seed, batch=batch)
-            works = self.encode(works, catalog)
+            self.encode(works, catalog)
             # What the run made is in new shards; only if that is not all, older ones are looked through too.
             for old in dict.fromkeys((catalog.shards, ())):
                 catalog = load_catalog(self.paths, without=old)
@@ -294,24 +301,17 @@ class _Build:
         end_pending(self.paths)
         return report
 
-    def encode(self, works: list[FieldWork], catalog: Catalog) -> list[FieldWork]:
-        """Run the fields one after the other; what one learns of the contents spares the next one."""
-        done, learned = [], False
-        with ExitStack() as stack:
-            lookup = stack.enter_context(catalog.shared_lookup(self.paths)) if len(catalog) else ""
+    def encode(self, works: list[FieldWork], catalog: Catalog) -> None:
+        """Run the fields one after the other; gives the samples the contents that were read."""
+        with catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("") as lookup:
             for work in works:
-                if learned:
-                    work = field_work(work.kind, work.described, work.before, self.samples, catalog, work.rejected)
                 if len(work.todo):
                     work.result = self.run_field(work, lookup)
                     work.noise = join_noise(work.noise, work.result.noise)
+                    self.samples = with_read_contents(self.samples, work.kind, work.result.read)
                 if self.stop.requested:
                     raise self.stop.error()
-                done.append(work)
-                if work.result is not None and len(work.result.read.sample):
-                    self.samples, learned = with_read_contents(self.samples, work.kind, work.result.read), True
         self.warm.close()
-        return done
 
     def run_field(self, work: FieldWork, lookup: str) -> RunResult:
         """Encode the items of one field that are to be made."""
@@ -320,7 +320,7 @@ class _Build:
             work = streaming.ordered(work)
         run = Run(
             replace(self.task(work), lookup=lookup),
-            work.jobs(self.listing, self.samples),
+            work.jobs(self.listing),
             total=work.inputs,
             total_cost=work.cost,
             items=len(work.todo),

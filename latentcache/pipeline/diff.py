@@ -156,9 +156,9 @@ class FieldWork:
         before = self.before
         return 0 if before is None or before.recipe_id == self.recipe.recipe_id else before.entries
 
-    def jobs(self, listing: Listing, samples: SampleTable) -> Iterator[Job]:
+    def jobs(self, listing: Listing) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""
-        sample = self.plan.sample[self.todo]
+        samples, sample = listing.samples, self.plan.sample[self.todo]
         starts = np.flatnonzero(np.diff(sample, prepend=-1))
         rows, ends = sample[starts], np.append(starts[1:], len(sample))
         content, wanted = self.kind.content(samples), self.kind.facts

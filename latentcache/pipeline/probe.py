@@ -42,13 +42,11 @@ class Probe(Value):
 
 def probe(plan: BuildPlan, field: str) -> Probe | None:
     """Encode a few items of a field, after a dry run; None if there is nothing to make."""
-    listing, samples = plan.listing, plan.samples_table
-    assert listing is not None  # of every build
-    assert samples is not None
+    assert plan.listing is not None  # of every build
     work, stop, warnings = plan.fields[field], StopSignal(), list[str]()
     if not len(work.todo):
         return None
-    jobs = list(islice(work.jobs(listing, samples), _INPUTS))
+    jobs = list(islice(work.jobs(plan.listing), _INPUTS))
 
     def look(progress: Progress) -> None:
         if progress.began and progress.done and time.monotonic() - progress.began > _SECONDS:

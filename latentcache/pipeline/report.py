@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import FieldWork
 from latentcache.plan.numbers import tolerated
 from latentcache.value import Value
@@ -40,9 +40,7 @@ class BuildPlan(Value):
     no_caption: int = 0
     allow_failed: str = "0"
     listing: Listing | None = field(default=None, repr=False)
-    """What was found in DATA; None for a merge."""
-    samples_table: SampleTable | None = field(default=None, repr=False)
-    """Those of the listing, with header columns and with the contents that are known; None for a merge."""
+    """What was found in DATA, with header columns and with the contents that are known; None for a merge."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
     """How workers make each field."""
 

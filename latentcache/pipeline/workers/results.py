@@ -26,24 +26,21 @@ from latentcache.store.atomic_io import writing
 
 
 class EventLog:
-    """The file of ``--events``: one line per durable commit; without a path nothing happens.
+    """The file of ``--events``: one line per durable commit.
 
     A line is written with a single ``write``, after its commit. One that a full disk cuts short is taken back.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._descriptor = path, -1
-        if path is not None:
-            try:
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            except OSError as error:
-                words = f"--events={path}: cannot be written"
-                raise UsageError(words, where=str(path), why=str(error), fix="give another --events FILE") from error
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            words = f"--events={path}: cannot be written"
+            raise UsageError(words, where=str(path), why=str(error), fix="give another --events FILE") from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
         """Append one line for keys that are durable."""
-        if self._path is None:
-            return
         line = (json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n").encode("ascii")
         with writing(self._path):
             written = os.write(self._descriptor, line)
@@ -56,8 +53,7 @@ class EventLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._path is not None:
-            os.close(self._descriptor)
+        os.close(self._descriptor)
 
 
 @dataclass(slots=True)
