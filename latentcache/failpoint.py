@@ -1,16 +1,15 @@
-"""Named places where a test kills, fails or hangs this process, to check that no committed work is lost.
+"""Named places where a test kills, stops or fails this process, to check that no committed work is lost.
 
 Below every other module but the errors, so that store, pipeline and verify can have such places.
 ``LATENTCACHE_FAILPOINT=name:n:action`` arms one place. The action happens at the n-th passage:
 
 - ``kill``: SIGKILL of the build, also if one of its workers passes the place;
-- ``die``, ``crash``: SIGKILL, or SIGSEGV, of this process alone;
-- ``stop``, ``hang``: SIGSTOP of this process, or the thread sleeps for an hour;
-- ``lost``: the error of a failed device; ``raise``: ``OSError(EIO)``, the error of a failing disk.
+- ``die``: SIGKILL of this process alone;
+- ``stop``: SIGSTOP of this process;
+- ``raise``: ``OSError(EIO)``, the error of a failing disk.
 
-``name@pattern:n:action`` counts only passages with an input whose name matches (``*`` and ``?``). Worker processes
-inherit it; a worker that replaces a dead one only with a pattern. Guarantee: without the variable a passage costs one
-comparison and does nothing.
+Worker processes inherit it, but not a worker that replaces a dead one. Guarantee: without the variable a passage
+costs one comparison and does nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ import os
 import re
 import signal
 import threading
-import time
-from fnmatch import fnmatchcase
 
-from latentcache.errors import DeviceError, UsageError
+from latentcache.errors import UsageError
 
 #: Every place in the order in which a build passes them, then those of collection, repair and checks;
 #: docs/explanation/reliability.md says where each is. Four of them are passed once for each small file.
@@ -46,15 +43,14 @@ NAMES = (
     "scan-shard",
 )
 VARIABLE = "LATENTCACHE_FAILPOINT"
-_ACTIONS = ("kill", "die", "crash", "stop", "hang", "lost", "raise")
-_HANG_S = 3600
+_ACTIONS = ("kill", "die", "stop", "raise")
 
 
 class _Armed:
     """One place, and the passages left until its action."""
 
     def __init__(self, text: str, build: int | None) -> None:
-        form = rf"({'|'.join(NAMES)})(?:@([^:]*))?:0*([1-9][0-9]*):({'|'.join(_ACTIONS)})"
+        form = rf"({'|'.join(NAMES)}):0*([1-9][0-9]*):({'|'.join(_ACTIONS)})"
         found = re.fullmatch(form, text)
         if found is None:
             raise UsageError(
@@ -62,28 +58,22 @@ class _Armed:
                 why=f"expected name:n:action, with a name of {', '.join(NAMES)}",
                 fix=f"unset {VARIABLE}, or for example {VARIABLE}=after-commit:2:kill",
             )
-        self.name, self.pattern, number, self.action = found.groups("")
+        self.name, number, self.action = found.groups()
         self.left, self.build = int(number), build
 
-    def passed(self, name: str, subject: str = "") -> None:
+    def passed(self, name: str) -> None:
         """Count a passage; act at the n-th one."""
-        if name != self.name or (self.pattern and not fnmatchcase(subject, self.pattern)):
+        if name != self.name:
             return
         self.left -= 1
         if self.left:
             return
-        if self.action == "hang":
-            time.sleep(_HANG_S)
-        elif self.action == "lost":
-            raise DeviceError("the device failed", why=f"failpoint {name}")
-        elif self.action == "raise":
+        if self.action == "raise":
             raise OSError(errno.EIO, f"failpoint {name}")
-        else:
-            if self.action == "kill" and self.build is not None:
-                os.kill(self.build, signal.SIGKILL)
-            number = {"crash": signal.SIGSEGV, "stop": signal.SIGSTOP}.get(self.action, signal.SIGKILL)
-            # At once: through the process, this thread would go on.
-            signal.pthread_kill(threading.get_ident(), number)
+        if self.action == "kill" and self.build is not None:
+            os.kill(self.build, signal.SIGKILL)
+        # At once: through the process, this thread would go on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP if self.action == "stop" else signal.SIGKILL)
 
 
 _armed: _Armed | None = None
@@ -100,12 +90,7 @@ def arm(text: str | None, *, build: int | None = None) -> None:
     _armed = _Armed(text, build) if text else None
 
 
-def for_another(text: str) -> str:
-    """Value of the variable for a worker that replaces a dead one."""
-    return text if "@" in text.partition(":")[0] else ""
-
-
-def failpoint(name: str, subject: str = "") -> None:
-    """Pass a place, with the name of an input if there is one."""
+def failpoint(name: str) -> None:
+    """Pass a place."""
     if _armed is not None:
-        _armed.passed(name, subject)
+        _armed.passed(name)

@@ -35,21 +35,12 @@ def test_the_command_line_arms_it_and_refuses_a_wrong_word(tmp_path):
     assert "unknown failpoint" in done.stderr
 
 
-def test_a_pattern_counts_only_images_that_match():
-    fp.arm("decoding@a*.png:2:raise")
-    for name in ("a1.png", "b.png", "", "b.png"):
-        fp.failpoint("decoding", name)
-    with pytest.raises(OSError, match="decoding"):
-        fp.failpoint("decoding", "a2.png")
-
-
-@pytest.mark.parametrize(("action", "number"), [("die", signal.SIGKILL), ("crash", signal.SIGSEGV)])
-def test_it_strikes_the_thread_that_passes_at_once(action, number):
+def test_it_strikes_the_thread_that_passes_at_once():
     script = (
         "import threading\nfrom latentcache.failpoint import arm, failpoint\n"
-        f"arm('decoding:1:{action}')\n"
+        "arm('decoding:1:die')\n"
         "thread = threading.Thread(target=lambda: (failpoint('decoding'), print('went on', flush=True)))\n"
         "thread.start(); thread.join()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (-number, b"")
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")

@@ -91,8 +91,8 @@ class WorkerProcess:
         inherited = (theirs.fileno(), self._board.fileno(), *(() if lock is None else (lock,)))
         # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
         environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(variables)
-        if again and failpoint.VARIABLE in environment:
-            environment[failpoint.VARIABLE] = failpoint.for_another(environment[failpoint.VARIABLE])
+        if again:
+            environment.pop(VARIABLE, None)
         options = ("-X", "utf8") if sys.flags.utf8_mode else ()
         numbers = map(str, (theirs.fileno(), self._board.fileno(), os.getpid()))
         self._process = subprocess.Popen(

@@ -272,9 +272,8 @@ class WorkerLoop:
         if wanted:
             self._open()
             with self._encoding(wanted):
-                for one in wanted:
-                    failpoint("decoding", one.job.name)
-                    failpoint("encoding", one.job.name)
+                failpoint("decoding")
+                failpoint("encoding")
                 try:
                     made = self.batches.make([one.job for one in wanted])
                 except (MemoryError, UnusableSampleError) as error:
@@ -293,8 +292,7 @@ class WorkerLoop:
 
     def _encode(self, items: Sequence[PendingItem]) -> None:
         with self._encoding([item.owner for item in items]):
-            for item in items:
-                failpoint("encoding", item.owner.job.name)
+            failpoint("encoding")
             done = self.batches.submit(items)
         self._store(done)
 
@@ -402,7 +400,7 @@ class WorkerLoop:
             return None
         with self.board.activity(row, PREPARING, [tracked.index]):
             self._preparing[id(tracked.job)] = tracked
-            failpoint("decoding", tracked.job.name)
+            failpoint("decoding")
             outcome = prepare(producer, self.kind, tracked.job, bounded=self.task.bounded)
             del self._preparing[id(tracked.job)]
         kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
