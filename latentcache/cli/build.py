@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,40 +79,25 @@ def build(
 ) -> Result:
     """Create or update the cache for DATA."""
     given = locals()
+    from latentcache.pipeline.build import build_cache
     from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
+
+    def leave_at_once(error: InterruptedBuildError) -> None:  # a second signal
+        console.last_words("build", error, as_json=as_json)
+        os._exit(error.exit_code)
 
     more = {"out": out_folder, "max_pixels": max_pixels or MAX_PIXELS}
     settings = flags.settings(BuildSettings, given, **more, **requested.build)
-
-    def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
-        from latentcache.pipeline.build import build_cache
-
-        return build_cache(settings, observer=display, on_second_signal=last_words)
-
-    return run_build("build", make, quiet=quiet, as_json=as_json)
-
-
-def run_build(
-    command: str,
-    make: Callable[[BuildProgress, Callable[[InterruptedBuildError], None]], BuildReport],
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> Result:
-    """Build or merge, and show the progress."""
-
-    def leave_at_once(error: InterruptedBuildError) -> None:  # a second signal
-        console.last_words(command, error, as_json=as_json)
-        os._exit(error.exit_code)
-
-    display = BuildProgress(quiet=quiet)
     try:
-        report = make(display, leave_at_once)
+        with closing(BuildProgress(quiet=quiet)) as display:
+            return summary(build_cache(settings, observer=display, on_second_signal=leave_at_once))
     except StrictError as error:
         found = findings((), error.notes)
         return Result({"items": [one.as_json() for one in found]}, told(found), error=error)
-    finally:
-        display.close()
+
+
+def summary(report: BuildReport) -> Result:
+    """What a build or a merge did."""
     return Result(_payload(report), _lines(report), exit_code=int(report.too_many_failed))
 
 
@@ -121,7 +107,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
     return {
         **about(plan),
         "dry_run": report.dry_run,
-        "counts": report.counts() | ({"cached": plan.cached} if report.dry_run else {}),
+        "counts": report.counts(),
         "fields": {name: _field(name, report) for name in plan.fields},
         "items": [one.as_json() for one in findings(report.rejected, report.notes)],
         "written_bytes": report.written_bytes,

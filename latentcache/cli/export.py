@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,9 @@ def export(
     from latentcache.export.run import ExportSettings, export_cache
 
     settings = flags.settings(ExportSettings, given, out=target, format=to)
-    display = ProgressDisplay(quiet=quiet)
     noun = "rows" if settings.layout else "documents"
-    try:
+    with closing(ProgressDisplay(quiet=quiet)) as display:
         made = export_cache(settings, lambda done, total: display.counted_up(done, total, noun))
-    finally:
-        display.close()
     payload = {"cache": str(cache), "out": str(target), "format": to, **made}
     return Result(payload, _lines(payload))
 

@@ -9,13 +9,12 @@ import base64
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import Result, counted, findings, human_bytes, repeats_lines, table
 from latentcache.cli.flags import option
-from latentcache.errors import CacheFormatError, LatentcacheError, RecipeError
+from latentcache.errors import CacheFormatError, RecipeError
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot
@@ -36,7 +35,11 @@ def info(
 
     paths, snapshot = CachePaths(cache), current_or_none(cache)
     stored = stored_catalog(cache)
-    state = _build_state(paths.building)
+    state: Mapping[str, Any] = {}
+    if paths.building.exists():
+        from latentcache.pipeline.existing import read_state
+
+        state = read_state(paths)
     payload: dict[str, Any] = {
         "cache": str(cache),
         "complete": snapshot is not None and snapshot.complete and not paths.building.exists(),
@@ -132,22 +135,13 @@ def _saved(rows: FieldRows) -> dict[str, Any]:
     return {"shared": shared, "trimmed_bytes": int(trimmed.sum())}
 
 
-def _build_state(building: Path) -> dict[str, Any]:
-    """The state of a build that has not ended; empty if there is none."""
-    from latentcache.store.atomic_io import read_json
-
-    with contextlib.suppress(LatentcacheError):
-        return dict(read_json(building)) if building.exists() else {}
-    return {}
-
-
 def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a first build that has not ended."""
     from latentcache.fields.registry import field_kind
     from latentcache.pipeline.settings import WHOLE
 
     fields = {}
-    for name, field in dict(state.get("fields") or {}).items():
+    for name, field in state.get("fields", {}).items():
         if isinstance(field, Mapping) and "recipe" in field:
             kind, recipe, provenance = field_kind(name), field["recipe"], field.get("provenance", {})
             fields[name] = {"installed": kind is not None, "recipe": recipe, "provenance": provenance}

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from latentcache.cli import build, flags
+from latentcache.cli import flags
+from latentcache.cli.build import summary
 from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
-
-if TYPE_CHECKING:
-    from latentcache.cli.progress import BuildProgress
-    from latentcache.errors import InterruptedBuildError
-    from latentcache.pipeline.report import BuildReport
+from latentcache.cli.progress import BuildProgress
 
 HELP = "Merge parts of a build, or caches of one recipe, into one cache."
 
@@ -24,13 +20,9 @@ def merge(
     out_folder: Path = option(..., "--out -o CACHE", "The merged cache."),
     field: flags.Kinds = None,
     quiet: flags.Quiet = False,
-    as_json: flags.Json = False,
 ) -> Result:
     """Merge caches into one; settings that differ are rejected by field."""
+    from latentcache.pipeline.merge import merge_caches
 
-    def make(display: BuildProgress, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
-        from latentcache.pipeline.merge import merge_caches
-
-        return merge_caches(parts, out_folder, observer=display)
-
-    return build.run_build("merge", make, quiet=quiet, as_json=as_json)
+    with closing(BuildProgress(quiet=quiet)) as display:
+        return summary(merge_caches(parts, out_folder, observer=display))

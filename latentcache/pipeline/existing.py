@@ -91,7 +91,7 @@ def read_existing(settings: BuildSettings) -> Existing:
         CacheDamagedError: The settings that a damaged cache had are not known, and none are given.
     """
     paths = CachePaths(settings.cache)
-    state, damage = _read_state(paths), ""
+    state, damage = read_state(paths), ""
     numbers = sorted(paths.snapshots(), reverse=True) if paths.root.exists() else []
     for number in (None, *numbers):
         try:
@@ -128,7 +128,7 @@ def write_state(
     write_json(paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), **more})
 
 
-def _read_state(paths: CachePaths) -> Mapping[str, Any]:
+def read_state(paths: CachePaths) -> Mapping[str, Any]:
     """The build state; empty if there is none or it cannot be read."""
     try:
         found = read_json(paths.building) if paths.building.exists() else {}

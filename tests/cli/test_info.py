@@ -33,7 +33,7 @@ def test_an_unfinished_build_is_shown(run, data, tmp_path):
     folder = tmp_path / "c"
     run("build", data, *SMALL, "--out", folder)
     (folder / "CURRENT").unlink()
-    (folder / "BUILDING").write_text('{"samples": 4}')
+    (folder / "BUILDING").write_text('{"samples": 4, "fields": {}}')
     value = run("info", folder, "--entries", "--json").json
     assert (value["complete"], value["snapshot"]) == (False, 0)
     assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
