@@ -31,9 +31,8 @@ from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
-from latentcache.sources.archives.members import Place, close_tables, open_image, places, read_image
+from latentcache.sources.archives.members import Place, close_tables, open_image, places
 from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
@@ -101,7 +100,8 @@ def fill_sizes(
                     size = image_size(file, max_pixels=max_pixels)
             sizes[number] = size.height, size.width
         except UnusableSampleError as error:
-            rejected.append((int(rows[number]), _rejected(root, samples, int(rows[number]), place, error)))
+            name, line = samples.where(int(rows[number]))
+            rejected.append((int(rows[number]), as_rejected(name, error, line=line)))
 
     # Not by the caller: a signal does not interrupt a read that never ends.
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -195,16 +195,6 @@ def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[i
     for one in some[_PROBE:]:
         read(*one)
     return len(some)
-
-
-def _rejected(root: Path, samples: SampleTable, row: int, place: Place, error: UnusableSampleError) -> Rejected:
-    """A rejection with the content and stat that it was made for, so that it stands until the bytes change."""
-    name, line = samples.where(row)
-    try:
-        data, memo = read_image(root, place)
-    except UnusableSampleError:
-        return as_rejected(name, error, line=line)
-    return as_rejected(name, error, line=line, content=content_hash(data), stat=memo)
 
 
 def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:

@@ -134,6 +134,7 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     if not parts:
         raise config.error("it names no images that could be read", "name a folder of images in it")
     places = [Path(os.path.abspath(base))] if base is not None else []  # noqa: PTH100
+    places += [Path(part.root, folder) for part in parts for one in part.sets for _, folder in one.paired if folder]
     root = Path(os.path.commonpath([*places, *(part.root for part in parts)]))
     moved = [_below(part, root) for part in parts]
     folders = {folder for part in moved for folder in part.folders} | {relative(place, root) for place in places}
@@ -150,30 +151,23 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
             for one in folders
             if not any(one != other and (not other or one.startswith(other + "/")) for other in folders)
         ),
-        aside={folder: role for part in moved for folder, role in part.aside.items()},
         unread=frozenset(folder for part in moved for folder in part.unread),
         used=frozenset(used),
         notes=(*(note for part in moved for note in part.notes), *config.all_notes()),
     )
 
 
-def aside(folder: Path, role: str) -> Layout:
-    """A layout of a folder of masks or control images."""
-    return Layout(word="", why="", root=folder, sets=(), aside={"": role})
-
-
-def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[list[Layout], tuple[Pair, ...]]:
-    """Folders of masks and control images, and (input, folder) of each; a mask ``alpha`` is the image's own."""
-    parts, paired = list[Layout](), list[Pair]()
+def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[Pair, ...]:
+    """(Input, folder) of masks and control images; a mask ``alpha`` is the image's own."""
+    paired = list[Pair]()
     for option, named in said.items():
         inputs = INPUTS[option]
         if len(named) > len(inputs):
             raise config.error(f"{option} names {count_of(len(named), 'folders')}", f"name {len(inputs)} at most")
         for role, (setting, path) in zip(inputs, named, strict=False):
             folder = None if (option, path) == ("masks", ALPHA) else config.place(path, setting)
-            parts += [aside(folder, inputs[0])] if folder else []
             paired.append((role, str(folder or "")))
-    return parts, tuple(paired)
+    return tuple(paired)
 
 
 def of_set(folder: Path, rule: CaptionRule, table: Path | None = None, **more: Any) -> Layout:
@@ -213,7 +207,6 @@ def _below(layout: Layout, root: Path) -> Layout:
         root=root,
         sets=tuple(sets),
         folders=tuple(map(moved, layout.folders)),
-        aside={moved(folder): role for folder, role in layout.aside.items()},
         unread=frozenset(map(moved, layout.unread)),
         used=frozenset(map(moved, layout.used)),
         notes=tuple(replace(note, name=moved(note.name)) for note in layout.notes),

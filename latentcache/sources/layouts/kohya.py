@@ -135,10 +135,9 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
             seen.add(own)
             named = [("conditioning_data_dir", path)] if (path := said.get("conditioning_data_dir")) else []
             masks = [("alpha_mask", ALPHA)] if said.get("alpha_mask") else []
-            further, paired = partners(config, {"controls": named, "masks": masks})
-            balance = f"{number}:{config.path}"
-            part = _subset(config, said, name=f"{number}:{own}", repeats=repeats, paired=paired, balance=balance)
-            parts += [*further, part]
+            paired, balance = partners(config, {"controls": named, "masks": masks}), f"{number}:{config.path}"
+            more: dict[str, Any] = {"name": f"{number}:{own}", "paired": paired, "balance": balance}
+            parts.append(_subset(config, said, repeats=repeats, **more))
     subsets = count_of(sum(len(part.sets) for part in parts), "subsets")
     return joined(config, CONFIG.word, f"{config.path.name} has {subsets} of kohya", parts, base)
 

@@ -105,6 +105,5 @@ def paired_with(
             own = tuple(zip(inputs, each, strict=False))
             others = [tuple(pair for pair in one.paired if pair[0] not in inputs) for one in layout.sets]
             sets = [replace(one, paired=(*other, *own)) for one, other in zip(layout.sets, others, strict=True)]
-            aside = {folder: inputs[0] for folder in each if folder}
-            layout = replace(layout, sets=tuple(sets), aside={**layout.aside, **aside})
+            layout = replace(layout, sets=tuple(sets))
     return layout, named

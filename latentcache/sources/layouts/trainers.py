@@ -30,7 +30,7 @@ from typing import Any
 from latentcache.errors import SourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.sources.captions import read_caption
-from latentcache.sources.layouts.config import Config, Pair, Trainer, aside, joined, of_set, partners
+from latentcache.sources.layouts.config import Config, Pair, Trainer, joined, of_set, partners
 from latentcache.sources.layouts.partners import INPUTS
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, CaptionRule, Layout
 
@@ -58,17 +58,17 @@ def _is_list(value: Any, required: str, others: set[str]) -> bool:
 
 
 def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
-    parts, further = [], dict[str, Layout]()
+    parts, further = [], dict[str, Pair]()
     for one in config.value:
         if one.get("dataset_type") == "conditioning" and not _is_off(one) and one.get("type", "local") == "local":
             role = "mask" if one.get("conditioning_type") == "mask" else "control"
             config.take(one, _SIMPLE)
-            further[str(one["id"])] = aside(config.place(one.get("instance_data_dir"), "instance_data_dir"), role)
+            further[str(one["id"])] = role, str(config.place(one.get("instance_data_dir"), "instance_data_dir"))
     for one in config.value:
         kind = one.get("dataset_type", "image")
         if str(one["id"]) in further:
-            parts.append(further[str(one["id"])])
-        elif _is_off(one) or kind in _CACHES:
+            continue
+        if _is_off(one) or kind in _CACHES:
             config.ignored.add(f"{one['id']} ({'disabled' if kind not in _CACHES else kind})")
         elif kind != "image":
             config.note(f"data set {one['id']} ({kind}) is not read: it is not one of images")
@@ -84,12 +84,12 @@ def _is_off(one: Mapping[str, Any]) -> bool:
     return bool(one.get("disabled") or one.get("disable"))
 
 
-def _conditioning(one: Mapping[str, Any], further: Mapping[str, Layout]) -> tuple[Pair, ...]:
+def _conditioning(one: Mapping[str, Any], further: Mapping[str, Pair]) -> tuple[Pair, ...]:
     """Inputs of a data set and the folders of its conditioning data sets, in their order."""
     named, free, found = one.get("conditioning_data") or [], list(INPUTS["controls"]), list[Pair]()
-    for part in [further[name] for name in ([named] if isinstance(named, str) else named) if name in further]:
-        name = "mask" if part.aside[""] == "mask" else free.pop(0) if free else ""
-        found += [(name, str(part.root))] if name else []
+    for role, folder in [further[name] for name in ([named] if isinstance(named, str) else named) if name in further]:
+        name = "mask" if role == "mask" else free.pop(0) if free else ""
+        found += [(name, folder)] if name else []
     return tuple(found)
 
 
@@ -213,13 +213,13 @@ def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
         layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
         masks = [("masks", said["masks"])] if said.get("masks") else []
         controls = [("controls", one) for one in said.get("controls", []) if one]
-        further, paired = partners(config, {"masks": masks, "controls": controls})
+        paired = partners(config, {"masks": masks, "controls": controls})
         sets = [
             replace(one, captions=one.captions.with_options(said), repeats=one.repeats * said.get("repeats", 1),
                     name=said.get("name", one.name), paired=paired or one.paired)
             for one in layout.sets
         ]  # fmt: skip
-        parts += [*further, replace(layout, sets=tuple(sets))]
+        parts.append(replace(layout, sets=tuple(sets)))
     why = f"{config.path.name} has {count_of(len(config.value['sets']), 'sets')}"
     return joined(config, OWN.word, why, parts, base)
 
