@@ -216,7 +216,6 @@ class ImageScan(Scan):
             (IMAGE_EXTENSIONS if self.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts,
             used=layout.used.union(tables, *(one.files for one in layout.sets)),
             folders=layout.folders,
-            listed=layout.listed,
         )
         files = _Files(walk, layout)
         for note in layout.notes:

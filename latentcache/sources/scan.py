@@ -31,6 +31,7 @@ from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, read_records
 from latentcache.sources.records import Record, Way
+from latentcache.sources.walk import Tree
 from latentcache.value import Value
 
 IMAGES, RECORDS = "images", "records"
@@ -207,8 +208,8 @@ def scan(
         TableError: A metadata table cannot be read.
         SourceError: It cannot be listed or read.
     """
-    options = options or SourceOptions()
-    options = replace(options, kind=options.kind or _kind(data))
+    options, tree = options or SourceOptions(), Tree(data)
+    options = replace(options, kind=options.kind or _kind(data, tree))
     is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
     shared: dict[str, Any] = {"part": options.part, "known": known if is_same else None, "rejected": rejected}
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
@@ -219,7 +220,7 @@ def scan(
         return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
-    layout, options = options.applied(find_layout(data, options.layout, options.split), recorded)
+    layout, options = options.applied(find_layout(data, options.layout, options.split, tree=tree), recorded)
     shared |= {"hash_all": hash_all, "notes": notes}
     shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
     found = ImageScan(**shared)(layout)
@@ -246,12 +247,12 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
     return Listing(data_kind=RECORDS, _ways=ways, **held)
 
 
-def _kind(data: Path) -> str:
+def _kind(data: Path, tree: Tree) -> str:
     """What DATA is; a folder of neither images nor records is one of images, whose error says what is there."""
     is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
     if not is_file:
         _check_folder(data)
-    if holds_images(data):
+    if holds_images(data, tree):
         return IMAGES
     if is_records(data):
         return RECORDS

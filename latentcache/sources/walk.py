@@ -115,7 +115,6 @@ class Walk:
         wanted: Extensions in lower case with their dot.
         used: Names of other files that are read, and so are not unused.
         folders: Folders below the root to list, none inside another one; by default all of the root.
-        listed: Path -> names joined by ``/`` of folders that were listed a moment ago; taken out as they are used.
 
     Raises:
         SourceError: The folder itself cannot be listed (when iterated).
@@ -128,9 +127,7 @@ class Walk:
         *,
         used: AbstractSet[str] = frozenset(),
         folders: Sequence[str] = ("",),
-        listed: dict[str, str] | None = None,
     ) -> None:
-        self._names = listed or {}
         self._folders = sorted(folders, key=lambda one: os.fsencode(one + "/"))
         self.root, self._wanted, self._used = root, wanted, used
         # In the one case in which they are written, mostly: saves a call per file.
@@ -183,7 +180,7 @@ class Walk:
         """The files of a folder in byte order with their stats, and the folders in it."""
         prefix, odd, folders = folder.prefix, dict[str, os.stat_result](), list[_Folder]()
         try:
-            names, stats, rest = _plain_files(folder.path, self._plain, self._names.pop(folder.path, ""))
+            names, stats, rest = _plain_files(folder.path, self._plain)
             with os.scandir(folder.path) if rest else nullcontext(()) as entries:
                 others = sorted((entry for entry in entries if entry.name in rest), key=attrgetter("name"))
         except OSError as error:
@@ -310,9 +307,7 @@ def pack_identity(state: os.stat_result) -> tuple[int, ...]:
     return tuple([value & _WORD for value in _IDENTITY(state)])
 
 
-def _plain_files(
-    path: str, endings: AbstractSet[str], listed: str = ""
-) -> tuple[list[str], NDArray[np.uint64], set[str]]:
+def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArray[np.uint64], set[str]]:
     """The regular files of a folder with one of these endings, in byte order, their stats, and all other names.
 
     All in C: one listing, and one stat per name without a path. If one of the files is gone, all are other names,
@@ -320,7 +315,7 @@ def _plain_files(
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        every = listed.split("/") if listed else os.listdir(handle)  # noqa: PTH208 - there is no path
+        every = os.listdir(handle)  # noqa: PTH208 - there is no path
         names = list(every)
         if not common_endings(every, endings):
             names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]
@@ -372,8 +367,6 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root, self._known = root, dict[str, Folder]()
-        self.listed = dict[str, str]()
-        """Path of each folder -> the names in it, joined by ``/``; the walk need not list it again."""
 
     @property
     def top(self) -> Folder:
@@ -405,7 +398,6 @@ class Tree:
             names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
         except OSError:
             return Folder(below)  # the walk says why
-        self.listed[path] = "/".join(names)
         plain = common_endings(names, _PLAIN)
         rest = [] if plain else [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
         images, folders, others = len(names) - len(rest), list[str](), list[str]()

@@ -6,7 +6,6 @@ The plain folder is the last resort: images with caption files beside them, nest
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,8 +37,8 @@ _MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"'
 _HEAD = 1 << 16
 
 
-def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
-    """How a folder, or what a configuration file names, is read.
+def find_layout(data: Path, word: str = "", split: str = "", *, tree: Tree | None = None) -> Layout:
+    """How a folder, or what a configuration file names, is read; ``tree``: the folder, listed in part.
 
     Raises:
         UsageError: There is no such layout, or DATA does not have it.
@@ -50,11 +49,7 @@ def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
     """
     if word and word not in WORDS:
         raise unfit(data, word, f"expected one of {', '.join(WORDS)}")
-    if data.is_file():
-        found = _of_file(data, word)
-    else:
-        tree = Tree(data)
-        found = replace(_of_folder(tree, word), listed=tree.listed)
+    found = _of_file(data, word) if data.is_file() else _of_folder(tree or Tree(data), word)
     return found if found.word == OWN.word and not split else choose_split(found, split)
 
 
@@ -72,17 +67,17 @@ def is_config(data: Path) -> bool:
         return False  # whoever reads it as something else says why
 
 
-def holds_images(data: Path) -> bool:
+def holds_images(data: Path, tree: Tree) -> bool:
     """True if DATA is images: by a configuration, an archive, a metadata table, or the name of any file."""
     if data.is_file():
         return is_config(data) or hub.is_of_images(data)
-    tree, configs = Tree(data), {name for one in CONFIGS.values() for name in one.names}
     if any(recognize(tree) is not None for recognize in hub.ARCHIVES.values()):
         return True
     if is_records(data):
         return False
     if any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below()):
         return True
+    configs = {name for one in CONFIGS.values() for name in one.names}
     return bool(tree.top.others & configs) or any(stop > start for _, start, stop in Walk(data, IMAGE_EXTENSIONS))
 
 

@@ -179,8 +179,6 @@ class Layout(Value):
     notes: tuple[Rejected, ...] = ()
     doubt: str = ""
     """What speaks for a plain folder instead; empty: nothing does."""
-    listed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """See ``Tree.listed``."""
 
     def owners(self, prefix: str) -> tuple[int, ...]:
         """Sets that may have images of the folder with this prefix, the deepest set first."""
