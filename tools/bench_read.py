@@ -117,7 +117,7 @@ def bench_prompts(folder: Path, prompts: Prompts, megabytes: int, rounds: int) -
 
 def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
     """Candidates from a cold page cache: all that read a disk, without worker processes."""
-    names = ["loader()", "loader(), three resolutions", "warm(), loader()"]
+    names = ["loader()", "loader(), three resolutions", "cat, loader()"]
     names += [*others(folder, (data.shape[0], data.shape[1])), *peers(folder / "peers", data, BATCH)]
     return [name for name in names if "2 workers" not in name]
 
@@ -147,6 +147,14 @@ def evict(folder: Path) -> None:
             os.close(file)
 
 
+def cat(cache: Path) -> None:
+    """Read the shards of a cache once, in large pieces."""
+    for path in cache.glob("shards/*/data.mdb"):
+        with path.open("rb", buffering=0) as file:
+            while file.read(4 << 20):
+                pass
+
+
 def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     """Serve part of an epoch and print what it took."""
     data = np.broadcast_to(np.zeros(1, np.uint8), (count, size))
@@ -156,8 +164,8 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     if "loader()" not in name and name not in plain:  # imports its library now
         plain = peers(folder / "peers", data, BATCH, formats=name.split(",")[:1])
     before, start = disk_mib(), time.perf_counter()
-    if name == "warm(), loader()":
-        open_cache(folder / "cache").warm()
+    if name == "cat, loader()":
+        cat(folder / "cache")
         name = "loader()"
     iterator = (ways(folder) if name.startswith("loader") else plain)[name](plan)
     next(iterator)
@@ -363,8 +371,8 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict
             names = cold_names(folder, data)
             found["cold"] = bench_cold(folder, names, len(data), data.shape[1], min(rounds, 3))
         evict(folder)  # reads at random places leave small pages in the page cache
-        open_cache(folder / "three").warm()
-        open_cache(folder / "cache").warm()
+        cat(folder / "three")
+        cat(folder / "cache")
         if "waiting" in parts:
             found["waiting"] = bench_waiting(folder, min(rounds, 3))
         if "profile" in parts:

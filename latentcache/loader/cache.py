@@ -31,7 +31,7 @@ from latentcache.plan.numbers import choice, whole
 from latentcache.plan.rows import NoLoss, Overflow
 from latentcache.plan.samples import SampleIndex, times_counted
 from latentcache.plan.shuffle import in_validation
-from latentcache.store.reader import Checksum, EntryReader
+from latentcache.store.reader import Checksum
 from latentcache.store.snapshot import Snapshot, open_leased
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
-_WARM_BYTES = 4 << 20
 
 
 class Cache(View):
@@ -376,29 +375,6 @@ class Cache(View):
         if len(self.parts) > 1:
             raise UsageError("documents of a combination of caches", fix="use each cache")
         return self._documents(self.parts[0], field, repeats=False)
-
-    def warm(self) -> int:
-        """Read all shards once in the order of the disk, before training; for a cache that fits into memory.
-
-        Without it the first epoch waits for the disk, entry by entry. Nothing is kept by this process.
-
-        Returns:
-            Bytes read.
-
-        Raises:
-            MissingEntryError: A shard is gone.
-            CacheDamagedError: A shard cannot be read.
-        """
-        buffer, read = bytearray(_WARM_BYTES), 0
-        for snapshot in self.snapshots:
-            reader = EntryReader(snapshot.paths, snapshot)
-            used = {int(shard) for field in snapshot.fields.values() for shard in np.unique(np.asarray(field.shard))}
-            for shard in sorted(number for number in used if number >= 0):
-                place, file = 0, reader.file(shard).descriptor
-                while found := os.preadv(file, (buffer,), place):
-                    place += found
-                read += place
-        return read
 
     def __reduce__(self) -> Any:
         return Cache, (self.parts, self.settings, self.checksum, self.mixture, self._note)

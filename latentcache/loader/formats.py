@@ -256,16 +256,6 @@ def _flat(batch: Batch, ids: str) -> Batch:
     }
 
 
-class RowCollator:
-    """Makes a batch of rows of a view, for a ``DataLoader`` or a trainer (``data_collator=``). Picklable.
-
-    ``isolated``: documents of a row are kept apart. ``ids``: name of the ids in a row.
-    """
-
-    def __init__(self, format: str | None = None, *, isolated: bool = True, ids: str = "input_ids") -> None:
-        self.format, self._ids = check_row_format(format, isolated=isolated), ids
-
-    def __call__(self, rows: Sequence[Batch]) -> Batch:
-        """(B, L) tensors of rows of (L,)."""
-        batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        return row_format(batch, self.format, self._ids)
+def collated(rows: Sequence[Batch], form: str, ids: str) -> Batch:
+    """A batch of rows in a format, (B, L) tensors of (L,); arguments as of :func:`row_format`."""
+    return row_format({name: torch.stack([row[name] for row in rows]) for name in rows[0]}, form, ids)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.identity.content import content_hash, json_hash
+from latentcache.identity.content import json_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, check_row_format, row_format
@@ -52,13 +52,9 @@ class RowPart:
     """
 
     def __init__(self, documents: Documents, options: Mapping[str, Any], name: str = "") -> None:
-        self.documents, self._options, self.name = documents, options, name
+        self.documents, self.options, self.name = documents, options, name
         self.plan = plan_rows(documents.corpus, **options)
         self.lengths = np.zeros(len(documents), dtype=np.int64) if documents.pending else self.plan.row_lengths()
-
-    def identity(self) -> bytes:
-        """16 bytes that name these rows."""
-        return json_hash({**self._options, "documents": self.documents.identity.hex()})
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""
@@ -73,7 +69,7 @@ class RowPart:
 
     def arrived(self, rows: Ints) -> RowPart:
         """These rows of a streaming build, numbered from 0. Raises PlanError too: too long, nothing to learn."""
-        return RowPart(self.documents.arrived(rows), self._options)
+        return RowPart(self.documents.arrived(rows), self.options)
 
 
 class RowReader:
@@ -130,8 +126,8 @@ class RowReader:
 
     def _identify(self) -> str:
         """Hex digits that name the rows and how they are served."""
-        whole = b"".join(part.identity() for part in self.parts) + repr(self.settings).encode()
-        return content_hash(whole).hex()
+        parts = [{**part.options, "documents": part.documents.identity.hex()} for part in self.parts]
+        return json_hash([*parts, repr(self.settings)]).hex()
 
     def where(self, row: int) -> str:
         """File and line of the first document in a row."""

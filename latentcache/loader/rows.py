@@ -7,8 +7,9 @@ view, never as its longest row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.fields.protocol import FieldRecipe
-from latentcache.loader.formats import Batch, RowCollator
+from latentcache.loader.formats import Batch, check_row_format, collated
 from latentcache.loader.loader import NoSuchRowError, checked_rows
 from latentcache.loader.row_reader import RowPart, RowReader, RowSettings
 from latentcache.loader.view import View
@@ -154,13 +155,14 @@ class Rows(View, Dataset[Batch]):
         """File and line of the first document in a row."""
         return self._reader.where(row)
 
-    def collator(self, format: str | None = None) -> RowCollator:
+    def collator(self, format: str | None = None) -> Callable[[Sequence[Batch]], Batch]:
         """Makes a batch of rows, for a ``DataLoader`` (``collate_fn=``) or a trainer (``data_collator=``).
 
         Raises:
             UsageError: There is no such format for these rows.
         """
-        return RowCollator(format, isolated=self.settings.isolated, ids=self.settings.field)
+        form = check_row_format(format, isolated=self.settings.isolated)
+        return partial(collated, form=form, ids=self.settings.field)
 
     def _warn(self) -> None:
         """Say which documents are left out because nothing would be learned of them.
