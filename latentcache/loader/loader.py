@@ -16,7 +16,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
@@ -365,21 +365,23 @@ class Loader:
             warnings.warn(one, stacklevel=4)
 
 
+@dataclass(slots=True, eq=False)
 class _Step:
     """Makes the batch of one step; ``work`` reads it, if that was planned."""
 
-    def __init__(self, loader: Loader, index: BatchIndex, work: Work[Batch] | None) -> None:
-        self._loader, self._index, self._work = loader, index, work
+    loader: Loader
+    index: BatchIndex
+    work: Work[Batch] | None
 
     def places(self) -> Sequence[Place]:
-        return () if self._work is None else self._work.places()
+        return () if self.work is None else self.work.places()
 
     def begin(self) -> None:
-        if self._work is not None:
-            self._work.begin()
+        if self.work is not None:
+            self.work.begin()
 
     def finish(self) -> Sent:
-        return self._loader._sent(self._index, self._work)
+        return self.loader._sent(self.index, self.work)
 
 
 class Sampler(TorchSampler[BatchIndex]):
@@ -488,10 +490,7 @@ class LoaderIterable(IterableDataset[Batch]):
 
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
     """(B,) numbers of samples below ``count``, as a caller gives them."""
-    try:
-        found = np.asarray(rows)
-    except (TypeError, ValueError, RuntimeError):
-        found = np.empty(0)
+    found = np.asarray(rows)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size or found.min() < 0 or found.max() >= count:
         said = repr(rows)
         raise NoSuchRowError(

@@ -22,7 +22,7 @@ from latentcache.identity.content import content_hash
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.numbers import choice
+from latentcache.plan.numbers import choice, real
 from latentcache.plan.samples import Ints, SampleIndex
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
@@ -57,9 +57,7 @@ class ReadSettings(Value):
     def __post_init__(self) -> None:
         if self.latents is not None:
             choice("latents", self.latents, ("sample", "mode"))
-        rate = self.caption_dropout
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-            raise UsageError(f"caption_dropout={rate!r}: must be a probability", fix="caption_dropout=0.1")
+        real("caption_dropout", self.caption_dropout, 0, 1, why="it is a probability", fix="caption_dropout=0.1")
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
 

@@ -44,11 +44,8 @@ def real(name: str, value: Any, least: float, most: float = math.inf, *, why: st
 
 def several(name: str, values: Any, *, fix: str) -> list[Any]:
     """The values of a list, tuple or array."""
-    try:
-        if isinstance(values, Iterable) and not isinstance(values, str | bytes):
-            return list(values)
-    except TypeError:  # a numpy array without a dimension
-        pass
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        return list(values)
     raise UsageError(f"{name}={values!r}: must be a list", fix=fix)
 
 
