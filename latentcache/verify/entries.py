@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheError, StoreError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.table import Rejected
+from latentcache.plan.documents import spread
 from latentcache.store.index import ShardIndex, checked_index
 from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.verify.findings import HINTS, Finding, Findings, Text
+from latentcache.verify.findings import HINTS, Finding, Findings
 
 
 class View:
@@ -60,30 +61,23 @@ class View:
         order = np.argsort(self.entry, kind="stable")
         return order, self.entry[order]
 
-    def in_shard(self, number: int) -> NDArray[np.intp]:
-        """Entries of a shard, by their offset."""
+    def in_shard(self, number: int, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+        """Entries of a shard, by their offset; only those that are ``chosen`` (E,) if it is given."""
         order, shard = self._by_shard
         first, last = np.searchsorted(shard, [number, number + 1])
-        return order[first:last]
+        entries = order[first:last]
+        return entries if chosen is None else entries[chosen[entries]]
 
-    def rows_of(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows that hold something of these entries (n,), and for each row which of the n it is."""
+    def rows_of(self, entries: NDArray[np.integer]) -> NDArray[np.intp]:
+        """Rows that hold something of these entries (n,)."""
         order, entry = self._by_entry
         first = np.searchsorted(entry, entries, "left")
-        times = np.searchsorted(entry, entries, "right") - first
-        which = np.repeat(np.arange(len(entries)), times)
-        within = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
-        return order[first[which] + within], which
+        return order[spread(first, np.searchsorted(entry, entries, "right") - first)]
 
     def first_rows(self, entries: NDArray[np.integer]) -> NDArray[np.intp]:
         """(n,) a row of each entry; of an entry without rows that of another one."""
         order, entry = self._by_entry
         return order[np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))]
-
-    @property
-    def in_rows(self) -> bool:
-        """True if payloads are any number of rows: blocks, and ragged items."""
-        return self.rows.packing == "block" or self.rows.spec.ragged
 
 
 class Bad(NamedTuple):
@@ -131,7 +125,7 @@ class Store:
         reason: str,
         entries: NDArray[np.integer],
         *,
-        found: Text = "",
+        found: str = "",
         intact: bool = False,
     ) -> None:
         """Note n entries of one shard: a finding for each sample that holds something of them."""
@@ -139,7 +133,7 @@ class Store:
             return
         if category in ("corrupt", "missing"):
             self.bad.append(Bad(view.name, "lost" if category == "missing" else reason, entries, intact))
-        rows, which = view.rows_of(entries)
+        rows = view.rows_of(entries)
         self.findings.add(
             category,
             reason,
@@ -147,15 +141,14 @@ class Store:
             field=view.name,
             file=f"shards/{self.snapshot.shards[int(view.shard[entries[0]])]}",
             keys=view.keys_of(rows),
-            found=found if isinstance(found, str) else lambda place: found(int(which[place])),
+            found=found,
         )
 
 
 def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
     """Compare index and size of every shard with the entries of the snapshot; ``chosen``: (E,) by field."""
     for number, name in enumerate(store.snapshot.shards):
-        parts = [(view, view.in_shard(number)) for view in store.views.values()]
-        wanted = [(view, entries[chosen[view.name][entries]]) for view, entries in parts]
+        wanted = [(view, view.in_shard(number, chosen[view.name])) for view in store.views.values()]
         try:
             size = store.paths.data(name).stat().st_size
         except OSError as error:
@@ -166,7 +159,8 @@ def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             continue
         index = _index(store, name)
         if index is not None:
-            store.unneeded += max(index.entries - sum(len(entries) for _, entries in parts), 0)
+            needed = sum(len(view.in_shard(number)) for view in store.views.values())
+            store.unneeded += max(index.entries - needed, 0)
         store.readable.append(number)
         for view, entries in wanted:
             beyond = (view.offset[entries] + view.bytes[entries] > size) | (view.offset[entries] < view.head[entries])
@@ -234,7 +228,7 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
     )
     start, length = np.asarray(rows.start).astype(np.int64), np.asarray(rows.length).astype(np.int64)
     unit, size = element if len(element) == 1 else element[view.group], view.bytes[view.entry]
-    if view.in_rows:
+    if rows.packing == "block" or spec.ragged:  # any number of rows
         count = length if spec.ragged else np.ones_like(length)
         wrong = ((start + count) * unit > size) | (size % np.maximum(unit, 1) != 0)
     else:

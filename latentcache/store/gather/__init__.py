@@ -22,6 +22,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from latentcache.fields.dtypes import Limit
+from latentcache.identity.content import checksum
+
 Ints = NDArray[np.integer]
 #: Types that the library scales, and their numbers there.
 _KINDS = {"float16": 1, "bfloat16": 2, "float32": 3}
@@ -193,7 +196,7 @@ class Reading:
 
 
 def scan(
-    descriptor: int, first: Ints, head: Ints, size: Ints, limit: tuple[int, int, int]
+    descriptor: int, first: Ints, head: Ints, size: Ints, dtype: np.dtype[Any], limit: Limit
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint64], NDArray[np.uint64]] | None:
     """Read entries of a file one by one, and hash them; a cheaper way to prove them than to read them into memory.
 
@@ -202,18 +205,29 @@ def scan(
         first: (n,) first byte of each head.
         head: (n,) bytes of each; the last 8 are its own checksum, and are not hashed.
         size: (n,) bytes of each payload, which follows its head.
-        limit: Width of the payloads' values in bytes, mask and bound, as ``fields.dtypes.Limit``.
+        dtype: Of the payloads' values.
+        limit: What they satisfy.
 
     Returns:
         The heads, one behind the other, and the hashes of heads and payloads; None if an entry could not be read
         whole or a value is outside the limit.
     """
-    assert LIBRARY is not None
     columns, hashes = np.stack([first, head, size]).astype(np.int64), np.empty((2, len(first)), dtype=np.uint64)
+    if LIBRARY is None or not LIBRARY.hash or (limit.mask and dtype.itemsize not in (2, 4)):
+        fronts, memory = [], memoryview(bytearray(int((head + size).max())))
+        for number, (place, front, count) in enumerate(columns.T.tolist()):
+            value = memory[: front + count]
+            if os.preadv(descriptor, [value], place) < len(value) or not limit.holds(
+                np.frombuffer(value[front:], dtype)
+            ):
+                return None
+            fronts.append(bytes(value[:front]))
+            hashes[:, number] = checksum(value[: front - 8]), checksum(value[front:])
+        return np.frombuffer(b"".join(fronts), dtype=np.uint8), hashes[0], hashes[1]
     heads, most = np.empty(int(head.sum()), dtype=np.uint8), max(int((head + size).max()), _SCAN_BYTES)
     room = np.empty(most + 64, dtype=np.uint8)
-    memory = (*map(_address, columns), _address(heads), _address(room), most, LIBRARY.hash, _address(hashes))
-    whole = LIBRARY.scan(descriptor, len(first), *memory, *limit) == len(first)
+    addresses = (*map(_address, columns), _address(heads), _address(room), most, LIBRARY.hash, _address(hashes))
+    whole = LIBRARY.scan(descriptor, len(first), *addresses, dtype.itemsize, *limit) == len(first)
     return (heads, hashes[0], hashes[1]) if whole else None
 
 
