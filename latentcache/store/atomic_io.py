@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,11 +45,10 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def write_atomically(path: Path, data: Buffer | Iterable[Buffer]) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one."""
     with replacing(path) as file:
-        for part in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
-            file.write(part)
+        file.write(data)
 
 
 @contextlib.contextmanager

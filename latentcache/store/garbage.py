@@ -29,7 +29,7 @@ from latentcache.store.entry import NewEntry
 from latentcache.store.index import checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import OFFSET_BITS, NewSnapshot, kept_rows, place_number, publish_snapshot
-from latentcache.store.shard import ShardWriter, recover_shard
+from latentcache.store.shard import ShardWriter, seal_folder
 from latentcache.store.snapshot import PLACE_DTYPE, Snapshot
 
 _COMMIT_BYTES = 16 << 20
@@ -79,16 +79,35 @@ class StoredEntry(NamedTuple):
 def mend_shards(paths: CachePaths) -> list[Salvaged]:
     """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged.
 
-    The caller holds the builder lock. A damaged shard gets a tombstone; an open one goes to ``quarantine/``.
+    The caller holds the builder lock. A damaged sealed shard gets a tombstone.
     """
-    made: list[Salvaged] = []
     known = load_catalog(paths)
-    for folder in paths.open_shards():
-        recover_shard(folder, paths.quarantine, lambda lost: made.append(salvage(paths, lost, skip=known)))
+    made = [recover_shard(paths, folder, skip=known) for folder in paths.open_shards()]
     for name in known.damaged:
         made.append(salvage(paths, paths.shard(name), skip=known))
         tombstone(paths, name, "damaged")
-    return made
+    return [one for one in made if one is not None]
+
+
+def recover_shard(paths: CachePaths, folder: Path, *, skip: Catalog | None = None) -> Salvaged | None:
+    """Seal what a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
+
+    A damaged one goes to ``quarantine/``, after everything intact was copied; returns what became of it.
+    """
+    data = folder / "data.mdb"
+    with writing(folder):
+        if not data.exists() or data.stat().st_size == 0:
+            shutil.rmtree(folder)
+            return None
+        try:
+            seal_folder(folder)
+        except (CacheDamagedError, CorruptEntryError):
+            made = salvage(paths, folder, skip=skip)
+            make_folder(paths.quarantine)
+            folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
+            sync_folder(paths.quarantine)
+            return made
+    return None
 
 
 def salvage(paths: CachePaths, source: Path, *, skip: Catalog | None = None) -> Salvaged:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
+from latentcache.errors import DiskFullError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import DISK_FULL, make_folder, reading, sync_file, sync_folder, writing
 from latentcache.store.entry import NewEntry
@@ -30,10 +30,6 @@ FIRST_MAP_BYTES = 1 << 30
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
-_LOCK = "lock.mdb"
-#: LMDB maps its lock file and leaves it a hole: on a full disk the first look into it ends the process (SIGBUS).
-#: Zeros in whole pages, a few more than it makes of it for 1024 readers (``mdb_env_setup_locks``), it takes as is.
-_LOCK_BYTES = 17 * 4096
 
 
 class ShardWriter:
@@ -46,12 +42,11 @@ class ShardWriter:
         self._environment: Any = None
         try:
             with _storing(folder):
-                _fill_lock(folder / _LOCK)
                 # 0 pins the 0.9 format whatever LMDB_DEFAULT_LIB_VERSION says: 1.0 moves values by 8 bytes.
                 self._environment = lmdb.open(
                     str(folder),
                     map_size=map_bytes,
-                    max_readers=1024,
+                    lock=False,  # there is one writer; a lock file is mapped, and a SIGBUS on a full disk
                     lib_version=0,
                     sync=True,
                     metasync=True,
@@ -121,17 +116,6 @@ def _storing(folder: Path) -> Iterator[None]:
             raise store_error(error, folder) from error
 
 
-def _fill_lock(path: Path) -> None:
-    """A lock file that has its place on the disk before LMDB maps it; one that is there is left alone."""
-    if not path.exists():
-        try:
-            path.write_bytes(bytes(_LOCK_BYTES))
-        except OSError:
-            with contextlib.suppress(OSError):  # what went wrong first is what is told
-                path.unlink()
-            raise
-
-
 def seal_folder(folder: Path, name: str = "") -> Path:
     """Index a closed shard, rename ``<id>.open`` to ``<id>`` or ``name``. Idempotent; safe to kill at any point."""
     sealed = folder.with_name(name or folder.name.removesuffix(OPEN_SUFFIX))
@@ -140,8 +124,7 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     sync_file(folder / "data.mdb")
     with reading(folder):
         num_entries = write_index(folder, sealed.name)
-    for leftover in (_LOCK, _PROBE):
-        (folder / leftover).unlink(missing_ok=True)
+    (folder / _PROBE).unlink(missing_ok=True)
     if num_entries == 0:
         shutil.rmtree(folder)
         return sealed
@@ -153,30 +136,6 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     sync_folder(folder.parent)
     failpoint("folder-synced")
     return sealed
-
-
-def recover_shard(
-    folder: Path, quarantine: Path, salvage: Callable[[Path], object] = lambda folder: None
-) -> Path | None:
-    """Seal what a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
-
-    Returns the sealed folder; None when nothing was committed, or when the shard is damaged: then it was moved to
-    ``quarantine``, after ``salvage`` has saved what is whole of it.
-    """
-    data = folder / "data.mdb"
-    with writing(folder):
-        if not data.exists() or data.stat().st_size == 0:
-            shutil.rmtree(folder)
-            return None
-        try:
-            sealed = seal_folder(folder)
-        except (CacheDamagedError, CorruptEntryError):
-            salvage(folder)
-            make_folder(quarantine)
-            folder.rename(quarantine / f"{folder.name}-{os.getpid()}")
-            sync_folder(quarantine)
-            return None
-        return sealed if sealed.exists() else None
 
 
 def store_error(error: lmdb.Error, folder: Path) -> StoreError:

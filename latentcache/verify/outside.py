@@ -7,6 +7,7 @@ its own memory. Not guarded against: a cache that changes during the check.
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import stat
@@ -30,10 +31,16 @@ def check_outside(root: Path) -> None:
     Raises:
         CacheDamagedError: A link, a special file, or a file that is too large.
     """
-    for path in _files(root, _FOLDERS_DEEP):
-        most, size = _LIMITS.get(path.name, _MOST), path.lstat().st_size
-        if size > most and path.name != "data.mdb":
-            raise _foreign(path, f"it has {size:,} bytes, at most {most:,} are expected")
+    for path in (Path(folder, name) for folder, *names in os.walk(root) for name in itertools.chain(*names)):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
+            raise _foreign(path, f"it is a link to {path.readlink()}")
+        if stat.S_ISREG(found.st_mode):
+            most = _LIMITS.get(path.name, _MOST)
+            if found.st_size > most and path.name != "data.mdb":
+                raise _foreign(path, f"it has {found.st_size:,} bytes, at most {most:,} are expected")
+        elif not stat.S_ISDIR(found.st_mode) or len(path.relative_to(root).parts) >= _FOLDERS_DEEP:
+            raise _foreign(path, "it is neither a file nor a folder of a cache")
 
 
 @contextmanager
@@ -48,22 +55,6 @@ def limited_memory(root: Path) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (before, hard))
-
-
-def _files(folder: Path, depth: int) -> Iterator[Path]:
-    if not folder.is_dir():
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path, mode = Path(entry.path), entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISLNK(mode):
-                raise _foreign(path, f"it is a link to {os.readlink(path)}")  # noqa: PTH115 - as it was written
-            if stat.S_ISDIR(mode) and depth > 1:
-                yield from _files(path, depth - 1)
-            elif stat.S_ISREG(mode):
-                yield path
-            else:
-                raise _foreign(path, "it is neither a file nor a folder of a cache")
 
 
 def _foreign(path: Path, why: str) -> CacheDamagedError:

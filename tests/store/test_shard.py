@@ -20,8 +20,10 @@ from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullEr
 from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
 from latentcache.store.entry import read_header
+from latentcache.store.garbage import recover_shard
 from latentcache.store.index import INDEX, load_index, open_shard_index, read_meta
-from latentcache.store.shard import ShardWriter, recover_shard, seal_folder
+from latentcache.store.paths import CachePaths
+from latentcache.store.shard import ShardWriter, seal_folder
 
 CHILD = [sys.executable, str(Path(__file__).with_name("store_children.py"))]
 
@@ -37,6 +39,12 @@ def stored(folder):
         assert checksum(payload) == header.payload_checksum
         found[key.tobytes()] = data[offset - head : offset] + payload
     return found
+
+
+def recovered(folder):
+    """A shard after what a dead builder left of it was sealed."""
+    assert recover_shard(CachePaths(folder.parent), folder) is None
+    return folder.with_suffix("")
 
 
 def new_entry(number):
@@ -106,35 +114,21 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path):
     count = int(acknowledged[-1])
     assert count > 10
     assert not (tmp_path / "one.open" / "probe.tmp").exists()
-    folder = recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
-    found = stored(folder)
+    found = stored(recovered(tmp_path / "one.open"))
     assert found == expected(flat_entry(n, size_of(n)) for n in range(count))
 
 
-def test_the_lock_file_has_its_place_on_the_disk(tmp_path):
-    """LMDB maps it, and a hole in a mapped file on a full disk ends the process by a signal, without a word."""
-    writer = ShardWriter(tmp_path / "one.open")
-    lock = tmp_path / "one.open" / "lock.mdb"
-    found = lock.stat()
-    assert found.st_blocks * 512 >= found.st_size >= 1024 * 64
-    assert writer._environment.info()["max_readers"] >= 1024
-    writer.write([new_entry(1)])
-    assert lock.stat().st_size == found.st_size
-    assert lock.read_bytes()[:4] != bytes(4)  # LMDB has taken it
-    assert not (writer.seal() / "lock.mdb").exists()
-
-
-def test_no_place_for_the_lock_file_is_a_full_disk(tmp_path):
+def test_no_place_for_the_first_page_is_a_full_disk(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
     try:
         with pytest.raises(DiskFullError):
             ShardWriter(tmp_path / "one.open")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert not (tmp_path / "one.open" / "lock.mdb").exists()
+    assert not (tmp_path / "one.open").exists()
     ShardWriter(tmp_path / "one.open").close()
 
 
@@ -157,7 +151,7 @@ def check_kills(root, kills, seed):
         folder = root / "shards" / f"{kill}.open"
         reached = killed_writer(folder, number, rng.uniform(0, 0.06))
         listed = {key.tobytes() for key in open_shard_index(folder).entry_keys()}
-        sealed = recover_shard(folder, root / "quarantine")
+        sealed = recovered(folder)
         found = stored(sealed)
         wanted = expected(flat_entry(n, size_of(n)) for n in range(number, reached))
         assert found.items() >= wanted.items()
@@ -177,13 +171,13 @@ def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
 def test_sealing_may_be_killed_at_any_point(tmp_path):
     """Every state a kill can leave behind between the last commit and the rename is sealed by the next build."""
     entries = [new_entry(number) for number in range(5)]
-    for number, spoil in enumerate([lambda f: None, with_index, with_half_an_index, without_lock]):
+    for number, spoil in enumerate([lambda f: None, with_index, with_half_an_index]):
         folder = tmp_path / f"{number}.open"
         writer = ShardWriter(folder)
         writer.write(entries)
         writer.close()
         spoil(folder)
-        sealed = recover_shard(folder, tmp_path / "quarantine")
+        sealed = recovered(folder)
         assert stored(sealed) == expected(entries)
         assert sorted(path.name for path in sealed.iterdir()) == ["data.mdb", INDEX]
 
@@ -200,16 +194,12 @@ def with_half_an_index(folder):
     (folder / "probe.tmp").write_bytes(b"")
 
 
-def without_lock(folder):
-    (folder / "lock.mdb").unlink()
-
-
 def test_a_truncated_shard_is_set_aside(tmp_path):
     data = open_shard(tmp_path / "one.open", [flat_entry(n, 3000) for n in range(5)])
     os.truncate(data, data.stat().st_size // 2)
     with pytest.raises(CacheDamagedError, match="truncated"):
         open_shard_index(tmp_path / "one.open")
-    assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
+    assert recover_shard(CachePaths(tmp_path), tmp_path / "one.open").saved == 0
     (kept,) = (tmp_path / "quarantine").iterdir()
     assert (kept / "data.mdb").exists()
     assert not (tmp_path / "one.open").exists()
@@ -223,7 +213,7 @@ def test_a_shard_that_the_system_refuses_to_read_is_not_called_damaged(tmp_path,
 
     monkeypatch.setattr(shard_module, "write_index", fail)
     with pytest.raises(StoreError, match="cannot be read") as caught:
-        recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
+        recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
     assert type(caught.value) is StoreError
     assert data.exists()
     assert not (tmp_path / "quarantine").exists()
@@ -237,5 +227,5 @@ def test_what_a_dead_builder_wrote_is_on_the_disk_before_it_is_indexed(tmp_path,
     monkeypatch.setattr(
         shard_module, "write_index", lambda folder, name: done.append(("index", folder)) or write_index(folder, name)
     )
-    recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
+    recover_shard(CachePaths(tmp_path), tmp_path / "one.open")
     assert done == [("sync", data), ("index", data.parent)]

@@ -46,7 +46,6 @@ from latentcache.pipeline.workers.worker import Task
 from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
-from latentcache.store.shard import recover_shard
 
 #: Seconds between two looks at the workers.
 _TICK_S = 0.1
@@ -417,11 +416,11 @@ class Run:
 
     def _recovered(self, worker: _Worker) -> bytes:
         """Seal a dead worker's shard; gives the item keys that it committed last, reported or not."""
-        from latentcache.store.garbage import salvage  # only damaged shards need it
+        from latentcache.store.garbage import recover_shard
 
         folder = self._paths.shards / f"{worker.shard}{OPEN_SUFFIX}"
         if folder.exists():
-            recover_shard(folder, self._paths.quarantine, lambda lost: salvage(self._paths, lost))
+            recover_shard(self._paths, folder)
         reported = b"".join(worker.reported)
         known, found = set(split_keys(reported)), list[bytes]()
         for one in self._paths.all_sealed():
