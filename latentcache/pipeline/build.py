@@ -280,13 +280,9 @@ class _Build:
                 seed, batch = self.settings.stream_seed, self.settings.stream_batch
                 self.streaming = Streaming(self.base(plan, plan.rejected), self.paths, works, seed=seed, batch=batch)
             self.encode(works, catalog)
-            # What the run made is in new shards; only if that is not all, older ones are looked through too.
-            for old in dict.fromkeys((catalog.shards, ())):
-                catalog = load_catalog(self.paths, without=old)
-                for work in works:
-                    find_items(work, self.samples, catalog)
-                if all((work.place >= 0).all() for work in works):
-                    break
+            catalog = load_catalog(self.paths)
+            for work in works:
+                find_items(work, self.samples, catalog)
         report = publish(
             self.paths,
             self.base(plan, self.listing.rejected),

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ class Catalog:
     """Finds committed items by key, or by the input of the encoder. A place is the number of an item.
 
     ``counts`` are the items of each shard in ``folders``, ``indexes`` those that are open already. Shards that are
-    ``damaged`` could not be opened; items of those in ``without`` are not found. ``tables``, as :meth:`save_lookup`
-    has them, are made of the indexes when they are first needed.
+    ``damaged`` could not be opened. ``tables``, as :meth:`save_lookup` has them, are made when they are first needed.
     """
 
     def __init__(
@@ -58,12 +57,11 @@ class Catalog:
         indexes: Sequence[ShardIndex] = (),
         *,
         damaged: Sequence[str] = (),
-        without: Collection[str] = (),
         tables: dict[str, Table] | None = None,
     ) -> None:
         self._folders, self._counts, self._indexes = tuple(folders), counts, dict(enumerate(indexes))
         self._bases = np.cumsum([0, *counts])
-        self.shards, self.damaged, self._without = tuple(one.name for one in folders), tuple(damaged), without
+        self.shards, self.damaged = tuple(one.name for one in folders), tuple(damaged)
         self._tables = {} if tables is None else tables
 
     @cached_property
@@ -264,7 +262,7 @@ class Catalog:
             index = self._index(number)
             frames, frame = np.asarray(index.columns["frames"]), index.of_items("frame")
             source = index.of_items("content" if name == _KEY else "same")
-            for start in range(0, 0 if self.shards[number] in self._without else index.items, _TOGETHER):
+            for start in range(0, index.items, _TOGETHER):
                 part = slice(start, start + _TOGETHER)
                 hashes = source[part]
                 mixed = _mixed(hashes, frames, frame[part])
@@ -279,16 +277,13 @@ class Catalog:
         return self._indexes[shard]
 
 
-def load_catalog(
-    paths: CachePaths, *, open_shards: bool = False, damaged: bool = False, without: Collection[str] = ()
-) -> Catalog:
+def load_catalog(paths: CachePaths, *, open_shards: bool = False, damaged: bool = False) -> Catalog:
     """The items of every sealed shard; damaged shards are named and not fatal.
 
     Args:
         paths: The cache.
         open_shards: Take also what a killed build left in open shards, without sealing them.
         damaged: Take also the items of damaged shards, as far as the index is intact, and only if no other has them.
-        without: Shards whose items are not found.
     """
     found, lost, looked = list[ShardIndex](), list[Path](), set[str]()
     # Sealed shards are listed again behind open ones: a build may have sealed one of these.
@@ -307,13 +302,12 @@ def load_catalog(
     for folder in lost if damaged else ():
         with contextlib.suppress(CacheDamagedError):
             found.append(checked_index(folder, check_data=False))
-    return catalog_of(found, [folder.name for folder in lost], without)
+    return catalog_of(found, [folder.name for folder in lost])
 
 
-def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = (), without: Collection[str] = ()) -> Catalog:
+def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Catalog:
     """The items of these shards; of two items with one key the first counts."""
-    folders, counts = [one.folder for one in indexes], [one.items for one in indexes]
-    return Catalog(folders, counts, indexes, damaged=damaged, without=without)
+    return Catalog([one.folder for one in indexes], [one.items for one in indexes], indexes, damaged=damaged)
 
 
 def open_lookup(folder: Path) -> Catalog:

@@ -3,8 +3,7 @@
 With ``checksum="first"`` each entry is proven when this process first reads it: its payload is held against the
 checksum in the snapshot's columns, which have checksums themselves. With ``"always"`` each read proves it again.
 LMDB is not opened, and only the compiled library maps shards, so a file that is cut short is an error. A reader is
-safe across ``fork``, ``spawn``, threads and pickling. All items of a batch are read by one system call
-where Linux has it: the interpreter's lock changes hands once for a batch and not once for each item.
+safe across ``fork``, ``spawn``, threads and pickling.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 from damaged import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import KINDS, RECIPES, entries_of, item_of, items_of, keys_of, make_cache, make_shard, open_shard
+from made_entries import KINDS, RECIPES, entries_of, item_of, items_of, keys_of, make_shard, open_shard
 
 from latentcache.errors import StoreError
 from latentcache.store.atomic_io import make_folder
@@ -126,12 +126,3 @@ def test_an_item_whose_entry_is_damaged_is_not_given(paths):
     assert catalog.item(place) is not None
     flip(data, int(rows.offset[0]) - 10)
     assert catalog.item(place) is None
-
-
-def test_items_of_shards_that_are_left_out_are_not_found(tmp_path):
-    paths, keys = make_cache(tmp_path / "cache", range(12), shards=2), keys_of(items_of("plane", range(12)))
-    catalog = load_catalog(paths, without=("shard-0",))
-    assert catalog.shards == ("shard-0", "shard-1")
-    place = catalog.find(keys)
-    assert (place >= 0).tolist() == [False, True] * 6
-    assert set(catalog.places(place[place >= 0]).shard.tolist()) == {1}
