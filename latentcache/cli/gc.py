@@ -41,11 +41,11 @@ def _lines(report: CollectReport) -> Iterator[str]:
         why += f" for snapshot {garbage.snapshot}" if named else ""
         why += f", {garbage.until}" if garbage.until else ""
         yield f"{garbage.state} {garbage.file} [{why}] {human_bytes(garbage.num_bytes)}"
-    held = human_bytes(report.num_bytes("held"))
+    kept = human_bytes(report.num_bytes("held"))
     if report.applied:
-        yield f"freed {human_bytes(report.num_bytes('removed'))}, held {held}"
+        yield f"freed {human_bytes(report.num_bytes('removed'))}, kept {kept}"
         return
     free = report.num_bytes("removable", "compactable")
-    yield f"{human_bytes(free)} can be freed, {held} held"
+    yield f"{human_bytes(free)} can be freed, {kept} kept"
     if free:
         yield "fix: run the same command with --apply"

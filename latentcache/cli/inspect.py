@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP = """Show what is recognized in DATA and why, and what build would do. Nothing is encoded or written.
 
-Exit status: 0 fine, 1 inputs are rejected (or noticed and not used, with --strict), 2 build would refuse DATA.
+Exit status: 0 fine, 1 inputs are rejected (or noticed and not used, with --strict), 2 build would reject DATA.
 """
 #: ``Record.form`` of a conversation.
 _CHAT = 1
@@ -161,7 +161,7 @@ def _lines(payload: Mapping[str, Any], found: Sequence[Finding], plan: BuildPlan
     if not causes:
         yield "notes", "every file is used as given"
     yield from chain.from_iterable(map(field_lines, plan.fields.values() if plan else ()))
-    yield "build", planned_entries(plan) if plan else "would refuse DATA:"
+    yield "build", planned_entries(plan) if plan else "would reject DATA:"
 
 
 def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ HELP = "Count the steps of an epoch by bucket or row length."
 
 
 def plan(
-    path: Path = argument("CACHE|DATA", "A cache, or a folder of images."),
+    path: Path = argument("CACHE|DATA", "A cache, or DATA as for build."),
     *,
     batch_size: int = option(..., "--batch-size N", "Samples per rank and step.", min=1),
     world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),

@@ -50,10 +50,10 @@ def test_the_text(run, cache, data):
     rebuild(cache, data)
     lines = run("gc", cache, "--keep", 1, "--grace", 0).out.splitlines()
     assert lines[0].startswith("removable snapshots/000001 [superseded] ")
-    assert lines[-2].endswith(" can be freed, 0 B held")
+    assert lines[-2].endswith(" can be freed, 0 B kept")
     assert lines[-1] == "fix: run the same command with --apply"
     assert run("gc", cache, "--apply", "--keep", 1, "--grace", 0).out.splitlines()[-1].startswith("freed ")
-    assert run("gc", cache).out == "0 B can be freed, 0 B held\n"
+    assert run("gc", cache).out == "0 B can be freed, 0 B kept\n"
 
 
 def test_what_cannot_be(run, cache, tmp_path):
