@@ -52,7 +52,7 @@ class UsageError(LatentcacheError, ValueError, slug="usage"):
 
 
 class StrictError(UsageError, slug="strict", fix="mend the data, or leave --strict out"):
-    """Data that a build notices and does not use, rejected because ``strict`` was asked for: ``notes`` names it."""
+    """Data that a build with ``strict`` rejects because it would not use all of it: ``notes`` names the rest."""
 
     def __init__(self, what: str, *, notes: Sequence[Any] = (), **parts: str) -> None:
         self.notes = tuple(notes)
@@ -96,7 +96,7 @@ class ModelNotFoundError(EncoderError, FileNotFoundError, slug="model-not-found"
 
 
 class UnsupportedModelError(EncoderError, slug="model-unsupported"):
-    """A file that is not a supported encoder: GGUF, pickle, another kind of model, ..."""
+    """A file that is not a supported encoder, such as GGUF, pickle or a language model."""
 
 
 class DeviceError(LatentcacheError, slug="device", exit_code=3):

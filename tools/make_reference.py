@@ -14,7 +14,6 @@ import argparse
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,11 +118,9 @@ def cli_page() -> str:
 
 def errors_page() -> str:
     """``errors.md``: the slugs, then one heading per class, in the order of the module."""
-    drawing = (errors.__doc__ or "").split("\n\n")[1]
-    tree = f"```text\n{textwrap.dedent(drawing)}\n```"
     rows = [f"| `{one.name}` | {one.exit_code} | {one.meaning.replace('``', '`')} |" for one in catalog()]
     slugs = "\n".join(["| slug | exit status | meaning |", "|---|---|---|", *rows])
-    return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, slugs, "## Classes", tree, *map(_error, error_classes()))
+    return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, slugs, "## Classes", *map(_error, error_classes()))
 
 
 def python_page() -> str:

@@ -60,7 +60,7 @@ class Cache(View):
         note: str = "",
     ) -> None:
         self.parts, self.settings, self.checksum, self.mixture = tuple(parts), settings, checksum, mixture
-        """How often each source is served, if ``combine`` was given weights."""
+        """Counts of each source in an epoch, if ``combine`` was given weights."""
         self._note = note
         super().__init__()
 
@@ -149,7 +149,7 @@ class Cache(View):
         )
 
     def recipe(self, field: str | None = None) -> FieldRecipe:
-        """What a field was made by; of the only field if none is named.
+        """Return the recipe of a field, by default of the only one.
 
         Raises:
             UsageError: There is no such field, or its kind is not installed.
@@ -247,11 +247,11 @@ class Cache(View):
 
         Args:
             scaled: Latents as the model trains on them; False gives them as they are stored.
-            latents: Of a stored posterior: ``sample`` (default) draws again in every epoch, seeded by (seed, epoch,
-                key); ``mode`` gives the mean, for validation.
-            flip: Serve stored horizontal flips in turn, by (seed, epoch, sample); by default if they are stored.
+            latents: ``sample`` (default) draws from a stored posterior in every epoch, seeded by (seed, epoch, key);
+                ``mode`` gives the mean, for validation.
+            flip: Serve stored horizontal flips too, chosen by (seed, epoch, sample); by default if they are stored.
                 False for validation.
-            crops: Serve stored random crops in turn, by (seed, epoch, sample). False for the first, for validation.
+            crops: Serve stored random crops, chosen by (seed, epoch, sample). False: the first, for validation.
             captions: Serve stored variants of captions likewise.
             caption_dropout: Probability of the empty prompt in place of a caption, by (seed, epoch, sample); for all
                 embeddings of the sample together.
@@ -299,11 +299,11 @@ class Cache(View):
                 attend to each other.
             pad: One document (or piece of one) per row, in their order.
             chunk: All documents in their order as one string, cut into rows.
-            overflow: With ``pack`` and ``pad``: what happens to longer documents: ``error``, ``drop``,
+            overflow: Policy of ``pack`` and ``pad`` for longer documents: ``error``, ``drop``,
                 ``truncate_right``, ``truncate_left`` or ``split``. By default ``error`` if only parts of documents
                 carry loss (conversations), ``split`` for texts, which loses nothing.
-            no_loss: What happens to rows without a learned token: ``drop`` (said and counted) or ``error``.
-            padding_side: With ``pad``: where rows are padded.
+            no_loss: Policy for rows without a learned token: ``drop`` (noted and counted) or ``error``.
+            padding_side: Side of the padding, with ``pad``.
             last_chunk: With ``chunk``: ``keep`` the incomplete last chunk as a padded row, or ``drop`` and count it.
             cross_document: With ``chunk``: tokens attend to the documents before theirs in a row, as is usual in
                 pretraining; False keeps documents apart as ``pack`` does.
@@ -493,7 +493,7 @@ def open_cache(
         allow_partial: Serve the rest of a cache that a repair removed entries from.
         follow: If a build with ``--stream`` runs, open the snapshot that it will make: lengths are exact at once, a
             batch waits for its entries. Otherwise the current snapshot, as usual.
-        timeout_s: With ``follow``: how long a batch waits, seconds.
+        timeout_s: Seconds that a batch waits at most, with ``follow``.
 
     Raises:
         CacheNotFoundError: There is no cache, or no finished build in it.

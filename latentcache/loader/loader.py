@@ -108,12 +108,12 @@ class Loader:
 
     @property
     def report(self) -> PlanReport:
-        """What an epoch does, bucket by bucket."""
+        """Steps and samples of an epoch, bucket by bucket."""
         return self._epochs.report
 
     @property
     def seed(self) -> int | None:
-        """Of the order, draws and flips; that of the checkpoint after ``load_state_dict``."""
+        """Seed of the order, draws and flips; after ``load_state_dict`` the seed of the checkpoint."""
         return self._position.seed
 
     @property
@@ -123,7 +123,7 @@ class Loader:
 
     @property
     def excluded(self) -> int:
-        """Samples that lack a field that was asked for."""
+        """Samples that lack a requested field."""
         return self._reader.excluded
 
     @property
@@ -193,7 +193,7 @@ class Loader:
         return math.ceil(len(self) / whole("grad_accum", grad_accum, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, as plain values: batches delivered, not batches read ahead. Equal on all ranks.
+        """Return the position of training as plain values: batches delivered, not read ahead. Equal on all ranks.
 
         Raises:
             UsageError: A ``DataLoader`` served batches of this epoch, which this object does not see.

@@ -82,7 +82,7 @@ class Rows(View, Dataset[Batch]):
 
     @property
     def recipe(self) -> FieldRecipe | None:
-        """What the documents were made by."""
+        """Recipe of the documents."""
         return self.parts[0].documents.recipe
 
     @property
@@ -102,7 +102,7 @@ class Rows(View, Dataset[Batch]):
 
     @property
     def dropped(self) -> list[tuple[str, str, int]]:
-        """What is in no row: (reason, file and line, tokens of that document), document by document.
+        """Documents that are not whole in the rows: (reason, file and line, tokens of the document).
 
         Reasons: ``too_long``, ``truncated`` (a part of it), ``no_loss`` (nothing would be learned of it, or of a
         part), ``last_chunk``. :attr:`tokens_dropped` has the exact number of tokens.
@@ -138,7 +138,7 @@ class Rows(View, Dataset[Batch]):
         return [{key: value[place] for key, value in batch.items()} for place in range(len(rows))]
 
     def transform(self, examples: Mapping[str, Sequence[int]]) -> Batch:
-        """For ``datasets.Dataset.from_dict({"row": range(len(rows))}).with_transform(rows.transform)``."""
+        """Serve ``datasets.Dataset.from_dict({"row": range(len(rows))}).with_transform(rows.transform)``."""
         return self.batch(examples["row"])
 
     def batch(self, rows: Any) -> Batch:

@@ -49,12 +49,12 @@ class View:
         remainder: Remainder = "repeat",
         fields: Sequence[str] | None = None,
     ) -> PlanReport:
-        """What an epoch would do, before training starts, bucket by bucket; of rows a bucket is an allowed length.
+        """Count steps and samples of an epoch, bucket by bucket. A bucket of rows is an allowed length.
 
         Args:
             batch_size: Samples (or rows) per rank and step.
             world_size: Number of ranks.
-            remainder: What happens to samples that do not fill a batch.
+            remainder: Policy for samples that do not fill a batch.
             fields: Fields that samples must have; by default all.
 
         Raises:
@@ -87,20 +87,20 @@ class View:
             rank: Part of each step that this process gets; given together with ``world_size``. By default found:
                 torch.distributed, then RANK and WORLD_SIZE of the environment.
             world_size: Number of ranks; all of them see the same steps.
-            remainder: What happens to samples that do not fill a batch: ``repeat`` (default), ``drop``, ``partial``,
+            remainder: Policy for samples that do not fill a batch: ``repeat`` (default), ``drop``, ``partial``,
                 ``pad`` or ``error``. With ``pad`` a ``plain`` batch has ``is_pad`` (B,) bool, one of rows
                 ``is_pad_row``, and padding rows have no label but -100.
             fields: Fields of a batch, and metadata: ``captions``, ``original_size``, ``crop_top_left``,
                 ``target_size``, ``keys``, ``meta`` (``epoch``, ``step_in_epoch``). By default all fields and metadata
                 but ``meta``. A sample that lacks a field is excluded and counted. Batches of rows have all tensors;
-                ``names`` (file and line of the first document) and ``meta`` (``tokens``, ``trainable_tokens`` too)
-                are asked for.
-            format: What a batch calls things: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
+                ``names`` (file and line of the first document) and ``meta`` (here with ``tokens`` and
+                ``trainable_tokens``) are optional.
+            format: Names in a batch: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
                 ``qwen-image`` or ``wan``; ``forward`` of a batch then holds arguments of the model's ``forward``. Of
                 rows: ``plain``, ``transformers``, ``flat`` (one long row, as TRL's padding-free collator) or
                 ``torchtitan``.
-            prefetch: Batches that are made ahead while you train; 0 makes each when it is asked for.
-            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
+            prefetch: Batches that are made ahead while you train; 0 makes each on demand.
+            device: Device of the tensors. For a CUDA device the copy runs beside your computation.
             on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:
                 another sample of its bucket takes its place, with a warning, and is counted in
                 ``loader.substituted``.
@@ -149,7 +149,7 @@ def combine(
             once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
         samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
             once, and so every sample of the others at least once.
-        by: With rows: what weights count, ``rows``, ``tokens`` or ``documents``.
+        by: Unit of the weights of rows: ``rows``, ``tokens`` or ``documents``.
 
     Raises:
         UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,

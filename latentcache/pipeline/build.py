@@ -389,7 +389,7 @@ def build_cache(
     """Create or update the cache for DATA; only new or changed inputs are encoded.
 
     Args:
-        settings: What to build, and from what.
+        settings: The data, the fields and the options of the build.
         observer: Receives the plan and progress.
         on_second_signal: Called at a second signal; the command leaves the process there. Without it the call raises.
 

@@ -42,7 +42,7 @@ class BuildSettings:
     related: bool = False
     """Build also the fields that a named one brings with it: a pipeline has text encoders beside its VAE."""
     source: SourceOptions | None = None
-    """How DATA is read."""
+    """Options of reading DATA."""
     part: str | None = None
     """``i/n``: one of n parts of the samples, counted from 0; ``0/1`` is all of them."""
     device: str = "auto"
@@ -52,7 +52,7 @@ class BuildSettings:
     batch_size: int | None = None
     """Items per encoder call, at most. Halved for a group when the device runs out of memory."""
     decode_threads: int | None = None
-    """Per worker."""
+    """Decode threads of a worker."""
     host_memory: int | None = None
     """Bytes for inputs in work, of all workers together."""
     commit_every: int | None = None
@@ -68,7 +68,7 @@ class BuildSettings:
     allow_failed: str | None = None
     """Rejected samples tolerated before exit status 1: a number, or a percentage (``2%``). The cache keeps it."""
     strict: bool = False
-    """Refuse data of which anything is noticed and not used, before anything is encoded."""
+    """Reject DATA of which anything is noticed and not used, before anything is encoded."""
     retry_failed: bool = False
     """Read inputs again that an earlier build rejected."""
     dry_run: bool = False

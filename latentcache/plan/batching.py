@@ -135,14 +135,14 @@ class BucketPlan(Value):
 
 
 class PlanReport(Value):
-    """What an epoch does, bucket by bucket."""
+    """Steps and samples of an epoch, bucket by bucket."""
 
     batches: BatchPlan
     buckets: tuple[BucketPlan, ...]
     mixture: Mixture | None = None
-    """How often each source is served, if there are several with weights."""
+    """Counts of each source in an epoch, if there are several with weights."""
     overfilled: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """A sentence on each bucket whose samples an epoch serves more than ``MAX_COPIES`` times to fill a batch."""
+    """One sentence for each bucket whose samples fill batches more than ``MAX_COPIES`` times in an epoch."""
 
     @property
     def sources(self) -> tuple[MixedSource, ...]:

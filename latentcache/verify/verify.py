@@ -55,7 +55,7 @@ def verify_cache(
         cache: The cache folder.
         data: The data, if it is not at the recorded place.
         requested: Describes fields as a build would make them now; every sample is stale if its recipe differs.
-        depth: How much to look at.
+        depth: The checks to run.
         reencode: Encodes the samples that ``depth.reencode`` asks for.
         commands: Words for the printed commands.
 

@@ -70,6 +70,13 @@ def test_helps_use_no_retired_word_and_begin_with_a_verb():
         assert [p.name for p in command.params if not p.help] == [], name
 
 
+def test_the_reference_begins_with_a_verb_or_a_name():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text("utf-8")
+    texts = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    first = re.compile(r"^(- `\w+`: )?(What|Whether|Why|How|Where|Of|From|To|For)\b", re.IGNORECASE)
+    assert lines_with(first, texts) == []
+
+
 def test_errors_use_no_retired_word():
     for path in modules():
         calls = [n for n in ast.walk(modules()[path]) if isinstance(n, ast.Call)]
