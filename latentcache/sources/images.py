@@ -35,7 +35,6 @@ from latentcache.sources.known import (
     Units,
     hash_rows,
     match_names,
-    prefixed_strings,
     strings_of,
     take_rows,
     with_hashes,
@@ -115,7 +114,7 @@ class _Files:
         self.partners, self._outside = Partners(), list[str]()
         self.owners = dict[tuple[int, ...], int]()
         self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
-        self.names = prefixed_strings(self._walked())
+        self.names = strings_of(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
         # extension of the rule that the caption has, sets in ``owners``.
@@ -136,11 +135,11 @@ class _Files:
                 found.setdefault(number, {})[name] = text if file >= 0 else ""
         return found
 
-    def _walked(self) -> Iterator[tuple[str, Sequence[str]]]:
+    def _walked(self) -> Iterator[list[str]]:
         for level, start, stop in self.walk:
             if level.mark is None:
                 level.mark = self._entered(level)
-                yield level.prefix, level.names
+                yield [level.prefix + name for name in level.names]
             some = level.mark[:, start:stop]
             self._rows.append(some[:, some[0] >= 0])
 

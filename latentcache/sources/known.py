@@ -161,50 +161,47 @@ def above(name: str) -> list[str]:
 
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
-    """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once."""
-    place = np.full(len(names), -1, dtype=np.int32)
-    mine = theirs = 0
-    while count := min(_SLICE, len(names) - mine, len(others) - theirs):
-        (lengths, text), (more, other) = names.span(mine, mine + count), others.span(theirs, theirs + count)
-        if text == other and np.array_equal(lengths, more):
-            place[mine : mine + count] = np.arange(theirs, theirs + count)
-            mine, theirs = mine + count, theirs + count
-            continue
-        # Some are new or gone: find the others by name, and go on behind the last one.
-        near = {name: number for number, name in enumerate(others.take(np.arange(theirs, theirs + count)))}
-        found = np.array([near.get(name, -1) for name in names.take(np.arange(mine, mine + count))])
-        known = np.flatnonzero(found >= 0)
-        place[mine + known] = theirs + found[known]
-        if 2 * len(known) < count:
+    """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once.
+
+    What is equal from the front and from the back is compared as bytes, the rest by 64-bit hashes and then by name.
+    """
+    front, mine, theirs = 0, len(names), len(others)
+    while count := min(_SLICE, mine - front, theirs - front):
+        if not _is_equal(names, front, others, front, count):
             break
-        mine, theirs = mine + int(known[-1]) + 1, theirs + int(found[known[-1]]) + 1
-    _match_rest(names, others, place)
-    return place
-
-
-def _match_rest(names: Strings, others: Strings, place: NDArray[np.int32]) -> None:
-    """Match what is left in any order, by 64-bit hashes and then by the names themselves."""
-    mine, left = np.flatnonzero(place < 0), np.ones(len(others), dtype=np.bool_)
-    left[place[place >= 0]] = False
-    theirs = np.flatnonzero(left)
-    if not len(mine) or not len(theirs):
-        return
-    wanted, there = _hashes(names, mine), _hashes(others, theirs)
+        front += count
+    while count := min(_SLICE, mine - front, theirs - front):
+        if not _is_equal(names, mine - count, others, theirs - count, count):
+            break
+        mine, theirs = mine - count, theirs - count
+    place = np.full(len(names), -1, dtype=np.int32)
+    place[:front], place[mine:] = np.arange(front), np.arange(theirs, len(others))
+    if mine == front or theirs == front:
+        return place
+    wanted, there = _hashes(names, front, mine), _hashes(others, front, theirs)
     order = np.argsort(there, kind="stable")
     found = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
     met = np.flatnonzero(there[found] == wanted)
     for start in range(0, len(met), _SLICE):
-        rows, places = mine[met[start : start + _SLICE]], theirs[found[met[start : start + _SLICE]]]
+        rows = front + met[start : start + _SLICE]
+        places = front + found[rows - front]
         equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
         place[rows[equal]] = places[equal]
+    return place
 
 
-def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-    found = np.empty(len(rows), dtype=np.uint64)
-    digest = xxhash.xxh3_64_intdigest
-    for start in range(0, len(rows), _SLICE):
-        some = names.take(rows[start : start + _SLICE])
-        found[start : start + _SLICE] = [digest(name.encode("utf-8", "surrogateescape")) for name in some]
+def _is_equal(names: Strings, first: int, others: Strings, start: int, count: int) -> bool:
+    (lengths, text), (more, other) = names.span(first, first + count), others.span(start, start + count)
+    return text == other and np.array_equal(lengths, more)
+
+
+def _hashes(names: Strings, start: int, stop: int) -> NDArray[np.uint64]:
+    found, digest = np.empty(stop - start, dtype=np.uint64), xxhash.xxh3_64_intdigest
+    for first in range(start, stop, _SLICE):
+        some = names.take(np.arange(first, min(first + _SLICE, stop)))
+        found[first - start : first - start + len(some)] = [
+            digest(name.encode("utf-8", "surrogateescape")) for name in some
+        ]
     return found
 
 
@@ -407,18 +404,9 @@ def _rows(column: Any, places: NDArray[np.integer]) -> NDArray[Any]:
 
 def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
     """One column of strings from lists of them; no string is kept."""
-    return prefixed_strings(("", part) for part in parts)
-
-
-def prefixed_strings(parts: Iterable[tuple[str, Sequence[str]]]) -> Strings:
-    """The same of lists of names, each with a prefix before all of them."""
     data, lengths = bytearray(), array("q")
-    for prefix, part in parts:
-        text = prefix.join(("", *part)) if prefix else "".join(part)
-        if text.isascii():
-            each = np.fromiter(map(len, part), dtype=np.int64, count=len(part)) + len(prefix)
-        else:
-            each = np.array([len((prefix + one).encode("utf-8", "surrogateescape")) for one in part], dtype=np.int64)
-        lengths.frombytes(each.tobytes())
-        data += text.encode("utf-8", "surrogateescape")
+    for part in parts:
+        encoded = [one.encode("utf-8", "surrogateescape") for one in part]
+        data += b"".join(encoded)
+        lengths.extend(map(len, encoded))
     return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))
