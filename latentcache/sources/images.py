@@ -450,7 +450,8 @@ def _samples(
     if len(inside):
         known = units["known"][inside]
         content[inside] = 0 if held.table is None else take_rows(held.table.inputs["image"].content, known)
-    columns = {name: values for name, values in held.columns(rows).items() if name not in _SET_COLUMNS}
+    before = held.table.columns if held.table is not None else {}
+    columns = {name: take_rows(column, rows) for name, column in before.items() if name not in _SET_COLUMNS}
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
     if "span" in units.columns:
         columns[SPAN] = units["span"]

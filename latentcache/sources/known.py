@@ -276,10 +276,6 @@ class Known:
         rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
         return rows, np.repeat(files, count)
 
-    def columns(self, rows: NDArray[np.integer]) -> dict[str, NDArray[Any]]:
-        """The snapshot's columns for its rows (n,); zeros for -1."""
-        return {name: take_rows(column, rows) for name, column in (self.table.columns if self.table else {}).items()}
-
     def is_whole(self, rows: NDArray[np.integer]) -> bool:
         """True if these rows are all rows of the snapshot, in their order."""
         return self.table is not None and is_range(rows, len(self.table))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
 from latentcache.fields.table import STAT_WIDTH, Rejected
 from latentcache.identity.content import content_hash
-from latentcache.sources.archives.members import SPAN, Columns, opened
+from latentcache.sources.archives.members import SPAN, Rows, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
@@ -178,12 +178,11 @@ class Archives:
     def _of_rows(self, name: str, kind: str) -> Iterator[Entry]:
         path, asked = self._root / name, self._asked
         with opened(path, kind) as table:
-            columns = table.columns()
-            named = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
-            image = _column(path, columns, "image", asked.image_column, columns.binary, columns.images)
-            caption = _column(path, columns, "caption", asked.caption_column, columns.texts, named)
-            if not caption and columns.texts:
-                called, texts = ", ".join(CAPTION_COLUMNS), listed(columns.texts)
+            named = [column for column in table.texts if column.strip().lower() in CAPTION_COLUMNS]
+            image = _column(path, table, "image", asked.image_column, table.binary, table.images())
+            caption = _column(path, table, "caption", asked.caption_column, table.texts, named)
+            if not caption and table.texts:
+                called, texts = ", ".join(CAPTION_COLUMNS), listed(table.texts)
                 detail = f"no column of {name} is called {called}; texts are in {texts}"
                 self._notes.add(rejected(name, "text-column", detail))
             batches = table.batches([caption]) if caption else ()
@@ -216,7 +215,7 @@ def shows_images(path: Path, kind: str) -> bool:
     """True if an archive holds images, by its first members or its columns; raises UnusableSampleError."""
     if kind != TAR:
         with opened(path, kind) as table:
-            return bool(table.columns().images)
+            return bool(table.images())
     with open_source(path) as file:
         endings = (member.name.rpartition(".")[2].lower() for member in islice(tar_members(file), _LOOKED_AT))
         return any(ending in _IMAGES for ending in endings)
@@ -232,9 +231,9 @@ def _check(path: str, key: str, images: Sequence[Member]) -> None:
         raise fault("too-large", f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read", path)
 
 
-def _column(path: Path, columns: Columns, what: str, asked: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
+def _column(path: Path, table: Rows, what: str, asked: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
     """The column of images or captions: the one that is asked for, else the only one that is meant; empty: none."""
-    there, wanted = listed(columns.names), "binary column {}" if what == "image" else "column {} of texts"
+    there, wanted = listed(table.schema.names), "binary column {}" if what == "image" else "column {} of texts"
     if asked and asked not in of_type:
         raise fault(f"no-{what}-column", f"it has no {wanted.format(asked)}; it has {there}", path)
     if not asked and not meant and what == "image":

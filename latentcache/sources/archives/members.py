@@ -34,7 +34,6 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.causes import fault, sniff_cause
 from latentcache.sources.reading import open_source, read_source, stat_source
-from latentcache.value import Value
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"
@@ -140,16 +139,6 @@ _HEAD_BYTES = 4096
 _IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
 
 
-class Columns(Value):
-    """The columns of a file of rows."""
-
-    names: tuple[str, ...]
-    """All of them; below, those that hold bytes, of these those that hold images, and those that hold text."""
-    binary: tuple[str, ...]
-    images: tuple[str, ...]
-    texts: tuple[str, ...]
-
-
 class Rows:
     """An open file of rows that is read from front to back, as often as it is asked for."""
 
@@ -172,16 +161,20 @@ class Rows:
             for start in range(0, batch.num_rows, rows):
                 yield (batch if columns is None else batch.select(columns)).slice(start, rows)
 
-    def columns(self) -> Columns:
-        """What the schema says; of a binary column that it does not explain, the first value does."""
+    @property
+    def binary(self) -> list[str]:
+        """Columns that hold bytes."""
+        return [field.name for field in self.schema if _bytes_of(field) is not None]
+
+    @property
+    def texts(self) -> list[str]:
+        """Columns that hold text."""
+        return [field.name for field in self.schema if _is_text(field.type)]
+
+    def images(self) -> list[str]:
+        """Columns that hold images, by the schema; of one that it does not explain, the first value says it."""
         told = _told(self.schema.metadata or {})
-        binary = [field.name for field in self.schema if _bytes_of(field) is not None]
-        return Columns(
-            names=tuple(self.schema.names),
-            binary=tuple(binary),
-            images=tuple(name for name in binary if self._holds_images(self.schema.field(name), told.get(name))),
-            texts=tuple(field.name for field in self.schema if _is_text(field.type)),
-        )
+        return [name for name in self.binary if self._holds_images(self.schema.field(name), told.get(name))]
 
     def spans(self, column: str) -> NDArray[np.uint64]:
         """(n, 2) see ``members.SPAN``, of images; 0 bytes: the row of an Arrow file has none.

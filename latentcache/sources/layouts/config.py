@@ -133,27 +133,44 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     """One layout of several, names below their deepest common folder."""
     if not parts:
         raise config.error("it names no images that could be read", "name a folder of images in it")
-    places = [Path(os.path.abspath(base))] if base is not None else []  # noqa: PTH100
-    places += [Path(part.root, folder) for part in parts for one in part.sets for _, folder in one.paired if folder]
-    root = Path(os.path.commonpath([*places, *(part.root for part in parts)]))
-    moved = [_below(part, root) for part in parts]
-    folders = {folder for part in moved for folder in part.folders} | {relative(place, root) for place in places}
-    used = {name for part in moved for name in part.used}
+    each = [(part, one) for part in parts for one in part.sets]
+    listed = [Path(os.path.abspath(base))] if base is not None else []  # noqa: PTH100
+    listed += [Path(part.root, folder) for part, one in each for _, folder in one.paired if folder]
+    tables = [Path(part.root, one.captions.table).parent for part, one in each if one.captions.table]
+    root = Path(os.path.commonpath([*listed, *tables, *(part.root for part in parts)]))
+
+    def moved(part: Layout, name: str) -> str:
+        return relative(Path(part.root, name), root)
+
+    folders = {moved(part, folder) for part in parts for folder in part.folders}
+    folders.update(relative(place, root) for place in listed)
     own = Path(os.path.abspath(config.path))  # noqa: PTH100
-    used |= {relative(own, root)} if own.is_relative_to(root) else set()
+    used = {moved(part, name) for part in parts for name in part.used}
     return Layout(
         word=word,
         why=why,
         root=root,
-        sets=tuple(one for part in moved for one in part.sets),
+        sets=tuple(
+            replace(
+                one,
+                folder=moved(part, one.folder),
+                captions=replace(one.captions, table=one.captions.table and moved(part, one.captions.table)),
+                files=frozenset(moved(part, name) for name in one.files),
+                paired=tuple((name, folder and moved(part, folder)) for name, folder in one.paired),
+            )
+            for part, one in each
+        ),
         folders=tuple(
             one
             for one in folders
             if not any(one != other and (not other or one.startswith(other + "/")) for other in folders)
         ),
-        unread=frozenset(folder for part in moved for folder in part.unread),
-        used=frozenset(used),
-        notes=(*(note for part in moved for note in part.notes), *config.all_notes()),
+        unread=frozenset(moved(part, folder) for part in parts for folder in part.unread),
+        used=frozenset(used | ({relative(own, root)} if own.is_relative_to(root) else set())),
+        notes=(
+            *(replace(note, name=moved(part, note.name)) for part in parts for note in part.notes),
+            *config.all_notes(),
+        ),
     )
 
 
@@ -172,42 +189,11 @@ def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> t
 
 def of_set(folder: Path, rule: CaptionRule, table: Path | None = None, **more: Any) -> Layout:
     """A layout of one folder, or of the images in it that a table lists."""
-    if table is None:
-        return Layout(word="", why="", root=folder, sets=(ImageSet(folder="", captions=rule, **more),))
-    root = Path(os.path.commonpath([folder, table.parent]))
-    one = ImageSet(folder=relative(folder, root), captions=replace(rule, table=relative(table, root)), **more)
-    used = frozenset((one.captions.table,))
-    return Layout(word="", why="", root=root, sets=(one,), folders=(one.folder,), used=used)
+    one = ImageSet(folder="", captions=replace(rule, table=str(table or "")), **more)
+    return Layout(word="", why="", root=folder, sets=(one,), used=frozenset({one.captions.table} - {""}))
 
 
 def relative(path: Path, root: Path) -> str:
     """A path below the root, empty for the root itself."""
     found = path.relative_to(root).as_posix()
     return "" if found == "." else found
-
-
-def _below(layout: Layout, root: Path) -> Layout:
-    start = relative(layout.root, root)
-
-    def moved(name: str) -> str:
-        return "/".join(part for part in (start, name) if part)
-
-    sets = [
-        replace(
-            one,
-            folder=moved(one.folder),
-            captions=replace(one.captions, table=moved(one.captions.table) if one.captions.table else ""),
-            files=frozenset(map(moved, one.files)),
-            paired=tuple((name, folder and relative(Path(layout.root, folder), root)) for name, folder in one.paired),
-        )
-        for one in layout.sets
-    ]
-    return replace(
-        layout,
-        root=root,
-        sets=tuple(sets),
-        folders=tuple(map(moved, layout.folders)),
-        unread=frozenset(map(moved, layout.unread)),
-        used=frozenset(map(moved, layout.used)),
-        notes=tuple(replace(note, name=moved(note.name)) for note in layout.notes),
-    )

@@ -166,8 +166,8 @@ def _subset(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
 
 def _read_metadata(config: Config, base: Path | None, _: Any) -> Layout:
     config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
-    rule = CaptionRule(table=config.path.name, table_stems=True, tag_separator=",", lines="first")
-    part = Layout(word="", why="", root=config.path.absolute().parent, sets=(ImageSet(folder="", captions=rule),))
+    table = config.path.absolute()
+    part = of_set(table.parent, CaptionRule(table_stems=True, tag_separator=",", lines="first"), table)
     why = f"{config.path.name} lists {count_of(len(config.value), 'images')} of kohya"
     return joined(config, METADATA.word, why, [part], base)
 
