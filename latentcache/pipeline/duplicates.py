@@ -9,22 +9,18 @@ finding equal ones would read all of the data before the build does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
-from latentcache.sources.archives.members import Place, is_read_by_workers, open_image, places, sizes
+from latentcache.sources.archives.members import Place, is_read_by_workers, open_image, read_each, sizes
 from latentcache.sources.known import with_hashes
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
 _HEAD_BYTES = 1 << 14
-_THREADS = 4
 _PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
@@ -44,18 +40,12 @@ def with_equal_files(
     rows = rows[_shared(size[rows], unread[rows])]
 
     def head(place: Place) -> int:
-        """A hash of the first bytes; 0 if there are none: whoever encodes the image says why."""
-        with suppress(UnusableSampleError, OSError):
-            if not stopping():
-                with open_image(root, place) as file:
-                    return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
-        return 0
+        with open_image(root, place) as file:
+            return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
 
-    if not len(rows):
-        return samples
-    with ThreadPoolExecutor(_THREADS) as pool:
-        heads = np.array(list(pool.map(head, places(samples, rows, name))), dtype=np.uint64)
-    rows, heads = rows[heads > 0], heads[heads > 0]
+    # Whoever encodes an image that cannot be read says why.
+    found = {row: one for row, one in read_each(head, samples, rows, name, stopping) if isinstance(one, int)}
+    rows, heads = np.array([*found], dtype=np.intp), np.array([*found.values()], dtype=np.uint64)
     rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]
     return with_hashes(root, samples, name, rows[unread[rows]], stopping)[0]
 

@@ -20,9 +20,9 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
-from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import hashed_images
+from latentcache.sources.archives.members import Place, read_each, read_image
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.part import Part
 from latentcache.value import Value
@@ -348,15 +348,20 @@ def with_hashes(
 ) -> tuple[SampleTable, dict[int, UnusableSampleError]]:
     """Samples with the contents of the files of some rows, and why those of others cannot be read."""
     found, failed = list[tuple[int, bytes, StatMemo]](), dict[int, UnusableSampleError]()
-    for row, one in hashed_images(root, samples, rows, name, stopping):
+
+    def read(place: Place) -> tuple[bytes, StatMemo]:
+        data, memo = read_image(root, place)
+        return content_hash(data), memo
+
+    for row, one in read_each(read, samples, rows, name, stopping):
         if isinstance(one, UnusableSampleError):
             failed[row] = one
         else:
             found.append((row, *one))
     if found:
         done, contents, memos = zip(*found, strict=True)
-        read = np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64)
-        samples = with_contents(samples, name, *read)
+        columns = np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64)
+        samples = with_contents(samples, name, *columns)
     return samples, failed
 
 

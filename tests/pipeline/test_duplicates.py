@@ -6,7 +6,7 @@ from made_archives import as_parquet, as_saved, as_tars, some_images
 from small_cache import draw
 
 from latentcache.pipeline.duplicates import with_equal_files
-from latentcache.sources.archives import members
+from latentcache.sources import known
 from latentcache.sources.scan import scan
 
 
@@ -29,8 +29,8 @@ def found(folder, samples=None):
 
 def test_only_files_of_equal_heads_are_hashed(data, monkeypatch):
     whole = []
-    read = members.read_image
-    monkeypatch.setattr(members, "read_image", lambda root, at: whole.append(at["path"]) or read(root, at))
+    read = known.read_image
+    monkeypatch.setattr(known, "read_image", lambda root, at: whole.append(at["path"]) or read(root, at))
     table, names = found(data)
     assert names == sorted(whole) == ["p0.bmp", "q.bmp"]
     content = table.inputs["image"].content

@@ -110,7 +110,7 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
     def fail(root, place):
         raise fault("io-error", "the disk is on fire", root)
 
-    monkeypatch.setattr("latentcache.sources.archives.members.read_image", fail)
+    monkeypatch.setattr("latentcache.sources.known.read_image", fail)
     item = images(data, before).found(0)
     assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
 

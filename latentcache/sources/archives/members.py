@@ -22,28 +22,26 @@ from functools import lru_cache
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import SampleTable
-from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.tars import PARQUET
-from latentcache.sources.causes import fault, sniff_cause
+from latentcache.sources.causes import cause_of, fault, sniff_cause
 from latentcache.sources.reading import open_source, read_source, stat_source
 
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"
 
-#: Threads that hash images, and images that they are given at a time.
+#: Threads that read images, and images that they are given at a time.
 _THREADS, _WINDOW = 4, 1 << 12
 
 Place = Mapping[str, Any]
-#: Content and memo of the file of an image, or why it cannot be read.
-Hashed = tuple[bytes, StatMemo] | UnusableSampleError
+T = TypeVar("T")
 
 
 def is_read_by_workers(samples: SampleTable, name: str) -> bool:
@@ -101,19 +99,22 @@ def _at(root: Path | str, place: Place) -> tuple[str, tuple[int, int] | None]:
     return os.path.join(root, place["path"]), span  # noqa: PTH118 - a Path costs more than the open
 
 
-def hashed_images(
-    root: Path, samples: SampleTable, rows: NDArray[np.integer], name: str, stopping: Callable[[], bool] = bool
-) -> Iterator[tuple[int, Hashed]]:
-    """Hash an input of some samples in threads: (row, what was read), in order, until ``stopping`` gives True."""
+def read_each(
+    read: Callable[[Place], T],
+    samples: SampleTable,
+    rows: NDArray[np.integer],
+    name: str,
+    stopping: Callable[[], bool] = bool,
+) -> Iterator[tuple[int, T | UnusableSampleError]]:
+    """Read an input of some samples in threads: (row, what was read or why not), in order, until ``stopping``."""
 
-    def read(place: Place) -> Hashed | None:
+    def one(place: Place) -> T | UnusableSampleError | None:
         try:
-            if not stopping():
-                data, memo = read_image(root, place)
-                return content_hash(data), memo
+            return None if stopping() else read(place)
         except UnusableSampleError as error:
             return error
-        return None
+        except OSError as error:
+            return fault(cause_of(error), f"it cannot be read: {error.strerror}", place["path"])
 
     if not len(rows):
         return
@@ -123,7 +124,7 @@ def hashed_images(
     try:
         for start in range(0, len(rows), _WINDOW):
             some = rows[start : start + _WINDOW]
-            for row, found in zip(some.tolist(), pool.map(read, places(samples, some, name)), strict=True):
+            for row, found in zip(some.tolist(), pool.map(one, places(samples, some, name)), strict=True):
                 if found is not None:
                     yield row, found
     finally:
