@@ -84,21 +84,16 @@ class CaptionVariants(Value):
         return [tag for one in text.split(self.separator) if (tag := one.strip())]
 
 
+def further_captions(texts: Strings) -> NDArray[np.intp]:
+    """Captions beyond the first one of each text that has several."""
+    between = np.flatnonzero(np.asarray(texts.data) == ord(BETWEEN))
+    counts = np.bincount(np.searchsorted(np.asarray(texts.ends), between, side="right"))
+    return counts[counts > 0]
+
+
 def captions_at_most(texts: Strings) -> int:
     """Most captions of one of these texts."""
-    return int(np.bincount(_owners(texts), minlength=1).max()) + 1
-
-
-def samples_with_several(texts: Strings) -> int:
-    """How many of these texts hold more than one caption."""
-    owners = _owners(texts)  # rising; np.unique would import numpy.ma
-    return int(np.count_nonzero(np.diff(owners, prepend=-1)))
-
-
-def _owners(texts: Strings) -> NDArray[np.intp]:
-    """The text of each mark between two captions."""
-    between = np.flatnonzero(np.asarray(texts.data) == ord(BETWEEN))
-    return np.searchsorted(np.asarray(texts.ends), between, side="right")
+    return int(further_captions(texts).max(initial=0)) + 1
 
 
 def _shuffled(tags: list[str], number: int, seed: bytes) -> list[str]:

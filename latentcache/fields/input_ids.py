@@ -32,7 +32,6 @@ from latentcache.fields.protocol import (
     setting,
 )
 from latentcache.identity.tokenizer import (
-    LoadedTokenizer,
     differing_parts,
     from_loaded,
     pin_clock,
@@ -193,8 +192,33 @@ class InputIds(FieldKind):
         return [row for one in found for row in (parts if parts and one[0] == "tokenizer" else [one])]
 
     def model_differences(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
-        """As :func:`tokenizer_differences`."""
-        return tokenizer_differences(recipe, provenance, wanted)
+        """(setting, cached, wanted) of everything that differs.
+
+        ``wanted`` is the fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
+        tokenizer of transformers. ``provenance`` of the cache has the ``parts`` of its tokenizer.
+        """
+        if isinstance(wanted, str) and re.fullmatch("[0-9a-f]{32}", wanted) and not Path(wanted).exists():
+            return [("tokenizer", recipe.tokenizer, wanted)] if wanted != recipe.tokenizer else []
+        path = Path(wanted).expanduser() if isinstance(wanted, str | os.PathLike) else None
+        if path is not None and not path.exists():
+            advice = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
+            raise ModelNotFoundError(f"there is no tokenizer at {path}", where=str(path.absolute()), fix=advice)
+        found = from_loaded(wanted) if path is None else read_tokenizer(path)
+        parts, now = dict(provenance.get("parts") or {}), tokenizer_parts(found.json, found.special)
+        fingerprint, different = tokenizer_fingerprint(now), list[tuple[str, Any, Any]]()
+        if fingerprint != recipe.tokenizer:
+            different += differing_parts(parts, now) if parts else [("tokenizer", recipe.tokenizer, fingerprint)]
+            if parts and path is None:
+                # A loaded tokenizer has roles that its class names and its files lack; they move no id, but for ends.
+                different = [one for one in different if one[0] != "special_tokens"]
+                used = [] if recipe.chat_template else [end for end in _ENDS if getattr(recipe, end[0])]
+                ends = [(name, getattr(recipe, name), found.id_of(role)) for _, name, role in used]
+                different += [end for end in ends if end[1] != end[2]]
+        if recipe.chat_template and not provenance.get("chat_template"):
+            now_hash = template_hash(pin_clock(found.chat_template, dict(recipe.template_options)))
+            if now_hash != recipe.chat_template:
+                different.append(("chat_template", recipe.chat_template, now_hash))
+        return different
 
     def describe(self, recipe: InputIdsRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Tokenizer, template and loss."""
@@ -219,36 +243,3 @@ class InputIds(FieldKind):
             "loss_tokens": int(values[:, 1].sum(dtype=np.int64)),
             "special_token_text": int(np.asarray(columns["control"]).sum(dtype=np.int64)),
         }
-
-
-def tokenizer_differences(cached: InputIdsRecipe, provenance: Mapping[str, Any], wanted: Any) -> Differences:
-    """(setting, cached, wanted) of everything that differs.
-
-    ``wanted`` is the fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
-    tokenizer of transformers. ``provenance`` of the cache has the ``parts`` of its tokenizer.
-    """
-    if isinstance(wanted, str) and re.fullmatch("[0-9a-f]{32}", wanted) and not Path(wanted).exists():
-        return [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []
-    is_path = isinstance(wanted, str | os.PathLike)
-    found = _read(Path(wanted).expanduser()) if is_path else from_loaded(wanted)
-    parts, now = dict(provenance.get("parts") or {}), tokenizer_parts(found.json, found.special)
-    fingerprint, different = tokenizer_fingerprint(now), list[tuple[str, Any, Any]]()
-    if fingerprint != cached.tokenizer:
-        different += differing_parts(parts, now) if parts else [("tokenizer", cached.tokenizer, fingerprint)]
-        if parts and not is_path:
-            # A loaded tokenizer has roles that its class names and its files lack; they move no id, but for ends.
-            different = [one for one in different if one[0] != "special_tokens"]
-            used = [] if cached.chat_template else [end for end in _ENDS if getattr(cached, end[0])]
-            ends = [(name, getattr(cached, name), found.id_of(role)) for _, name, role in used]
-            different += [end for end in ends if end[1] != end[2]]
-    if cached.chat_template and not provenance.get("chat_template"):
-        template = template_hash(pin_clock(found.chat_template, dict(cached.template_options)))
-        different += [("chat_template", cached.chat_template, template)] if template != cached.chat_template else []
-    return different
-
-
-def _read(path: Path) -> LoadedTokenizer:
-    if not path.exists():
-        advice = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
-        raise ModelNotFoundError(f"there is no tokenizer at {path}", where=str(path.absolute()), fix=advice)
-    return read_tokenizer(path)

@@ -172,8 +172,6 @@ class GeometrySettings(Value):
         """One bucket table per resolution, or that of an explicit list; raises RecipeError if no bucket is left."""
         if self.buckets:
             return (explicit_table(self.buckets, multiple=self.multiple),)
-        if not self.resolutions:
-            raise RecipeError("no resolution given", fix="give --resolution or --bucket")
         limits = {"min_side": self.min_side, "max_side": self.max_side}
         return tuple(bucket_table(resolution=r, multiple=self.multiple, **limits) for r in self.resolutions)
 

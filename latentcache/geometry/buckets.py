@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from math import isqrt
 
 from latentcache.errors import RecipeError
@@ -23,7 +23,7 @@ GEOMETRY_RULE = 1
 MAX_SIDE = 65_535
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BucketTable:
     """The target sizes of one resolution.
 
@@ -38,18 +38,16 @@ class BucketTable:
     """Pixels of a smaller bucket at most."""
     longest: int = 0
     """Longest side of a smaller bucket."""
-    _largest: tuple[Size, ...] = field(init=False, repr=False, compare=False)
-    """Of each aspect ratio."""
-    _aspects: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.sizes:
-            raise RecipeError("a bucket table needs at least one bucket", fix="give --resolution or --bucket")
         ordered = sorted(set(self.sizes), key=lambda size: (Fraction(size.width, size.height), -size.area))
-        largest = {Fraction(size.width, size.height): size for size in reversed(ordered)}
         object.__setattr__(self, "sizes", tuple(ordered))
-        object.__setattr__(self, "_largest", tuple(reversed(largest.values())))
-        object.__setattr__(self, "_aspects", tuple(map(float, reversed(largest))))
+
+    @cached_property
+    def _largest(self) -> tuple[tuple[Size, ...], tuple[float, ...]]:
+        """The largest bucket of each aspect ratio, and these ratios."""
+        largest = {Fraction(size.width, size.height): size for size in reversed(self.sizes)}
+        return tuple(reversed(largest.values())), tuple(map(float, reversed(largest)))
 
     def within(self, image: Size) -> Size | None:
         """The bucket of an image that must not be enlarged; None: there is none.
@@ -77,8 +75,9 @@ class BucketTable:
         What is kept, ``min(a, b) / max(a, b)`` of the two aspect ratios, falls on both sides of the image's
         own ratio, so the best bucket is one of its two neighbours. Ties: the larger area, then the wider.
         """
-        at = bisect_left(self._aspects, image.width / image.height)  # a float finds the place, integers decide
-        return reduce(partial(_better, image), self._largest[max(at - 2, 0) : at + 2])
+        sizes, aspects = self._largest
+        at = bisect_left(aspects, image.width / image.height)  # a float finds the place, integers decide
+        return reduce(partial(_better, image), sizes[max(at - 2, 0) : at + 2])
 
 
 def bucket_table(
@@ -114,7 +113,7 @@ def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
     """A table from an explicit list, checked against the model's size multiple.
 
     Raises:
-        RecipeError: The list is empty, or a side is no multiple or too large.
+        RecipeError: A side is no multiple or too large.
     """
     listed = tuple(sizes)
     for size in listed:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, UnusableSampleError, count_of
-from latentcache.fields.captions import samples_with_several
+from latentcache.fields.captions import further_captions
 from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
@@ -97,7 +97,7 @@ class Found:
         words = [*list(numbers)[1:], NO_CAPTION]
         self.captions = {word: many[numbers[word]] for word in words if many[numbers[word]]}
         self.first_without = names[int((source == 0).argmax())] if many[0] else ""
-        self.several = samples_with_several(texts)
+        self.several = len(further_captions(texts))
         self.set_samples = tuple(np.bincount(units["owner"], minlength=len(sets)).tolist())
 
     def notes(self) -> Iterator[Rejected]:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.errors import ModelNotFoundError, StaleCacheError, UnsupportedModelError
-from latentcache.fields.input_ids import tokenizer_differences
+from latentcache.fields.input_ids import InputIds
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello you"}]}
 ROLES = {"eos_token": "<|im_end|>"}
@@ -107,6 +107,6 @@ def test_what_cannot_be_compared_says_what_can(tmp_path):
 def test_a_cache_without_parts_names_the_whole(tmp_path):
     recipe = open_cache(built(tmp_path, "stub", {"text": "some text"})).recipe()
     folder = save(byte_level(), tmp_path / "model")
-    ((name, was, now),) = tokenizer_differences(recipe, {}, folder)
+    ((name, was, now),) = InputIds().model_differences(recipe, {}, folder)
     assert (name, was) == ("tokenizer", recipe.tokenizer)
     assert now != was

@@ -50,14 +50,14 @@ class PromptProducer(Producer):
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        if self._encoder is None and "stub" in self._about:
+        if "stub" in self._about:
             self._encoder, self.noise = _Stub(self._about["stub"], self._recipe), EXACT
-        elif self._encoder is None:
-            pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
-            self._encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)
-            self.device = self._encoder.device
-            alone, beside = (as_floats(self._encoder.encode(texts)[0][0]) for texts in (_PROBES[:1], _PROBES))
-            self.noise = {"devices": [self.device], **measured(alone, beside)}
+            return
+        pipeline = locate_pipeline(self._about["pipeline"], self._recipe.output)
+        self._encoder = encoder = _PipelineEncoder(pipeline, self._recipe, self._context.device)
+        self.device = encoder.device
+        alone, beside = (as_floats(encoder.encode(texts)[0][0]) for texts in (_PROBES[:1], _PROBES))
+        self.noise = {"devices": [self.device], **measured(alone, beside)}
 
     def prepare(self, job: Job) -> Read | Failure:
         """See :class:`Producer`. The text is at hand."""
@@ -69,7 +69,6 @@ class PromptProducer(Producer):
 
     def encode(self, batch: Sequence[Prepared]) -> Finished:
         """See :class:`Producer`."""
-        self.open()
         assert self._encoder is not None
         made = self._encoder.encode([item.value for item in batch])
         return Finished([self._made(array, columns) for array, columns in made])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.text.tokenizer import CLOSE, RenderedChat, SpecialTokens
+from latentcache.encoders.text.tokenizer import CLOSE, Rendered, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.input_ids import NOT_RENDERED
 from latentcache.sources.causes import fault
@@ -100,7 +100,7 @@ class ChatRenderer:
         self._calls_as_text = self._calls_as_text and self._writes("", _ASKED, _CALLING)
         self._style = _Style() if self.has_generation else self._probed_style()
 
-    def render(self, record: Record) -> RenderedChat:
+    def render(self, record: Record) -> Rendered:
         """A conversation as text with its loss spans; raises UnusableSampleError."""
         told = record.messages or ()
         chat = _Conversation(
@@ -114,8 +114,8 @@ class ChatRenderer:
         else:
             learned = [number for number, message in enumerate(told) if message.learned]
             spans = [self._ended(text, *self._place(chat, text, number)) for number in learned]
-        kept = tuple((begin, end) for begin, end in spans if begin < end)
-        return RenderedChat(text=text, spans=kept, not_rendered=not_rendered(record, text, self._marked))
+        kept = [(begin, end) for begin, end in spans if begin < end]
+        return Rendered(text, kept, not_rendered(record, text, self._marked))
 
     def _tagged(
         self, told: Sequence[Message], chat: _Conversation, tagged: Sequence[tuple[int, int]]

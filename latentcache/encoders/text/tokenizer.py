@@ -31,7 +31,6 @@ from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
 from latentcache.sources.causes import fault, hint_for
 from latentcache.sources.records import Record
-from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.encoders.text.chat import ChatRenderer
@@ -43,14 +42,17 @@ Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
 """(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
 
 
-class RenderedChat(Value):
-    """A conversation as text."""
+class Rendered(NamedTuple):
+    """A record as one text."""
 
     text: str
-    spans: tuple[tuple[int, int], ...]
-    """(begin, end) of the parts with loss, in characters; rising, not overlapping."""
+    spans: Spans | None
+    """(begin, end) of the parts with loss, in characters; rising, not overlapping. None: everything."""
     not_rendered: int = 0
     """Bits of ``fields.input_ids.NOT_RENDERED``."""
+    is_chat: bool = True
+    controls: int = 0
+    """Occurrences of special-token text in the content."""
 
 
 class SpecialTokens:
@@ -126,17 +128,6 @@ def unguarded(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     return {**tokenizer, "post_processor": None, "truncation": None, "padding": None}
 
 
-class _Prepared(NamedTuple):
-    """A record as one text for an engine."""
-
-    record: Record
-    text: str
-    spans: Spans | None
-    """Parts with loss, in characters; None: everything."""
-    controls: int
-    not_rendered: int = 0
-
-
 class TextTokenizer:
     """A real tokenizer, opened with ``Described.producer`` in each process. Cost: 0.1 s for 30 000 entries."""
 
@@ -177,7 +168,7 @@ class TextTokenizer:
         ``not_rendered`` bits of ``fields.input_ids.NOT_RENDERED``.
         """
         results: list[Made | Failure | None] = []
-        prepared: list[_Prepared] = []
+        prepared: list[Rendered] = []
         for record in records:
             try:
                 prepared.append(self._prepare(record))
@@ -188,12 +179,12 @@ class TextTokenizer:
         documents = iter(self._documents(prepared))
         return [next(documents) if result is None else result for result in results]
 
-    def _prepare(self, record: Record) -> _Prepared:
+    def _prepare(self, record: Record) -> Rendered:
         if record.messages is None:
             text = record.text or ""
             self._check_reserved(text)
             spans = [(record.begin, len(text))] if record.begin and self.recipe.loss != "all" else None
-            return _Prepared(record, text, spans, self._control.count(text))
+            return Rendered(text, spans, is_chat=False, controls=self._control.count(text))
         if self._chat is None:
             raise fault("no-template", "it is a conversation, and the tokenizer has no chat template")
         own = [message.content for message in record.messages]
@@ -201,16 +192,14 @@ class TextTokenizer:
         words = [*own, record.tools, record.options]
         for word in words:
             self._check_reserved(word)
-        controls = sum(map(self._control.count, words))
         rendered = self._chat.render(record)
-        text, places = rendered.text, [place for span in rendered.spans for place in span]
+        text, places = rendered.text, [place for span in rendered.spans or () for place in span]
         if self.recipe.split_control:
             text, places = self._control.rewrite(text, places)
-        spans = list(zip(places[::2], places[1::2], strict=True))
-        loss = None if self.recipe.loss == "all" else spans
-        return _Prepared(record, text, loss, controls, rendered.not_rendered)
+        spans = None if self.recipe.loss == "all" else list(zip(places[::2], places[1::2], strict=True))
+        return rendered._replace(text=text, spans=spans, controls=sum(map(self._control.count, words)))
 
-    def _documents(self, prepared: Sequence[_Prepared]) -> list[Made]:
+    def _documents(self, prepared: Sequence[Rendered]) -> list[Made]:
         """Ids and loss spans, each engine with all of its texts."""
         made: dict[int, Made] = {}
         takes = self._fast.takes if self._fast else lambda text: False
@@ -222,10 +211,10 @@ class TextTokenizer:
                 made |= {n: self._made(item, tokens) for n, item, tokens in zip(mine, own, found, strict=True)}
         return [made[number] for number in range(len(prepared))]
 
-    def _made(self, item: _Prepared, tokens: Tokens) -> Made:
+    def _made(self, item: Rendered, tokens: Tokens) -> Made:
         """The item of a record; a text gets its ends."""
         ids, loss = tokens
-        if item.record.messages is None:
+        if not item.is_chat:
             recipe = self.recipe
             begin = [recipe.bos_id] if recipe.add_bos and recipe.bos_id is not None else []
             end = [recipe.eos_id] if recipe.add_eos and recipe.eos_id is not None else []

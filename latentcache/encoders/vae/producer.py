@@ -44,16 +44,13 @@ class VaeProducer(PixelProducer):
 
     def open(self) -> None:
         """See :class:`Producer`."""
-        if self._encoder is None:
-            images_only = self._recipe.geometry.clips is None
-            self._encoder = open_encoder(self._description, device=self._context.device, fold=images_only)
-            self.device, self.noise = self._encoder.device, EXACT
-            if self._description.needs_torch:
-                self.noise = checked_noise(self._encoder)
+        images_only = self._recipe.geometry.clips is None
+        self._encoder = encoder = open_encoder(self._description, device=self._context.device, fold=images_only)
+        self.device = encoder.device
+        self.noise = checked_noise(encoder) if self._description.needs_torch else EXACT
 
     def encode(self, batch: Sequence[Prepared]) -> Pending:
         """See :class:`Producer`. Items of one group."""
-        self.open()
         assert self._encoder is not None
         values = [item.value for item in batch]
         pending = self._encoder.submit(values)

@@ -29,6 +29,7 @@ def described(folder, output, **said):
 def encoded(found, texts=TEXTS):
     """The items of some captions, as a worker makes them."""
     producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
+    producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
             enumerate(texts)]  # fmt: skip
     made = producer.encode([item for job in jobs for item in producer.prepare(job).items]).result()
