@@ -2,18 +2,17 @@
 
 Guarantee: a word that was meant as a path is never looked up on the network. The network is asked first, once: a
 local hub cache may hold a part of a repository or an old revision, and a recipe must not depend on that. Without a
-network the local hub cache is used if it holds everything that decides the recipe.
+network the local hub cache is used; a file that it lacks is an error, if not here, then where it is read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
-from latentcache.errors import EncoderError, ModelNotFoundError, UsageError
+from latentcache.errors import ModelNotFoundError, UsageError
 from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -34,8 +33,8 @@ class Wanted(Value):
     """Everything that the option takes, for the error."""
     files: tuple[str, ...]
     """Patterns of the files to download."""
-    look: Callable[[Path], object]
-    """Raises EncoderError if a folder of the local hub cache lacks a file that decides the recipe."""
+    needed: tuple[str, ...] = ()
+    """Files without which a folder of the local hub cache is not used: other tools fetch parts of a repository."""
 
 
 def is_hub_id(word: str) -> bool:
@@ -75,10 +74,10 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     def local(revision: str | None = None) -> Path | None:
-        with suppress(OSError, ValueError, EncoderError):
+        with suppress(OSError, ValueError):
             folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-            wanted.look(folder)
-            return folder
+            if all((folder / file).is_file() for file in wanted.needed):
+                return folder
         return None
 
     if revision and (known := local(revision)):

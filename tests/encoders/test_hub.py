@@ -4,15 +4,11 @@ import huggingface_hub
 import pytest
 
 from latentcache.encoders.hub import Wanted, expanded, hub_folder, is_hub_id
-from latentcache.errors import EncoderError, ModelNotFoundError
+from latentcache.errors import ModelNotFoundError
 
 
-def folder_of(*files, complete=True, revision=""):
-    def look(folder):
-        if not complete:
-            raise EncoderError("part of it", fix="all of it")
-
-    wanted = Wanted(what="model", flag="--model", takes="", files=files, look=look)
+def folder_of(*files, needed=(), revision=""):
+    wanted = Wanted(what="model", flag="--model", takes="", files=files, needed=needed)
     return hub_folder("org/name", wanted, revision=revision)
 
 
@@ -53,7 +49,7 @@ def test_a_known_revision_needs_no_network(hub):
     calls, _ = hub
     assert folder_of(revision="abc").name == "local"
     assert calls == [{"revision": "abc", "local_files_only": True}]
-    assert folder_of(revision="abc", complete=False).name == "fresh"
+    assert folder_of(revision="abc", needed=("config.json",)).name == "fresh"
 
 
 def test_a_closed_repository_says_how_to_get_in_and_what_is_downloaded(hub, monkeypatch):
@@ -75,6 +71,6 @@ def test_without_a_network_only_a_complete_cache_is_used(hub):
     state["online"] = False
     assert folder_of().name == "local"
     with pytest.raises(ModelNotFoundError) as caught:
-        folder_of(complete=False)
+        folder_of(needed=("config.json",))
     assert caught.value.why.endswith("closed: offline")
     assert caught.value.fix.endswith("then --model FOLDER")

@@ -224,8 +224,7 @@ def _index_folder(model: str) -> Path:
     """Where ``model_index.json`` is, if there is one; of a hub id nothing else is downloaded."""
     if (path := expanded(model)).exists() or not is_hub_id(model):
         return path
-    index = replace(_WANTED, what="model", flag="--model", files=(INDEX,), look=lambda folder: None)
-    return hub_folder(model, index)
+    return hub_folder(model, replace(_WANTED, what="model", flag="--model", files=(INDEX,), needed=()))
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
@@ -287,18 +286,11 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
     )
 
 
-def _look(folder: Path) -> None:
-    """Raise unless a folder of the local hub cache holds every file that decides a recipe."""
-    for output in _row(folder).values():
-        for part in output.parts:
-            _part(folder, read_json(folder / INDEX), part)
-
-
 _WANTED = Wanted(
     what="pipeline",
     flag="--text-encoder",
     takes="a pipeline folder, a hub id, stub or none",
     files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
                     for end in ("json", "txt", "model", "jinja", "safetensors"))),
-    look=_look,
+    needed=(INDEX,),
 )  # fmt: skip

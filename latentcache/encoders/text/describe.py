@@ -41,20 +41,13 @@ _LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
 _DECODERS = ("tokenizers",)
 
 
-def _look(folder: Path) -> None:
-    """Raise unless both files that decide the recipe are there; other tools fetch parts."""
-    for name in (JSON_NAME, "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            raise UnsupportedModelError(f"{folder} has no {name}", where=str(folder), fix="download it again")
-
-
 _WANTED = Wanted(
     what="tokenizer",
     flag="--tokenizer",
     takes="a folder, a tokenizer.json, a hub id, or stub",
     files=("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
            "*.model", "config.json"),
-    look=_look,
+    needed=(JSON_NAME, "tokenizer_config.json"),
 )  # fmt: skip
 #: ``Record.form`` of a conversation, and of a text that begins with a prompt.
 CHAT, PROMPT = 1, 2

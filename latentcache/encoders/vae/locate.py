@@ -168,5 +168,4 @@ _WANTED = Wanted(
         *("model_index.json", "config.json", "*.safetensors.index.json", "diffusion_pytorch_model*.safetensors"),
         *("vae/*.json", "vae/*.safetensors"),
     ),
-    look=_files,
 )

@@ -146,4 +146,4 @@ def test_a_variant_that_another_tool_fetched_is_not_taken_for_the_model(model, t
     model.weights.rename(variant)
     hub_cache(tmp_path, model.folder, nested=False, weights=variant.name)
     line, _ = run_with_hub(tmp_path, HF_HUB_OFFLINE="1")
-    assert line.startswith("model-not-found|")
+    assert line.startswith("model-unsupported|")
