@@ -149,12 +149,12 @@ def samples() -> SampleTable:
     nothing = np.zeros((count, 16), dtype=np.uint8)
     image = Input(content=content, file=np.arange(count, dtype=np.int32))
     caption = Input(content=nothing, file=np.full(count, -1, dtype=np.int32), text=Strings.of(CAPTIONS))
-    table = SampleTable(
+    return SampleTable(
         names=names,
         files=Files(names=names, stat=stat, content=content),
         inputs={"image": image, "caption": caption},
+        columns={"original_size": np.array([[64, 72], [70, 64], [64, 64], [256, 192]], dtype=np.uint32)},
     )
-    return table.with_columns(original_size=np.array([[64, 72], [70, 64], [64, 64], [256, 192]], dtype=np.uint32))
 
 
 def make_vectors(folder: Path) -> dict[str, Any]:

@@ -259,7 +259,7 @@ def known_files(data: Path, side: int, *, hashed: bool = True) -> SampleTable:
     stat[:, 5] = stat[:, 1:3].max(axis=1) + np.uint64(10**12)
     size = np.full((len(found), 2), side, np.uint32)
     if hashed:
-        return replace(found, files=replace(found.files, stat=stat)).with_columns(original_size=size)
+        return replace(found, files=replace(found.files, stat=stat), columns={**found.columns, "original_size": size})
     made = table_of(found.names, size, stat=stat)
     return replace(made, inputs={**found.inputs, "image": made.inputs["image"]})
 

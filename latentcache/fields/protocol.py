@@ -30,8 +30,6 @@ Recipe = Any
 """The recipe of a kind, of its class :attr:`FieldKind.recipe`."""
 Differences = list[tuple[str, Any, Any]]
 """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
-#: Kinds below are reserved for this package; others use 128 to 255.
-FIRST_FOREIGN_KIND = 128
 
 
 class Group(Value):
@@ -421,7 +419,7 @@ class FieldKind:
 
     name: str = ""
     kind: int = 0
-    """Byte 0 of every key; ``FIRST_FOREIGN_KIND`` or more for kinds from outside."""
+    """Byte 0 of every key; 128 to 255 for kinds from outside this package."""
     inputs: tuple[str, ...] = ()
     """Names of the inputs; the first one decides the name and the staleness of a sample."""
     settings: type[Any] = object

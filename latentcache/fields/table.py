@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -107,10 +107,6 @@ class SampleTable(Value):
         first = self.names[int(rows[0])]
         return Rejected(name=first, reason=reason, detail=detail, hint=hint, count=len(rows), target=target)
 
-    def with_columns(self, **columns: NDArray[Any]) -> SampleTable:
-        """A copy with more columns."""
-        return replace(self, columns={**self.columns, **columns})
-
 
 def join_tables(
     tables: Sequence[SampleTable], numbers: Sequence[NDArray[np.int64]], files: Files, order: NDArray[np.intp]
@@ -125,10 +121,8 @@ def join_tables(
         return joined
 
     def strings(values: Sequence[Strings]) -> Strings:
-        ends = np.concatenate([np.asarray(one.ends) for one in values])
-        sizes = np.cumsum([0, *(len(one.data) for one in values)])[:-1]
-        shift = np.repeat(sizes, [len(one) for one in values])
-        return Strings(np.concatenate([one.data for one in values]), ends + shift).select(order)
+        every = [text for one in values for text in one]
+        return Strings.of(map(every.__getitem__, order.tolist()))
 
     def joined_input(name: str) -> Input:
         own = [table.inputs[name] for table in tables]

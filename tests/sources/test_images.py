@@ -1,6 +1,7 @@
 """Folders of images: every file is in the samples, rejected or noted; captions and tables; what is remembered."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -261,7 +262,7 @@ def remembered(root: Path) -> Listing:
     """A listing as a build publishes it."""
     found = scan(root, IMAGES, hash_all=True)
     number = np.arange(len(found.samples), dtype=np.uint32)
-    table = found.samples.with_columns(original_size=np.stack([number + 1, number + 2], axis=1))
+    table = replace(found.samples, columns={"original_size": np.stack([number + 1, number + 2], axis=1)})
     return scan(root, IMAGES, table)
 
 

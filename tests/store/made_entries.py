@@ -143,7 +143,7 @@ def samples_of(numbers):
     caption = Input(content=np.zeros((count, 16), np.uint8), file=np.full(count, -1, np.int32), text=text)
     size = np.stack([np.arange(count), np.full(count, 512)], axis=1).astype(np.uint32)
     table = SampleTable(names=names, files=files, inputs={"image": image, "caption": caption})
-    return table.with_columns(original_size=size)
+    return replace(table, columns={**table.columns, "original_size": size})
 
 
 def new_field_of(catalog, name, numbers, known=None):

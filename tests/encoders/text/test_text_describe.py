@@ -83,7 +83,7 @@ def test_texts_that_shall_end_with_a_token_that_is_not_there(tmp_path):
     assert described_tokenizer(folder, add_eos=False).recipe.eos_id is None
     save(byte_level(), tmp_path, template=untagged(CHATML))
     assert described({"tokenizer": str(folder)}, chat=True).recipe.add_eos, "conversations need none"
-    mixed = samples(chat=True).with_columns(form=np.array([1, 0], np.uint8))
+    mixed = replace(samples(chat=True), columns={"form": np.array([1, 0], np.uint8)})
     with pytest.raises(UsageError, match="eos_token"):
         described({"tokenizer": str(folder)}, samples=mixed)
 
