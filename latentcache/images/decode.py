@@ -28,13 +28,7 @@ from latentcache.fields.latents import MAX_PIXELS, LatentsRecipe, PixelProfile
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip
-from latentcache.images.headers import (
-    SIDEWAYS,
-    check_png,
-    opened,
-    stored_orientation,
-    translated_errors,
-)
+from latentcache.images.headers import check_png, header, translated_errors
 from latentcache.images.resize import resize_crop
 from latentcache.sources.causes import fault
 
@@ -63,11 +57,7 @@ class EncodedImage:
 
     def __init__(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> None:
         self._data, self._stream = data, BytesIO(data)
-        with translated_errors(self._stream):
-            self._image = opened(self._stream, max_pixels=max_pixels)
-            self._orientation = stored_orientation(self._image, self._stream)
-            width, height = self._image.size
-            self.size = Size(width, height) if self._orientation in SIDEWAYS else Size(height, width)
+        self._image, self._orientation, self.size = header(self._stream, max_pixels=max_pixels)
         """Pixels, after EXIF orientation."""
 
     def pixels(self, profile: PixelProfile) -> NDArray[np.uint8]:

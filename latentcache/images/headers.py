@@ -38,7 +38,7 @@ from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 #: EXIF orientations that exchange height and width.
-SIDEWAYS = frozenset({5, 6, 7, 8})
+_SIDEWAYS = frozenset({5, 6, 7, 8})
 
 _TRUNCATED_WORDS = ("truncated", "premature", "broken data stream", "could not create decoder")
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -55,20 +55,6 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
     # Imported one by one, so that Pillow never loads all of its plugins, from any thread.
     import_module(f"PIL.{_plugin}ImagePlugin")
-
-
-def image_size(source: bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Size:
-    """Size in pixels after EXIF orientation, from the header of a file alone (its position is moved).
-
-    Raises:
-        UnusableSampleError: The image cannot be used; ``slug`` is the reason.
-    """
-    stream = BytesIO(source) if isinstance(source, bytes) else source
-    with translated_errors(stream):
-        image = opened(stream, max_pixels=max_pixels)
-        width, height = image.size
-        sideways = stored_orientation(image, stream) in SIDEWAYS
-        return Size(width, height) if sideways else Size(height, width)
 
 
 def fill_sizes(
@@ -97,7 +83,7 @@ def fill_sizes(
                     video = EncodedClip(file, max_pixels=max_pixels)
                     size, clips[number] = video.size, video.clip
                 else:
-                    size = image_size(file, max_pixels=max_pixels)
+                    size = header(file, max_pixels=max_pixels)[2]
             sizes[number] = size.height, size.width
         except UnusableSampleError as error:
             name, line = samples.where(int(rows[number]))
@@ -114,8 +100,19 @@ def fill_sizes(
     return columns, sorted(rejected, key=lambda pair: pair[0])
 
 
-def opened(stream: BinaryIO, *, max_pixels: int) -> Image.Image:
-    """The image, header read and nothing decoded. Call within :func:`translated_errors`."""
+def header(stream: BinaryIO, *, max_pixels: int = MAX_PIXELS) -> tuple[Image.Image, int, Size]:
+    """The image, not decoded, its EXIF orientation (1 to 8) that is to be applied, and its size with it applied.
+
+    Raises:
+        UnusableSampleError: The image cannot be used; ``slug`` is the reason.
+    """
+    with translated_errors(stream):
+        image = _opened(stream, max_pixels=max_pixels)
+        orientation, (width, height) = _stored_orientation(image, stream), image.size
+    return image, orientation, Size(width, height) if orientation in _SIDEWAYS else Size(height, width)
+
+
+def _opened(stream: BinaryIO, *, max_pixels: int) -> Image.Image:
     # ``warnings.catch_warnings`` is not safe in threads; a filter that is inserted once and stays is.
     if list(warnings.filters[:1]) != [_QUIET]:
         warnings.filterwarnings("ignore", module=_INSIDE_PILLOW)
@@ -126,8 +123,7 @@ def opened(stream: BinaryIO, *, max_pixels: int) -> Image.Image:
     return image
 
 
-def stored_orientation(image: Image.Image, stream: BinaryIO) -> int:
-    """EXIF orientation that is still to be applied, 1 to 8; 1 if there is none, or nonsense."""
+def _stored_orientation(image: Image.Image, stream: BinaryIO) -> int:
     if image.format == "TIFF":
         return 1  # Pillow turns these while loading, and has exchanged the sides already
     exif = image.info.get("exif")

@@ -211,9 +211,7 @@ def _by_walk(found: RecordFiles, text_lines: bool, split: str) -> None:
     kinds = [KINDS.get(extension_of(name), extension_of(name)) for name, _ in there]
     read = {"json", "parquet"} if {"json", "parquet"} & {*kinds} else {"text"}
     records = read - {"text"}
-    splits = splits_of([name for (name, _), kind in zip(there, kinds, strict=True) if kind in records])
-    if len({*splits}) > 1:  # files that name none are for training
-        splits = [one or TRAIN for one in splits]
+    splits = for_training(splits_of([name for (name, _), kind in zip(there, kinds, strict=True) if kind in records]))
     chosen = which_split(found.root, splits or [""], split) if kinds else ""
     each = iter(splits)
     for (name, stat), kind in zip(there, kinds, strict=True):
@@ -277,6 +275,11 @@ def splits_of(names: Sequence[str]) -> list[str]:
         if any(found):
             return [SPLITS[words[-1].lower()] if words else "" for words in found]
     return [""] * len(names)
+
+
+def for_training(splits: Sequence[str]) -> list[str]:
+    """The same splits; if there are several, what names none is for training."""
+    return [one or TRAIN for one in splits] if len({*splits}) > 1 else [*splits]
 
 
 def which_split(root: Path, splits: Sequence[str], asked: str) -> str:

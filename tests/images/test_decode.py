@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_images import IMAGE, PIXELS, X, Y, chunk, saved
+from made_images import IMAGE, PIXELS, X, Y, chunk, image_size, saved
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.latents import PixelProfile
 from latentcache.images.decode import decode
-from latentcache.images.headers import image_size
 
 PROFILE = PixelProfile()
 ALPHA = ((X * 9 + Y * 5) % 256).astype(np.uint8)

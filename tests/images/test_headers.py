@@ -5,14 +5,14 @@ import zlib
 
 import numpy as np
 import pytest
-from made_images import chunk, saved
+from made_images import chunk, image_size, saved
 from PIL import Image
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
-from latentcache.images.headers import check_png, exif_orientation, fill_sizes, image_size
+from latentcache.images.headers import check_png, exif_orientation, fill_sizes
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 

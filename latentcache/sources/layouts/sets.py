@@ -13,7 +13,7 @@ from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.causes import rejected
-from latentcache.sources.corpus import TRAIN, which_split
+from latentcache.sources.corpus import for_training, which_split
 from latentcache.sources.walk import CAPTION_EXTENSIONS
 from latentcache.value import Value
 
@@ -199,9 +199,7 @@ class Layout(Value):
 
 def choose_split(layout: Layout, split: str) -> Layout:
     """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted."""
-    splits = [one.split for one in layout.sets]
-    if len({*splits}) > 1:  # sets that name none are for training
-        splits = [one or TRAIN for one in splits]
+    splits = for_training([one.split for one in layout.sets])
     if not split and len({*splits}) < 2:
         return layout
     chosen = which_split(layout.root, splits, split)
