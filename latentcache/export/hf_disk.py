@@ -118,10 +118,9 @@ def _write_split(
 def _record(batch: Mapping[str, Any], columns: Mapping[str, str], schema: Any) -> Any:
     lists: dict[str, Any] = {name: np.asarray(value) for name, value in batch.items()}
     if "position_ids" in lists:
-        lists["seq_lengths"] = segments(lists["position_ids"])
-        if columns.get("attention_mask") == "int32":
-            numbers = np.cumsum(lists["position_ids"] == 0, axis=1)
-            lists["attention_mask"] = np.where(lists["attention_mask"] != 0, numbers, 0)
+        numbers = lists["seq_idx"]
+        mask = numbers if columns.get("attention_mask") == "int32" else numbers > 0
+        lists |= {"seq_lengths": segments(lists["position_ids"]), "attention_mask": mask}
     return pa.record_batch([_lists(lists[name], kind) for name, kind in columns.items()], schema=schema)
 
 

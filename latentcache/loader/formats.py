@@ -4,7 +4,8 @@ A format is data: a mapping of names and a few pure functions of the batch, so a
 and meanings are those of the training examples of diffusers (``examples/text_to_image``, ``examples/dreambooth``), of
 transformers, of TRL's padding-free collator (``flat``) and of torchtitan. Rows of tokens: models of transformers keep
 documents of a row apart by ``position_ids``, and only if they get no ``attention_mask`` and no cache
-(``transformers/masking_utils.py``, ``find_packed_sequence_indices``), so the batch carries ``use_cache=False``.
+(``transformers/masking_utils.py``, ``find_packed_sequence_indices``). So batches of such rows have no mask in any
+format, and carry ``use_cache=False``.
 """
 
 from __future__ import annotations
@@ -221,9 +222,7 @@ def check_row_format(name: str | None, *, isolated: bool) -> str:
 
 
 def row_format(batch: Batch, name: str, ids: str = "input_ids") -> Batch:
-    """A ``plain`` batch of rows of tokens, (B, L), with a trainer's names; ``ids``: name of the ids in the batch."""
-    if name == "plain":
-        return batch
+    """A batch of rows of tokens, (B, L), with a trainer's names; ``ids``: name of the ids in the batch."""
     if name == "torchtitan":
         positions = {"positions": batch["position_ids"]} if "position_ids" in batch else {}
         labels = batch["labels"]  # torchtitan does not shift them itself
@@ -231,10 +230,9 @@ def row_format(batch: Batch, name: str, ids: str = "input_ids") -> Batch:
         return {"input": batch[ids], **positions, "labels": shifted}
     if name == "flat":
         return _flat(batch, ids)
-    if "position_ids" not in batch:
-        return {key: value for key, value in batch.items() if key != "is_pad_row"}
-    kept = {key: value for key, value in batch.items() if key not in ("attention_mask", "seq_idx", "is_pad_row")}
-    return kept | {"use_cache": False}
+    left_out = () if name == "plain" else ("seq_idx", "is_pad_row")
+    kept = {key: value for key, value in batch.items() if key not in left_out}
+    return kept | {"use_cache": False} if "position_ids" in batch else kept
 
 
 def _flat(batch: Batch, ids: str) -> Batch:

@@ -390,6 +390,9 @@ class Sampler(TorchSampler[BatchIndex]):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
+    def __repr__(self) -> str:
+        return f"Sampler(of {self._loader})"
+
     def __len__(self) -> int:
         return len(self._loader)
 
@@ -435,6 +438,9 @@ class BatchDataset(Dataset[Batch]):
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+
+    def __repr__(self) -> str:
+        return f"BatchDataset(of {self._loader})"
 
     def __len__(self) -> int:
         """Samples that an epoch uses; trainers report it."""

@@ -144,6 +144,7 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
     while one more is begun; 0 makes each when it is asked for.
     """
     served, worked, forks, queue = 0, 0.0, _forks, _Queue(source(0), depth)
+    ended = _EndError  # at the end of Python the module has no names any more
     try:
         while True:
             if forks != _forks:  # what was begun is in another process
@@ -154,7 +155,7 @@ def read_ahead(source: Callable[[int], Iterable[Work[Made]]], depth: int) -> Gen
             served, left = served + 1, time.perf_counter()
             yield made.pop()  # nothing here holds it meanwhile
             worked = (worked + time.perf_counter() - left) / 2
-    except _EndError:
+    except ended:
         queue.end(wait=True)
     finally:
         if forks == _forks:

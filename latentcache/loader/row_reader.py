@@ -42,7 +42,7 @@ class RowSettings(Value):
     pad_id: int
     padding_side: str = "right"
     isolated: bool = False
-    """True if documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``."""
+    """True if documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``, and no mask."""
 
 
 class RowPart:
@@ -190,8 +190,8 @@ class RowReader:
             batch["labels"][marks] = IGNORED
             batch["is_pad_row"] = marks
         if numbers is not None:
-            mask = batch["attention_mask"].numpy()
-            tokens = int((mask if is_pad is None else mask[~is_pad]).sum())
+            held = batch["seq_idx" if self.settings.isolated else "attention_mask"].numpy() > 0
+            tokens = int((held if is_pad is None else held[~is_pad]).sum())
             learned = int(np.count_nonzero(batch["labels"].numpy() != IGNORED))
             batch["meta"] = numbers | {"tokens": tokens, "trainable_tokens": learned}
         return row_format(batch, name or "plain", self.settings.field)
@@ -228,25 +228,27 @@ class RowBatch:
         """The batch, (B, L) tensors."""
         reader, settings, width = self.reader, self.reader.settings, self.reader.settings.length
         shape, places, isolated = (len(self.rows), width), len(self.rows) * width, settings.isolated
-        memory = reader.pool.take(places * (36 if isolated else 24))
-        ids, mask, labels = memory[: places * 24].view(np.int64).reshape(3, *shape)
-        batch: dict[str, NDArray[Any]] = {settings.field: ids, "attention_mask": mask, "labels": labels}
+        memory = reader.pool.take(places * (28 if isolated else 24))
+        ids, labels, third = memory[: places * 24].view(np.int64).reshape(3, *shape)
+        batch: dict[str, NDArray[Any]] = {settings.field: ids, "labels": labels}
         dtype = reader.parts[0].documents.dtype
         narrow = reader.scratch.take(places * dtype.itemsize).view(dtype).reshape(shape)
         for where, first, last in self.located:
             Gathering(where, first, last, narrow.reshape(-1).view(np.uint8)).finish()
-        ids[:], mask[:] = narrow, 1
+        ids[:] = narrow
         self._learn(ids.reshape(-1), labels.reshape(-1))
-        if isolated:
-            batch["position_ids"] = memory[places * 24 : places * 32].view(np.int64).reshape(shape)
-            batch["seq_idx"] = memory[places * 32 :].view(np.int32).reshape(shape)
+        if isolated:  # an attention mask would have models of transformers ignore where documents begin
+            batch |= {"position_ids": third, "seq_idx": memory[places * 24 :].view(np.int32).reshape(shape)}
             self._number(batch["position_ids"].reshape(-1), batch["seq_idx"].reshape(-1))
+        else:
+            batch["attention_mask"] = third
+            third[:] = 1
         for row, length in enumerate(self.lengths.tolist()):
             if length < width:
                 gap = (row, slice(0, width - length) if settings.padding_side == "left" else slice(length, width))
-                ids[gap], mask[gap], labels[gap] = settings.pad_id, 0, IGNORED
+                ids[gap], labels[gap] = settings.pad_id, IGNORED
+                third[gap] = reader.counting[: width - length] if isolated else 0
                 if isolated:
-                    batch["position_ids"][gap] = reader.counting[: width - length]
                     batch["seq_idx"][gap] = 0
         made: Batch = {name: torch.from_numpy(array) for name, array in batch.items()}
         return made | {"names": list(map(reader.where, self.rows.tolist()))} if reader.named else made

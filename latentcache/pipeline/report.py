@@ -99,6 +99,10 @@ class BuildReport(Value):
     """False if the current snapshot already says the same."""
     elapsed_s: float = 0.0
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {name}" for name, number in self.counts().items() if number) or "no samples"
+        return f"BuildReport({self.cache}, snapshot {self.snapshot}: {counts})"
+
     @property
     def samples(self) -> int:
         """Usable and rejected."""

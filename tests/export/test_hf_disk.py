@@ -40,7 +40,8 @@ class Packed:
         positions = np.concatenate([np.arange(part) for part in parts])
         labels = np.where(mask, ids, -100)
         labels[positions == 0] = -100
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "position_ids": positions}
+        numbers = np.where(mask, np.cumsum(positions == 0), 0)
+        return {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_idx": numbers}
 
 
 ROWS = Packed([[5, 4, 7], [16], [3, 3], [8, 8], [2, 9]])

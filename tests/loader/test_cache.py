@@ -40,6 +40,8 @@ def test_what_a_cache_says_of_itself(four, tmp_path):
                    combine([cache] * 6), cache.loader(batch_size=1).dataset):  # fmt: skip
         assert len(repr(public).splitlines()) <= 5
         assert max(map(len, repr(public).splitlines())) < 200
+        assert " at 0x" not in repr(public)
+    assert (cache == open_cache(four), len({cache, cache})) == (False, 1)
 
 
 def test_reading_needs_no_model_library(four):

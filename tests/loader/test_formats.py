@@ -137,7 +137,6 @@ def a_batch():
     ids = torch.arange(12).view(2, 6)
     return {
         "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
         "labels": ids.clone(),
         "position_ids": position_ids,
         "seq_idx": torch.ones(2, 6, dtype=torch.int32),
@@ -156,4 +155,4 @@ def test_rows_for_transformers_torchtitan_and_flash_attention():
     assert (flat["max_length_q"], flat["seq_idx"][0].tolist()) == (6, [0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 3, 3])
     assert flat["cu_seq_lens_q"].dtype == torch.int32
     del batch["position_ids"]
-    assert set(row_format(batch, "transformers")) == {"input_ids", "attention_mask", "labels", "seq_idx"}
+    assert set(row_format(batch, "transformers")) == {"input_ids", "labels"}

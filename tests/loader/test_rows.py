@@ -44,9 +44,8 @@ def expected_row(view, row, width, ids, spans=None):
     out["attention_mask"] = [1] * count
     left = view.settings.padding_side == "left"
     rows = {name: padding[name] + out[name] if left else out[name] + padding[name] for name in out}
-    return (
-        rows if view.settings.isolated else {name: rows[name] for name in ("input_ids", "labels", "attention_mask")}
-    )
+    kept = ("position_ids", "seq_idx") if view.settings.isolated else ("attention_mask",)
+    return {name: rows[name] for name in ("input_ids", "labels", *kept)}
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +174,7 @@ def model():
     return LlamaForCausalLM(LlamaConfig(vocab_size=1100, num_key_value_heads=2, **sizes)).eval()
 
 
-@pytest.mark.parametrize("form", ["transformers", "flat"])
+@pytest.mark.parametrize("form", [None, "transformers", "flat"])
 def test_packed_documents_do_not_see_each_other_in_a_real_model(tmp_path, model, form):
     """The README's way, ``model(**batch)``: changing document A leaves the logits of document B alone."""
     ids = texts(24, 30)

@@ -47,6 +47,7 @@ def test_rejected_samples_are_quarantined_until_they_change(case, data, trusted,
     assert report.rejected[0].hint
     assert report.rejected[0].detail
     assert (report.encoded, report.quarantined, report.samples, report.too_many_failed) == (4, 1, 5, True)
+    assert "cache, snapshot 1: 5 samples, 4 encoded, 1 quarantined" in repr(report)
     assert path.name not in rows_of(report.cache, case.field)
     assert not built(case, data, allow_failed="20%").too_many_failed
     with no_runs():
