@@ -7,6 +7,7 @@ network the local hub cache is used; a file that it lacks is an error, if not he
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -46,10 +47,7 @@ def is_hub_id(word: str) -> bool:
 
 def expanded(word: str) -> Path:
     """With the home folder for ``~``; unchanged if there is no such user."""
-    try:
-        return Path(word).expanduser()
-    except RuntimeError:
-        return Path(word)
+    return Path(os.path.expanduser(word))  # noqa: PTH111 - Path.expanduser fails without such a user
 
 
 def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:

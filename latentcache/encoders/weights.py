@@ -23,6 +23,7 @@ from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.fields.dtypes import as_floats
 from latentcache.identity.content import canonical_json, json_hash
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.known import racy
 
 _CHUNK_BYTES = 4 << 20
 _FLOATS: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -141,7 +142,7 @@ def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[
     if known is not None and (known.get("names"), known.get("stats")) == (names, stats):
         return dict(known)
     # A file so young may change again without another stat.
-    kept = [] if any(memo.racy for memo in memos) else stats
+    kept = [] if racy(np.array(memos, dtype=np.uint64)).any() else stats
     return {"fingerprint": fingerprint(tensors), "names": names, "stats": kept}
 
 

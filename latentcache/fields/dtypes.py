@@ -27,6 +27,8 @@ DTYPES: Mapping[str, tuple[int, int]] = {
     "int64": (8, 8),
 }
 _NUMPY = {"bfloat16": "<u2"}
+#: Types that encoders compute in and values are stored in.
+FLOATS = ("float16", "bfloat16", "float32")
 #: Type of rows of 8-bit floats, and bytes of the scale at the end of a row.
 FLOAT8, SCALE_BYTES = "float8_e4m3fn", 4
 _LARGEST = 448.0

@@ -43,8 +43,6 @@ from latentcache.identity.tokenizer import (
 
 #: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 2
-#: Which tokens carry loss. ``all``: every one. ``assistant``: the assistant's turns, with the token that ends a turn.
-LOSSES = ("all", "assistant")
 #: Recipe setting -> the role whose id it needs: how a text begins and ends.
 _ENDS = (("add_bos", "bos_id", "bos_token"), ("add_eos", "eos_id", "eos_token"))
 #: Kinds of content that a chat template may leave out -> bit in the column ``not_rendered``.
@@ -67,6 +65,7 @@ class InputIdsRecipe(FieldRecipe):
     template_options: tuple[tuple[str, str], ...] = ()
     """Sorted (name, canonical JSON) of the values that the template gets beside the messages."""
     loss: str = "all"
+    """Tokens with loss. ``all``: every one. ``assistant``: the assistant's turns, with the token that ends a turn."""
     add_bos: bool = False
     """True: a plain text begins with the bos token. Chat templates write it themselves."""
     add_eos: bool = True
@@ -118,7 +117,9 @@ class InputIdsSettings(Settings):
         metavar="NAME=JSON",
         parse=parse_option,
     )
-    loss: str | None = setting("Tokens with loss [default: assistant for conversations, else all]", choices=LOSSES)
+    loss: str | None = setting(
+        "Tokens with loss [default: assistant for conversations, else all]", choices=("all", "assistant")
+    )
     add_bos: bool | None = setting("Begin each text with bos [default: as the tokenizer does]")
     add_eos: bool | None = setting("End each text with eos [default: yes]")
     control_tokens: bool | None = setting("Turn special-token text in content into special tokens [default: no]")

@@ -28,6 +28,7 @@ from latentcache.fields.clips import (
     focus_steps,
     without_focus,
 )
+from latentcache.fields.dtypes import FLOATS
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Array,
@@ -50,11 +51,6 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import MAX_DIM
 from latentcache.value import Value
 
-POSTERIORS = ("mode", "moments")
-STORAGE_DTYPES = ("float16", "bfloat16", "float32")
-COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
-RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
-ICC_POLICIES = ("srgb", "ignore")
 #: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.
 DEFAULT_CROPS, MAX_CROPS = 4, 128
 _LENGTHS = MAX_DIM + 1
@@ -255,14 +251,14 @@ class LatentsSettings(Settings):
     fps: int | None = setting("Frames per second to take of a video [default: every frame]", metavar="N", min=1)
     clip_start: str | None = setting("Place of the clip in its video [default: first]", choices=STARTS)
     flip: bool | None = setting("Store a horizontal flip of every image as well.")
-    compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=COMPUTE_DTYPES)
-    storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=STORAGE_DTYPES)
+    compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=("auto", *FLOATS))
+    storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=FLOATS)
     latents: str | None = setting(
-        "Store the mean or the moments of the posterior [default: mode]", choices=POSTERIORS
+        "Store the mean or the moments of the posterior [default: mode]", choices=("mode", "moments")
     )
     tiling: bool | None = setting("Encode large images in tiles: less memory, other latents (another recipe).")
-    resample: str | None = setting("Resize kernel [default: auto]", choices=RESAMPLERS)
-    icc: str | None = setting("Convert or ignore embedded color profiles [default: srgb]", choices=ICC_POLICIES)
+    resample: str | None = setting("Resize kernel [default: auto]", choices=("auto", "lanczos-u8", "lanczos-pil"))
+    icc: str | None = setting("Convert or ignore embedded color profiles [default: srgb]", choices=("srgb", "ignore"))
     alpha: str | None = setting("Color under transparent images [default: #ffffff]", metavar="COLOR")
 
     def __post_init__(self) -> None:

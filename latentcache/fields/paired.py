@@ -91,7 +91,6 @@ class Mask(Paired):
 class Control(Paired):
     """Latents of control and edit images."""
 
-    describer = "latentcache.encoders.vae.describe:describe_control"
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {**Latents.columns, "scaled": ("|u1", ())}
 
     def __init__(self, number: int) -> None:

@@ -19,6 +19,7 @@ from latentcache.errors import count_of
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.dtypes import (
     FLOAT8,
+    FLOATS,
     SCALE_BYTES,
     Limit,
     as_floats,
@@ -45,9 +46,6 @@ from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import canonical_json, content_hash
 
-_FLOATS = ("float16", "bfloat16", "float32")
-STORAGE_DTYPES = (*_FLOATS, FLOAT8)
-COMPUTE_DTYPES = ("auto", *_FLOATS)
 #: Value of ``--text-encoder`` that builds no embeddings.
 NONE = "none"
 #: Increased if the same caption and pipeline give other embeddings.
@@ -155,11 +153,11 @@ class PromptSettings(Settings):
         metavar="MODEL",
     )
     text_length: int | None = setting("Tokens of a prompt [default: of the pipeline]", metavar="N", min=1)
-    text_compute_dtype: str | None = setting("Precision of text encoders [default: auto]", choices=COMPUTE_DTYPES)
+    text_compute_dtype: str | None = setting("Precision of text encoders [default: auto]", choices=("auto", *FLOATS))
     text_storage_dtype: str | None = setting(
         "Type of stored embeddings; float8_e4m3fn keeps a scale per token and is about 3 % off "
         "[default: float16 for CLIP alone, else bfloat16]",
-        choices=STORAGE_DTYPES,
+        choices=(*FLOATS, FLOAT8),
     )
     caption_variants: int | None = setting(
         f"Texts stored of a caption at most [default: its captions; {DEFAULT_VARIANTS} with --shuffle-tags]",

@@ -497,8 +497,6 @@ class FieldKind:
         about: Any = {"kind": self.kind, "content": bytes(HASH_BYTES), "recipe": recipe.recipe_id[:RECIPE_BYTES]}
         prefixes = [entry_key(variant=n, dims=one.dims, **about) for one in groups for n in range(variants)]
         table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
-        if not len(content):
-            table = np.zeros((1, KEY_BYTES), dtype=np.uint8)
         keys = table[group.astype(np.intp) * variants + variant]
         keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content = self.key_content(content, variant, recipe)
         halves = np.ascontiguousarray(content).view(np.uint64)

@@ -35,8 +35,3 @@ class StatMemo(NamedTuple):
     def identity(self) -> tuple[int, ...]:
         """All fields but the moment of hashing."""
         return self[:5]
-
-    @property
-    def racy(self) -> bool:
-        """Whether the file was so young when it was hashed that it may have changed unseen since."""
-        return self.seen_ns - max(self.mtime_ns, self.ctime_ns) < RACY_NS

@@ -89,7 +89,7 @@ def _pipeline(
             fix="leave --text-length out",
         )
     memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
-    half = "float16" if output.clip else "bfloat16"
+    half = "float16" if all(part.cls.startswith("CLIP") for part in found.parts) else "bfloat16"
     recipe = PromptRecipe(
         output=name,
         pipeline=found.cls,

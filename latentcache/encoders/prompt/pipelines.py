@@ -47,8 +47,6 @@ class Output(Value):
     """Arguments of ``encode_prompt`` whose defaults ``__call__`` replaces."""
     libraries: tuple[str, ...] = ()
     """Optional libraries that clean the text before it is encoded, if they are installed."""
-    clip: bool = False
-    """True if all text encoders are CLIP's, whose values float16 holds."""
 
     def width_of(self, configs: Configs) -> int:
         """Values of one vector; a field may be in the configuration of a text model inside."""
@@ -128,28 +126,21 @@ _PROJECTED = ("text_encoder_2", "projection_dim")
 _CLEANED = {"libraries": ("ftfy", "beautifulsoup4"), "arguments": _PLAIN | {"clean_caption": True}}
 
 PIPELINES: Mapping[str, Mapping[str, Output]] = {
-    "StableDiffusionPipeline": _sequence(
-        _ONE, _fixed(0), (_FIRST,), 77, fixed=True, arguments=_PLAIN, clip=True
-    ),
+    "StableDiffusionPipeline": _sequence(_ONE, _fixed(0), (_FIRST,), 77, fixed=True, arguments=_PLAIN),
     # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives the pooled vector.
     "StableDiffusionXLPipeline": {
-        **_sequence(
-            _TWO, _fixed(0, 2), (_FIRST, _SECOND), 77,
-            pools=True, fixed=True, arguments=_PLAIN, clip=True,
-        ),
-        **_vector(
-            ("text_encoder_2",), _fixed(2), (_PROJECTED,), arguments=_PLAIN, clip=True
-        ),
+        **_sequence(_TWO, _fixed(0, 2), (_FIRST, _SECOND), 77, pools=True, fixed=True, arguments=_PLAIN),
+        **_vector(("text_encoder_2",), _fixed(2), (_PROJECTED,), arguments=_PLAIN),
     },
     "StableDiffusion3Pipeline": {
         **_sequence(
             _THREE, _stable_diffusion_3, (("text_encoder_3", "d_model"),), 77 + 256, pools=True, arguments=_PLAIN
         ),
-        **_vector(_TWO, _pooled_3, (("text_encoder", "projection_dim"), _PROJECTED), clip=True),
+        **_vector(_TWO, _pooled_3, (("text_encoder", "projection_dim"), _PROJECTED)),
     },
     "FluxPipeline": {
         **_sequence(("text_encoder_2",), _flux, (("text_encoder_2", "d_model"),), 512),
-        **_vector(_ONE, _flux_pooled, (_FIRST,), clip=True),
+        **_vector(_ONE, _flux_pooled, (_FIRST,)),
     },
     # Three layers of the language model side by side: ``text_encoder_out_layers``.
     "Flux2KleinPipeline": _sequence(_ONE, _encode, (_FIRST,) * 3, 512),

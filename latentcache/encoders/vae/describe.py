@@ -68,8 +68,11 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     """The recipe that settings, model and cache give. Settings that were not given follow the cache.
 
     An existing cache keeps its choices, so the same command on another machine, with another torch or without its
-    flags does not encode everything again; a new cache gets the best of this machine.
+    flags does not encode everything again; a new cache gets the best of this machine. Control images are as the
+    latents that the same build makes.
     """
+    if context.followed is not None:
+        return context.followed
     before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
     if context.check and before is not None and settings.model is None and not context.check_encoder:
         return Described(recipe=_of_cache(settings, before), label=str(made.get("model", "")), provenance=made)
@@ -105,17 +108,12 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     )
 
 
-def describe_control(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
-    """As latents that the same build makes, else as :func:`describe`, which says what is raised."""
-    return context.followed or describe(settings, cached, context)
-
-
 def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
     """The recipe of masks beside latents; alone it follows the settings and the cache."""
     if context.followed is None and isinstance(cached.recipe, LatentsRecipe) and settings.model is None:
         found: FieldRecipe = _of_cache(settings, cached.recipe)
     else:
-        found = (context.followed or describe(settings, Cached(), context)).recipe
+        found = describe(settings, Cached(), context).recipe
     assert isinstance(found, LatentsRecipe)
     return Described(recipe=mask_recipe(found), label="mask", provenance={"decoders": installed(_DECODERS)})
 
