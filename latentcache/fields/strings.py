@@ -31,7 +31,8 @@ class Strings(Sequence[str]):
     @property
     def data(self) -> NDArray[np.uint8]:
         """All bytes, read-only."""
-        return np.frombuffer(self._bytes(0, len(self._data)), dtype=np.uint8)
+        whole = self._data[:]
+        return np.frombuffer(whole.encode() if isinstance(whole, str) else whole, dtype=np.uint8)
 
     @property
     def ends(self) -> NDArray[np.int64]:
