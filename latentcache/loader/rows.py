@@ -38,8 +38,8 @@ class Rows(View, Dataset[Batch]):
     Batches hold the ids by the name of their field (``input_ids``), ``labels`` and ``attention_mask``, (B, L) int64:
     padded with ``pad_id``, -100 and 0. The first token of a document has the label -100. If documents are kept apart,
     there is no ``attention_mask``: ``position_ids`` begin at 0 in each document and in the padding, ``seq_idx``
-    (int32) is 1 for the first document of a row and 0 for padding, and ``use_cache`` is False. So ``model(**batch)`` keeps
-    documents apart in models of transformers.
+    (int32) is 1 for the first document of a row and 0 for padding, and ``use_cache`` is False. So ``model(**batch)``
+    keeps documents apart in models of transformers.
     """
 
     def __init__(self, parts: Sequence[RowPart], settings: RowSettings, mixture: Mixture | None = None) -> None:
