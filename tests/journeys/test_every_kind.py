@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import acknowledged, finished, look, start, state_of, wait_for
+from commands import ROOT, acknowledged, finished, look, start, state_of, wait_for
 from damaged import damage_payload
 from kinds import BLOCK, KINDS, UNIT, forget_kinds, num_entries, stored
 from test_worker_processes import is_running, workers_of
@@ -20,6 +21,7 @@ from latentcache.errors import DeviceMemoryError, NotYetEncodedError
 from latentcache.fields import registry
 from latentcache.fields.protocol import Finished
 from latentcache.fields.registry import field_kind, load
+from latentcache.identity.content import checksum
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
@@ -305,6 +307,16 @@ def test_collection_copies_what_is_needed_of_a_shard(kind, tmp_path):
     assert sum(path.stat().st_size for path in cache.rglob("data.mdb")) < size
     assert kind.verify(cache, "--full").json["counts"]["ok"] == kind.many
     assert kind.build(data, cache).json["counts"]["encoded"] == 0
+
+
+def test_the_second_reader_of_the_pages_reads_it(kind, few):
+    page = (ROOT / "docs/format/second-reader.md").read_text("utf-8")
+    program = page.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", program, few[1]], capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {key: (number, name.strip("'")) for field, key, *_, number, name in lines if field == kind.field}
+    wanted = stored(few[1], kind.field)
+    assert found == {key: (f"{checksum(payload):016x}", name) for key, (name, payload) in wanted.items()}
 
 
 # identity
