@@ -7,8 +7,11 @@ import platform
 import resource
 import shlex
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ from latentcache.value import Value
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.workers.results import Progress, RunResult
 
 HELP = """Check this machine, a model, a tokenizer and DATA before a build.
 
@@ -36,6 +40,8 @@ _NETWORK = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "virtiofs")
 )
 _LEAST_FILES, _LEAST_SHM = 1024, 1 << 30
+#: Inputs of a field that are encoded for an estimate at most, and seconds after which no further batch begins.
+_PROBED, _PROBE_S = 64, 3.0
 _ENVIRONMENT = (DeviceError, StoreError, DiskFullError, WorkerError)
 
 
@@ -229,8 +235,6 @@ def _limits() -> Check:
 
 def _place(asked: _Asked) -> Check:
     """The disk of the cache."""
-    import tempfile
-
     from latentcache.pipeline.preflight import check_paths, free_bytes
 
     if asked.data is not None:
@@ -302,17 +306,50 @@ def _space(plan: BuildPlan) -> Check:
 
 
 def _time(plan: BuildPlan, name: str) -> Check:
-    from latentcache.pipeline.probe import probe
-
-    found = probe(plan, name)
-    if found is None:
+    """The time and the bytes of a field, from a few of its items."""
+    work = plan.fields[name]
+    if not len(work.todo):
         return Check(name="time", text=f"{name}: nothing to encode", facts={"field": name, "seconds": 0.0})
-    facts = {"field": name, "seconds": round(found.seconds, 1), "bytes": found.num_bytes, "probed": found.items}
-    if not found.items:
-        text = f"{name}: none of {found.failed} inputs of the largest group could be encoded"
+    warnings, started = list[str](), time.monotonic()
+    result = _probed(plan, name, warnings)
+    done = result.progress
+    open_s = max((done.began or time.monotonic()) - started, 0.0)
+    times = work.cost / done.cost_done if done.cost_done else 0.0
+    seconds = open_s + result.encode_s * times
+    num_bytes = int(done.written_bytes * times) if work.recipe.spec.ragged else work.bytes_to_write
+    facts = {"field": name, "seconds": round(seconds, 1), "bytes": num_bytes, "probed": result.encoded}
+    if not result.encoded:
+        text = f"{name}: none of {len(result.failed)} inputs of the largest group could be encoded"
         return Check(name="time", problem=True, text=text, facts=facts)
-    largest = f", {found.group} first," if found.group else ""
-    measured = f"{counted(found.items, 'entry', 'entries')}{largest} in {found.encode_s:.1f} s"
-    text = f"{name}: about {clock(found.seconds)} and {human_bytes(found.num_bytes)} (estimate from {measured} and"
-    text = f"{text} {found.open_s:.1f} s to open the encoder)"
-    return Check(name="time", text=text, hint="; ".join(found.warnings), facts=facts)
+    group = work.plan.groups[work.plan.group[work.todo[0]]].label
+    measured = f"{counted(result.encoded, 'entry', 'entries')}{f', {group} first,' if group else ''}"
+    text = f"{name}: about {clock(seconds)} and {human_bytes(num_bytes)} (estimate from {measured} in"
+    text = f"{text} {result.encode_s:.1f} s and {open_s:.1f} s to open the encoder)"
+    return Check(name="time", text=text, hint="; ".join(warnings), facts=facts)
+
+
+def _probed(plan: BuildPlan, name: str, warnings: list[str]) -> RunResult:
+    """Encode a few items of a field by the normal workers, into a temporary folder."""
+    from latentcache.pipeline.interrupt import StopSignal
+    from latentcache.pipeline.workers.process import WarmWorker
+    from latentcache.pipeline.workers.scheduler import Run
+
+    assert plan.listing is not None  # of every build
+    jobs, stop = list(islice(plan.fields[name].jobs(plan.listing), _PROBED)), StopSignal()
+
+    def look(progress: Progress) -> None:
+        if progress.began and progress.done and time.monotonic() - progress.began > _PROBE_S:
+            stop.request()
+
+    with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder, WarmWorker() as warm:
+        Path(folder, "shards").mkdir()
+        return Run(
+            replace(plan.tasks[name], cache=folder, lookup="", stream=False),
+            jobs,
+            total=len(jobs),
+            total_cost=sum(job.cost for job in jobs),
+            items=sum(len(job.outputs) for job in jobs),
+            stop=stop,
+            warm=warm,
+            warn=warnings.append,
+        ).run(look)

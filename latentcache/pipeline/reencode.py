@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import DeviceMemoryError, ModelNotFoundError, SourceError
+from latentcache.errors import DeviceMemoryError, ModelNotFoundError
 from latentcache.fields.protocol import (
     Cached,
     DescribeContext,
@@ -30,8 +30,10 @@ from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.pipeline.workers.batching import prepare, reason
-from latentcache.sources.scan import Listing, SourceOptions, listing_of, names_root
+from latentcache.sources.scan import SourceOptions, listing_of, names_root
 from latentcache.store.snapshot import FieldRows, Snapshot
+
+_CHANGED = Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
 
 
 class Reencode:
@@ -73,10 +75,10 @@ class Reencode:
         listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
         content, producer = kind.content(samples), None
         try:
-            inputs = _inputs(listing, list(by_sample), kind.inputs)
-            for (sample, items), given in zip(by_sample.items(), inputs, strict=True):
-                if isinstance(given, Failure):
-                    yield from ((row, given) for row in items)
+            for sample, given in listing.job_inputs(list(by_sample), kind.inputs, strict=False):
+                items = by_sample[sample]
+                if listing.data_kind == "records" and None in given.values():
+                    yield from ((row, _CHANGED) for row in items)
                     continue
                 producer = producer or self._opened(snapshot, root, field)
                 job = Job(
@@ -106,7 +108,7 @@ def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[in
     """The items of a job, or why they cannot be made."""
     read = prepare(producer, kind, job)
     if not isinstance(read, Failure) and read.content != job.content:
-        read = Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
+        read = _CHANGED
     if isinstance(read, Failure):
         yield from ((output.item, read) for output in job.outputs)
         return
@@ -115,19 +117,6 @@ def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[in
             yield one.output.item, producer.encode([one]).result()[0]
         except DeviceMemoryError as error:
             yield one.output.item, Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
-
-
-def _inputs(listing: Listing, rows: Sequence[int], names: Sequence[str]) -> Iterator[Mapping[str, Any] | Failure]:
-    """Inputs of each row, or why they cannot be read: a file of records may be gone or changed."""
-    done = 0
-    while done < len(rows):
-        try:
-            for _, given in listing.job_inputs(rows[done:], names):
-                done += 1
-                yield given
-        except SourceError as error:
-            done += 1
-            yield Failure(reason="source-changed", detail=error.what)
 
 
 def _output(held: FieldRows, row: int) -> Output:
