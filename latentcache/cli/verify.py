@@ -77,7 +77,7 @@ def verify(
         "data": data,
         "requested": partial(_described, requested=requested, depth=depth, device=device),
         "depth": depth,
-        "reencode": Reencode(settings=requested.fields, device=device) if reencode else None,
+        "reencode": Reencode(device) if reencode else None,
         "commands": Commands(
             common=requested.common,
             recipe=requested.words,

@@ -7,16 +7,13 @@ difference comes from decoding or encoding. Nothing is written. Cost: the encode
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from latentcache.errors import DeviceMemoryError, ModelNotFoundError
+from latentcache.errors import DeviceMemoryError
 from latentcache.fields.protocol import (
-    Cached,
-    DescribeContext,
     Described,
     Failure,
     FieldKind,
@@ -37,37 +34,18 @@ _CHANGED = Failure(reason="source-changed", detail="its inputs are not those tha
 
 
 class Reencode:
-    """Opens the encoders of a snapshot and encodes with them; :meth:`encode` closes what it opens.
+    """Opens encoders on a ``device`` (``auto``, ``cpu`` or a torch device); :meth:`encode` closes what it opens."""
 
-    Args:
-        settings: Field name -> settings of its kind, if the encoder is not at the recorded place.
-        device: ``auto``, ``cpu`` or a torch device.
-    """
-
-    def __init__(self, *, settings: Mapping[str, Any] | None = None, device: str = "auto") -> None:
+    def __init__(self, device: str = "auto") -> None:
         self.device = ""
         """Where the last encoder runs; empty until one is open."""
-        self._settings, self._asked = dict(settings or {}), device
-        self._described: dict[str, Described] = {}
-
-    def described(self, snapshot: Snapshot, field: str) -> Described:
-        """The encoder of a field as it is now; files are read, nothing is loaded."""
-        if field not in self._described:
-            held, kind, asked = snapshot.fields[field], kind_of(field), self._settings.get(field)
-            cached = Cached(recipe=held.recipe, provenance=held.provenance)
-            context = DescribeContext(device=self._asked, check=True, check_encoder=True)
-            try:
-                self._described[field] = load(kind.describer)(asked or kind.settings(), cached, context)
-            except ModelNotFoundError as error:
-                if field not in self._settings:
-                    error.fix = "give its path with --model; without --reencode a check needs no model"
-                raise
-        return self._described[field]
+        self._asked = device
 
     def encode(
-        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int]
+        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None
     ) -> Iterator[tuple[int, Made | Failure]]:
-        """Encode the inputs of these rows again, in any order, one by one."""
+        """Encode the inputs of these rows again, in any order, one by one, with the encoder that is described."""
+        assert described is not None  # by ``requested`` of the check
         held, samples, kind = snapshot.fields[field], snapshot.samples, kind_of(field)
         root, by_sample = names_root(root, snapshot.source), defaultdict[int, list[int]](list)
         for row in sorted(rows):
@@ -80,7 +58,7 @@ class Reencode:
                 if listing.data_kind == "records" and None in given.values():
                     yield from ((row, _CHANGED) for row in items)
                     continue
-                producer = producer or self._opened(snapshot, root, field)
+                producer = producer or self._opened(held, root, described)
                 job = Job(
                     sample=sample,
                     name=samples.names[sample],
@@ -94,11 +72,10 @@ class Reencode:
             if producer is not None:
                 producer.close()
 
-    def _opened(self, snapshot: Snapshot, root: Path, field: str) -> Producer:
-        described, groups = self.described(snapshot, field), snapshot.fields[field].groups
+    def _opened(self, held: FieldRows, root: Path, described: Described) -> Producer:
         options = {"max_pixels": MAX_PIXELS}
-        context = ProducerContext(root=str(root), device=self._asked, groups=groups, options=options)
-        producer: Producer = load(kind_of(field).producer)(described.producer, described.recipe, context)
+        context = ProducerContext(root=str(root), device=self._asked, groups=held.groups, options=options)
+        producer: Producer = load(kind_of(held.name).producer)(described.producer, described.recipe, context)
         producer.open()
         self.device = producer.device
         return producer

@@ -6,7 +6,7 @@ the other, so that one model is loaded at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import StoreError
-from latentcache.fields.protocol import Difference, Failure, Made
+from latentcache.fields.protocol import Described, Difference, Failure, Made
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.entries import Bad, Store, View, words
@@ -31,9 +31,9 @@ class Reencode(Protocol):
         """Where it runs; empty before something was encoded."""
 
     def encode(
-        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], /
+        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None, /
     ) -> Iterable[tuple[int, Made | NDArray[Any] | Failure]]:
-        """Encode the inputs of these rows again, in any order.
+        """Encode the inputs of these rows again, in any order, with the encoder that ``requested`` describes.
 
         Returns:
             Each row with its item, or why it cannot be made; ``source-changed`` says that the input is another one.
@@ -41,7 +41,13 @@ class Reencode(Protocol):
 
 
 def reencode_samples(
-    store: Store, reencode: Reencode, root: Path, fine: NDArray[np.bool_], number: int, seed: int
+    store: Store,
+    reencode: Reencode,
+    asked: Mapping[str, Described],
+    root: Path,
+    fine: NDArray[np.bool_],
+    number: int,
+    seed: int,
 ) -> Reencoded:
     """Encode ``number`` of the samples that are ``fine`` (S,) again, all fields of each, and note what differs."""
     # In an order of its own: one fine sample more or less moves no other in or out but the last.
@@ -52,8 +58,9 @@ def reencode_samples(
     try:
         for view in store.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
-            rows = np.flatnonzero(np.isin(view.sample, drawn)).tolist() if known else []
-            for row, made in reencode.encode(store.snapshot, root, view.name, rows) if rows else ():
+            rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), asked.get(view.name)
+            given = store.snapshot, root, view.name, rows, described
+            for row, made in reencode.encode(*given) if known and rows else ():
                 difference = _compare(store, reader, view, row, made, reencode.device)
                 if difference is None:
                     failed.add(int(view.sample[row]))

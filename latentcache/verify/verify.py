@@ -56,7 +56,7 @@ def verify_cache(
         data: The data, if it is not at the recorded place.
         requested: Describes fields as a build would make them now; every sample is stale if its recipe differs.
         depth: The checks to run.
-        reencode: Encodes the samples that ``depth.reencode`` asks for.
+        reencode: Encodes the samples that ``depth.reencode`` asks for, with encoders that ``requested`` describes.
         commands: Words for the printed commands.
 
     Raises:
@@ -99,7 +99,7 @@ def check_cache(
         from latentcache.verify.drift import reencode_samples
 
         fine, draw = looked & ~store.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
-        again = reencode_samples(store, reencode, root, fine, *draw)
+        again = reencode_samples(store, reencode, asked, root, fine, *draw)
     fixes = replace(
         commands,
         cache=cache,

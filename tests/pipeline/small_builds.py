@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from latentcache.fields.registry import field_kind
+from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.registry import field_kind, load
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.store.paths import CachePaths
@@ -137,6 +138,13 @@ def arrays_of(cache, field):
         found.setdefault(names[sample].removesuffix(":1"), []).append(reader.read(field, row).copy())
     reader.close()
     return found
+
+
+def described(snapshot, name):
+    """The field of a snapshot as its encoder is now."""
+    rows, context = snapshot.fields[name], DescribeContext(device="cpu", check=True, check_encoder=True)
+    cached = Cached(recipe=rows.recipe, provenance=rows.provenance)
+    return load(rows.kind.describer)(rows.kind.settings(), cached, context)
 
 
 def reasons(report):

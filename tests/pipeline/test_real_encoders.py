@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_builds import CASES, arrays_of, built, png_with_text
+from small_builds import CASES, arrays_of, built, described, png_with_text
 
 from latentcache.cli.app import main
 from latentcache.fields.registry import field_kind
@@ -48,8 +48,8 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     snapshot = open_snapshot(copied.cache)
     kind, rows = field_kind("latents"), snapshot.fields["latents"]
     stored = [array for arrays in arrays_of(copied.cache, "latents").values() for array in arrays]
-    again = Reencode(device="cpu")
-    for row, made in again.encode(snapshot, data, "latents", [0, 1, 2]):
+    again = Reencode("cpu")
+    for row, made in again.encode(snapshot, data, "latents", [0, 1, 2], described(snapshot, "latents")):
         assert not kind.compare(stored[row], made.array, {**rows.noise, "device": again.device}, rows.recipe).differs
     model.rename(tmp_path / "moved")
     assert main(["verify", cache, "--reencode", "3", "--json"]) == 2

@@ -15,7 +15,7 @@ class Again:
     def __init__(self, change=lambda sample, array: array, columns=None):
         self.change, self.columns, self.device, self.asked = change, columns or {}, "", []
 
-    def encode(self, snapshot, root, field, rows):
+    def encode(self, snapshot, root, field, rows, described):
         self.device = "cpu"
         fields = snapshot.fields[field]
         for row in reversed(rows):
