@@ -265,7 +265,7 @@ class Producer:
         raise TypeError(f"{type(self).__name__} lacks encode")
 
     def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
-        """The only items of jobs, for a kind with :attr:`FieldKind.makes_jobs`; if it fails, jobs go one by one."""
+        """The items of jobs, for a kind with :attr:`FieldKind.makes_jobs`; if it fails, jobs go one by one."""
         raise TypeError(f"{type(self).__name__} lacks make")
 
     def host_bytes(self, job: Job) -> int:
@@ -443,7 +443,8 @@ class FieldKind:
     facts: tuple[str, ...] | None = None
     """Columns of the samples that its producer needs in ``Job.facts``; None: all."""
     makes_jobs: bool = False
-    """True if :meth:`Producer.make` takes many small jobs at once, which saves most of the work on each."""
+    """True if :meth:`Producer.make` takes many small jobs of known content and one item, in place of ``prepare`` and
+    ``encode``: it saves most of the work on each."""
     reasons: Mapping[str, str] = {}
     """Reasons of failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (a worker died there)."""
     encoder: str = "encoder"

@@ -26,7 +26,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.pipeline.workers.batching import prepare, reason
+from latentcache.pipeline.workers.batching import attempt, reason
 from latentcache.sources.scan import SourceOptions, listing_of, names_root
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -83,7 +83,10 @@ class Reencode:
 
 def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[int, Made | Failure]]:
     """The items of a job, or why they cannot be made."""
-    read = prepare(producer, kind, job)
+    if kind.makes_jobs:
+        yield job.outputs[0].item, attempt(lambda: producer.make([job])[0], kind)
+        return
+    read = attempt(lambda: producer.prepare(job), kind)
     if not isinstance(read, Failure) and read.content != job.content:
         read = _CHANGED
     if isinstance(read, Failure):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from latentcache.fields.input_ids import InputIdsRecipe
-from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
+from latentcache.fields.protocol import Failure, Job, Made, Producer, ProducerContext
 from latentcache.identity.content import json_hash
-from latentcache.sources.records import Record, record_from_json, record_size
+from latentcache.sources.records import Record, record_from_json
 
 if TYPE_CHECKING:
     from latentcache.encoders.text.tokenizer import TextTokenizer
@@ -43,22 +43,9 @@ class TokenProducer(Producer):
         self._warn = context.warn
         self._untried = bool(producer["tokenizer"]) and context.cost >= FAST_CHARACTERS
 
-    def prepare(self, job: Job) -> Read:
-        """See :class:`Producer`."""
-        record = record_from_json(job.inputs["record"])
-        size = record_size(record)
-        items = [Prepared(output=output, value=record, num_bytes=size) for output in job.outputs]
-        return Read(content=record.content, items=items)
-
-    def encode(self, batch: Sequence[Prepared]) -> Finished:
-        """See :class:`Producer`."""
-        return Finished(self._tokenize([item.value for item in batch]))
-
     def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
         """See :class:`Producer`."""
-        return self._tokenize([record_from_json(job.inputs["record"], job.content) for job in jobs])
-
-    def _tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
+        records = [record_from_json(job.inputs["record"], job.content) for job in jobs]
         if self._untried:  # use the fast engine if it gives the same ids
             from latentcache.encoders.text.fast import fast_tokenizer
 

@@ -52,13 +52,13 @@ def reason(kind: FieldKind, stage: str) -> str:
     return kind.reasons.get(stage) or _REASONS[stage]
 
 
-def prepare(producer: Producer, kind: FieldKind, job: Job, *, bounded: bool = False) -> Read | Failure:
-    """Prepare a job. A sample that cannot be used, or that is too large for memory, gives a failure.
+def attempt(make: Callable[[], T], kind: FieldKind, *, bounded: bool = False) -> T | Failure:
+    """What ``make`` returns. A sample that cannot be used, or that is too large for memory, gives a failure.
 
     In a process of limited memory (``bounded``) a lack of memory is raised: the job is then tried with all there is.
     """
     try:
-        return producer.prepare(job)
+        return make()
     except UnusableSampleError as error:
         return Failure(reason=error.slug, detail=error.what, hint=error.fix)
     except MemoryError:

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
@@ -31,9 +30,9 @@ from latentcache.pipeline.workers.batching import (
     TrackedJob,
     Tracker,
     Unit,
+    attempt,
     cut,
     num_bytes,
-    prepare,
 )
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.transport import Channel, split_keys
@@ -152,8 +151,9 @@ class WorkerLoop:
         self._inbox.put(unit)
         hashed = [one for one in tracked if one.job.content]
         self.jobs.look_up(hashed, [one.job.content for one in hashed])
-        if not self.kind.makes_jobs or probe or any(len(one.keys) != 1 for one in tracked):
-            self._prepare_jobs(tracked)
+        if not self.kind.makes_jobs:
+            for one in tracked:
+                self._to_prepare.put(one)
             return
         for part in cut(tracked, lambda one: one.job.cost, self.batches.most, self._most_cost):
             self._inbox.put(part)
@@ -269,24 +269,24 @@ class WorkerLoop:
     def _make(self, every: Sequence[TrackedJob]) -> None:
         """Make the only items of jobs in one call; one by one if that fails."""
         wanted = [one for one in every if self.jobs.missing(one, one.job.content)]
+        jobs, made = [one.job for one in wanted], list[Made | Failure]()
         if wanted:
             self._open()
             with self._encoding(wanted):
                 failpoint("decoding")
                 failpoint("encoding")
-                try:
-                    made = self.batches.make([one.job for one in wanted])
-                except (MemoryError, UnusableSampleError) as error:
-                    if self.task.bounded and isinstance(error, MemoryError):
-                        raise
-                    self._prepare_jobs(wanted)
-                    every, wanted, made = [one for one in every if not one.missing], [], []
-            for one, item in zip(wanted, made, strict=True):
-                if isinstance(item, Failure):
-                    one.fail(item)
-                else:
-                    ((number, key),) = one.keys.items()
-                    one.unit.items.append((number, Item(key=key, array=item.array, columns=item.columns)))
+                found = attempt(lambda: self.batches.make(jobs), self.kind, bounded=self.task.bounded)
+            if isinstance(found, Failure) and len(jobs) > 1:
+                for one in every:
+                    self._inbox.put([one])
+                return
+            made = [found] if isinstance(found, Failure) else list(found)
+        for one, item in zip(wanted, made, strict=True):
+            if isinstance(item, Failure):
+                one.fail(item)
+            elif not one.unit.probe:
+                ((number, key),) = one.keys.items()
+                one.unit.items.append((number, Item(key=key, array=item.array, columns=item.columns)))
         self._remaining -= len(every)
         self._made(every)
 
@@ -366,10 +366,6 @@ class WorkerLoop:
 
     # -- preparing
 
-    def _prepare_jobs(self, jobs: Sequence[TrackedJob]) -> None:
-        for one in jobs:
-            self._to_prepare.put(one)
-
     def _missing(self, job: Job, content: bytes) -> tuple[Any, ...]:
         """As in :class:`ProducerContext`, for a job that is being prepared."""
         tracked = self._preparing.get(id(job))
@@ -401,7 +397,7 @@ class WorkerLoop:
         with self.board.activity(row, PREPARING, [tracked.index]):
             self._preparing[id(tracked.job)] = tracked
             failpoint("decoding")
-            outcome = prepare(producer, self.kind, tracked.job, bounded=self.task.bounded)
+            outcome = attempt(lambda: producer.prepare(tracked.job), self.kind, bounded=self.task.bounded)
             del self._preparing[id(tracked.job)]
         kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
         self.budget.release(needed - kept)
