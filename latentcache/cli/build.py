@@ -126,7 +126,7 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
         "encoded": done.encoded,
         "cached": done.cached,
         "bytes": done.num_bytes,
-        "encoder": planned.label,
+        "encoder": planned.described.label,
         "recipe_id": planned.recipe.recipe_id.hex(),
         "recipe": planned.recipe.as_json(),
         "numbers": dict(done.numbers),

@@ -138,7 +138,6 @@ def _saved(rows: FieldRows) -> dict[str, Any]:
 def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a first build that has not ended."""
     from latentcache.fields.registry import field_kind
-    from latentcache.pipeline.settings import WHOLE
 
     fields = {}
     for name, field in state.get("fields", {}).items():
@@ -148,8 +147,7 @@ def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
             with contextlib.suppress(RecipeError):
                 about = {} if kind is None else dict(kind.describe(kind.recipe_from_json(recipe), provenance))
                 fields[name] |= {"about": about}
-    part = str(state.get("part") or "")
-    return {"part": "" if part == WHOLE else part, "fields": fields}
+    return {"part": state.get("part", ""), "fields": fields}
 
 
 def _entries(stored: Sequence[Any], snapshot: Snapshot | None) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def captions_text(captions: Mapping[str, int], first_without: str, several: int)
 
 def field_lines(field: FieldWork) -> Iterator[tuple[str, str]]:
     """(label, text): how a field will be made."""
-    yield field.name, f"{field.label}, recipe {field.recipe.recipe_id.hex()[:8]}"
+    yield field.name, f"{field.described.label}, recipe {field.recipe.recipe_id.hex()[:8]}"
     groups = [f"{label} ({count})" for label, count in field.groups if label]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     if groups:

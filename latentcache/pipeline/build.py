@@ -28,7 +28,7 @@ from latentcache.pipeline.existing import Existing, kind_of, read_existing, writ
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, Observer, Silent
-from latentcache.pipeline.settings import WHOLE, BuildSettings
+from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.memory import rare_gc
 from latentcache.pipeline.workers.process import WarmWorker
@@ -273,7 +273,7 @@ class _Build:
         if any(len(work.todo) for work in works):
             make_folder(self.paths.shards)
             more: dict[str, Any] = {"samples": plan.samples, "allow_failed": plan.allow_failed}
-            write_state(self.paths, self.described, self.options, part=plan.part or WHOLE, **more)
+            write_state(self.paths, self.described, self.options, part=plan.part, **more)
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:

@@ -77,11 +77,6 @@ class FieldWork:
         return self.kind.name
 
     @property
-    def label(self) -> str:
-        """How people call the encoder."""
-        return self.described.label
-
-    @property
     def recipe(self) -> FieldRecipe:
         """Of the field."""
         return self.described.recipe

@@ -13,7 +13,7 @@ from typing import Any
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, UsageError
 from latentcache.fields.protocol import Cached, Described, FieldKind
 from latentcache.fields.registry import field_kind
-from latentcache.pipeline.settings import WHOLE, BuildSettings
+from latentcache.pipeline.settings import BuildSettings
 from latentcache.sources.part import Part
 from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import read_json, write_json
@@ -69,19 +69,15 @@ class Existing(Value):
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
         stored, asked = self.state.get("part"), settings.part
-        if stored and asked and _part_name(asked) != _part_name(stored):
+        wanted = "" if asked is not None and asked.endswith("/1") else asked
+        if None not in (stored, wanted) and wanted != stored:
             raise UsageError(
-                f"--part={asked}: this cache holds {f'part {stored}' if _part_name(stored) else 'all'} of its data",
+                f"--part={asked}: this cache holds {f'part {stored}' if stored else 'all'} of its data",
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
                 fix="give each part, and the whole, a folder of its own with --out",
             )
-        return _part_name(asked or stored or WHOLE)
-
-
-def _part_name(text: str) -> str:
-    """``i/n``; empty for every way to say "all"."""
-    return "" if text.endswith("/1") else text
+        return wanted or stored or ""
 
 
 def read_existing(settings: BuildSettings) -> Existing:
@@ -102,7 +98,7 @@ def read_existing(settings: BuildSettings) -> Existing:
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
         else:
-            told = {"source": found.source.get("options") or {}, "part": found.part or WHOLE}
+            told = {"source": found.source.get("options") or {}, "part": found.part}
             told |= {"fields": found.fields, "allow_failed": found.allow_failed}
             return Existing(snapshot=found, damage=damage, state=told, unfinished=bool(state))
     if damage and not state and not settings.fields:

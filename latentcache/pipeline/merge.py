@@ -26,7 +26,7 @@ from latentcache.errors import (
     count_of,
     python_words,
 )
-from latentcache.fields.protocol import Described, FieldRecipe, join_noise
+from latentcache.fields.protocol import Described, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
 from latentcache.pipeline.diff import SLICE, FieldWork, field_work
@@ -34,7 +34,6 @@ from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
-from latentcache.pipeline.settings import WHOLE
 from latentcache.sources.part import Part
 from latentcache.sources.scan import names_root
 from latentcache.store.atomic_io import make_folder
@@ -104,7 +103,7 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
             found = [("stored", one is not None, other_one is not None)]
         elif one.recipe_json != other_one.recipe_json:
             both = one.provenance, other_one.provenance
-            found = kind_of(name).differences(_recipe(one), _recipe(other_one), both)
+            found = kind_of(name).differences(one.recipe, other_one.recipe, both)
             found = found or [("recipe", one.recipe_json, other_one.recipe_json)]
         differences += [(f"{name}.{setting}", str(mine), str(theirs)) for setting, mine, theirs in found]
     if differences:
@@ -117,15 +116,9 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
         )
 
 
-def _recipe(rows: FieldRows) -> FieldRecipe:
-    recipe: FieldRecipe | None = rows.recipe
-    assert recipe is not None  # kind_of has refused fields of unknown kinds
-    return recipe
-
-
 def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path) -> None:
     """Refuse parts of one data set that are not all there, or of several divisions."""
-    numbers = [Part.parse(one.part or WHOLE) for one in snapshots]
+    numbers = [Part.parse(one.part or "0/1") for one in snapshots]
     wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
     found = [f"{one.index}/{one.of}" for one in numbers]
     wrong = sorted(wanted.symmetric_difference(found))
@@ -262,10 +255,11 @@ def _work(
     rejected: Mapping[tuple[str, int, str], Rejected],
 ) -> FieldWork:
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
-    first = snapshots[0].fields[name]
+    first, kind = snapshots[0].fields[name], kind_of(name)
     label, demo = str(first.provenance.get("label", "")), snapshots[0].demo
-    described = Described(recipe=_recipe(first), label=label, provenance=first.provenance, demo=demo)
-    work = field_work(kind_of(name), described, None, table, catalog, {})
+    recipe = kind.recipe_from_json(first.recipe_json)
+    described = Described(recipe=recipe, label=label, provenance=first.provenance, demo=demo)
+    work = field_work(kind, described, None, table, catalog, {})
     for snapshot in snapshots:
         work.noise = join_noise(work.noise, snapshot.fields[name].noise)
     lost = []

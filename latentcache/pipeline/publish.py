@@ -73,16 +73,12 @@ def _new_snapshot(base: NewSnapshot, works: Sequence[FieldWork], catalog: Catalo
     """Draw up the next snapshot; completes the rejections of the works."""
     samples = base.samples
     items = [_publishable_items(work, samples, root) for work in works]
-    used = np.zeros(len(samples), dtype=np.bool_)
-    for work, chosen in zip(works, items, strict=True):
-        used[work.plan.sample[chosen]] = True
-    numbers = None if used.all() else np.cumsum(used, dtype=np.int32) - 1
+    kept, numbers = samples_in_use(samples, works, items)
     fields = tuple(_field(work, chosen, numbers, catalog) for work, chosen in zip(works, items, strict=True))
     rejections = [
         replace(one, stat=tuple(np.asarray(_without_young_stats([one.stat]))[0].tolist())) if one.stat else one
         for one in (*base.rejected, *(one for work in works for one in work.rejected.values()))
     ]
-    kept = samples if numbers is None else select_samples(samples, np.flatnonzero(used))
     stat = _without_young_stats(kept.files.stat)
     return replace(
         base,
@@ -163,16 +159,14 @@ def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int
     return replace(one, content=content_hash(data) if is_same else b"", stat=stat if is_same else seen)
 
 
-def _field(
-    work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int32] | None, catalog: Catalog
-) -> FieldRows:
+def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int32], catalog: Catalog) -> FieldRows:
     """Rows of one field, in the order of samples, then groups, then variants; ``numbers``: new ones of samples."""
     every = slice(None) if len(items) == len(work.place) else items
     plan, before = work.plan, work.kept
-    sample = plan.sample[every] if numbers is None else numbers[plan.sample[every]]
+    sample = numbers[plan.sample[every]]
     provenance = {
         **work.described.provenance,
-        "label": work.label,
+        "label": work.described.label,
         "latentcache": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -216,6 +210,17 @@ def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Grou
     """The groups that some items need, and ``group`` as positions in these."""
     used = np.bincount(group, minlength=len(plan.groups)) > 0
     return tuple(plan.groups[number] for number in np.flatnonzero(used)), (np.cumsum(used, dtype=np.int32) - 1)[group]
+
+
+def samples_in_use(
+    samples: SampleTable, works: Sequence[FieldWork], items: Sequence[NDArray[np.integer]]
+) -> tuple[SampleTable, NDArray[np.int32]]:
+    """The table of the samples of some items of each work, and the new row (S,) of each sample; -1: it has none."""
+    used = np.zeros(len(samples), dtype=np.bool_)
+    for work, chosen in zip(works, items, strict=True):
+        used[work.plan.sample[chosen]] = True
+    numbers = np.where(used, np.cumsum(used, dtype=np.int32) - 1, -1).astype(np.int32)
+    return (samples if used.all() else select_samples(samples, np.flatnonzero(used))), numbers
 
 
 def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:

@@ -18,8 +18,6 @@ from latentcache.sources.part import Part
 if TYPE_CHECKING:
     from latentcache.sources.scan import SourceOptions
 
-#: The part that is all of the data.
-WHOLE = "0/1"
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from latentcache.fields.protocol import Failure, FieldPlan, Job
 from latentcache.fields.table import SampleTable
 from latentcache.pipeline.diff import FieldWork
-from latentcache.pipeline.publish import groups_in_use, rejection, select_samples
+from latentcache.pipeline.publish import groups_in_use, rejection, samples_in_use
 from latentcache.plan.batching import BatchPlan, Bucket, size_rank
 from latentcache.plan.samples import SampleIndex, plan_epoch
 from latentcache.store.paths import CachePaths
@@ -39,13 +39,8 @@ class Streaming:
         self._paths = paths
         contents = [np.asarray(work.kind.content(samples)) for work in works]
         items = [np.flatnonzero(own[work.plan.sample].any(axis=1)) for work, own in zip(works, contents, strict=True)]
-        used = np.zeros(len(samples), dtype=np.bool_)
-        for work, chosen in zip(works, items, strict=True):
-            used[work.plan.sample[chosen]] = True
-        self._numbers = np.where(used, np.cumsum(used) - 1, -1)
-        """(S,) row of each sample in the pending snapshot; -1: it has none."""
+        table, self._numbers = samples_in_use(samples, works, items)
         fields = tuple(self._field(*one) for one in zip(works, items, contents, strict=True))
-        table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
         demo = any(work.described.demo for work in works)
         publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
         self._rank = loader_order(works, samples, seed, batch)
@@ -72,7 +67,7 @@ class Streaming:
             work.kind,
             work.recipe,
             groups=groups,
-            sample=self._numbers[plan.sample[items]].astype(np.int32),
+            sample=self._numbers[plan.sample[items]],
             group=used,
             variant=plan.variant[items],
             key=work.kind.plan_keys(plan, content, work.recipe, items),
