@@ -85,13 +85,6 @@ class _Asked(Value):
     source: flags.Source
     device: str
 
-    @property
-    def cache(self) -> Path:
-        """The folder that a build would write."""
-        from latentcache.pipeline.settings import beside
-
-        return self.out or (beside(self.data) if self.data else Path.cwd())
-
     def build(self, *more: str) -> str:
         """The build that these arguments mean; empty without DATA."""
         if self.data is None:
@@ -236,16 +229,18 @@ def _limits() -> Check:
 def _place(asked: _Asked) -> Check:
     """The disk of the cache."""
     from latentcache.pipeline.preflight import check_paths, free_bytes
+    from latentcache.pipeline.settings import beside
 
+    cache = asked.out or (beside(asked.data) if asked.data else Path.cwd())
     if asked.data is not None:
-        check_paths(asked.data, asked.cache)
-    free, kind = free_bytes(asked.cache), file_system(asked.cache)
-    text = f"{human_bytes(free)} free at {asked.cache}{f' on {kind}' if kind else ''}"
-    facts = {"cache": str(asked.cache), "free_bytes": free, "file_system": kind}
+        check_paths(asked.data, cache)
+    free, kind = free_bytes(cache), file_system(cache)
+    text = f"{human_bytes(free)} free at {cache}{f' on {kind}' if kind else ''}"
+    facts = {"cache": str(cache), "free_bytes": free, "file_system": kind}
     if kind not in _NETWORK and not kind.startswith("fuse."):
         return Check(name="disk", text=text, facts=facts)
     hint = "build on a local disk, then copy the cache: readers need no locks"
-    fix = asked.build(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), asked.cache.name)))}")
+    fix = asked.build(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), cache.name)))}")
     return Check(name="disk", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
 
 

@@ -408,10 +408,10 @@ def build_cache(
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
 
 
-def plan_build(settings: BuildSettings, *, observer: Observer | None = None) -> BuildPlan:
+def plan_build(settings: BuildSettings) -> BuildPlan:
     """Make the plan of a build. Takes no lock and writes nothing.
 
     Raises:
         As :func:`build_cache`.
     """
-    return build_cache(replace(settings, dry_run=True), observer=observer).plan
+    return build_cache(replace(settings, dry_run=True)).plan

@@ -178,9 +178,6 @@ class WorkerThread:
         """End the field."""
         self._loop.stop()
 
-    def limit(self, num_bytes: int) -> None:
-        """A thread has no limit of its own."""
-
     def kill(self) -> None:
         """Commit its finished work and write nothing more."""
         last = threading.Thread(target=self._loop.abandon, daemon=True)

@@ -273,7 +273,8 @@ class Run:
         workers = [worker for worker in self._workers.values() if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
-                if self._task.bounded:  # a job that is tried alone gets all of the memory
+                if self._task.bounded and isinstance(worker.handle, WorkerProcess):
+                    # A job that is tried alone gets all of the memory.
                     worker.handle.limit(BASE_BYTES + (self._budget if unit.alone else self._task.host_memory or 0))
                 self._number += 1
                 worker.leases[self._number], unit.unmade = unit, len(unit.jobs)

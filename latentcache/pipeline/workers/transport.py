@@ -170,11 +170,7 @@ def error_form(error: BaseException) -> Form:
         case MemoryError():
             return form | {"class": "MemoryError"}
         case OSError():
-            return form | {
-                "class": "OSError",
-                "what": error.strerror or str(error),
-                "about": (error.errno, error.filename),
-            }
+            return form | {"about": (error.errno, error.strerror or str(error), error.filename)}
     return form | {"trace": "".join(traceback.format_exception(error))}
 
 
@@ -188,8 +184,7 @@ def as_error(form: Form) -> BaseException:
     if form["class"] == "MemoryError":
         return MemoryError(form["what"])
     if "about" in form:
-        number, file = form["about"]
-        return OSError(number, form["what"], file)
+        return OSError(*form["about"])
     is_plain = form["class"] == "RuntimeError"
     found = RuntimeError(form["what"] if is_plain else f"{form['class']}: {form['what']}")
     found.add_note(form["trace"])
