@@ -284,18 +284,14 @@ class Loader:
                     works = self._reader.works(indices)
             yield from map(_Step, repeat(self), indices, works)
 
-    def _read(self, index: BatchIndex) -> Batch:
-        """A batch on the CPU, with other samples in the place of bad ones."""
-
-        def read(rows: Ints) -> Batch:
-            return self._reader.works([replace(index, rows=rows)])[0].finish()
-
-        return self._substitutes.read(self._reader.index, index, read)
-
     def _sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
         """A batch on its way to the device."""
         reader, is_pad, numbers = self._reader, index.is_pad, None
-        batch = self._read(index) if work is None else work.finish()
+
+        def read(rows: Ints) -> Batch:
+            return reader.works([replace(index, rows=rows)])[0].finish()
+
+        batch = self._substitutes.read(reader.index, index, read) if work is None else work.finish()
         if is_pad is None and self.report.batches.remainder == "pad":
             is_pad = np.zeros(len(index.rows), dtype=np.bool_)
         if self._meta:

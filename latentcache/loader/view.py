@@ -49,7 +49,7 @@ class View:
         remainder: Remainder = "repeat",
         fields: Sequence[str] | None = None,
     ) -> PlanReport:
-        """Count steps and samples of an epoch, bucket by bucket. A bucket of rows is an allowed length.
+        """Count steps and samples of an epoch, bucket by bucket. All rows are one bucket.
 
         Args:
             batch_size: Samples (or rows) per rank and step.

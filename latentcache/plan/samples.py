@@ -159,14 +159,13 @@ def plan_epoch(
         drawn = np.repeat(np.arange(count, dtype=np.int32), times)
     order = shuffled(count if drawn is None else len(drawn), seed, epoch, stream=0)
     order = order if drawn is None else drawn[order]
-    own = index.bucket[order]
     if served is not None:
-        report = count_steps(own, index.buckets, batches)
+        report = count_steps(index.bucket[order], index.buckets, batches)
     else:
         report = count_steps(index.bucket, index.buckets, batches, mixture)
     if spare is not None:
-        spare = spare[shuffled(len(spare), seed or 0, epoch, stream=3)]
-        order, own = np.concatenate([order, spare]), np.concatenate([own, index.bucket[spare]])
+        order = np.concatenate([order, spare[shuffled(len(spare), seed or 0, epoch, stream=3)]])
+    own = index.bucket[order]
     held = np.bincount(own, minlength=len(index.buckets))
     if len(held) > 1:
         order = order[by_bucket(own, len(held))]
