@@ -39,6 +39,16 @@ def open_file(path: Path | str) -> int:
     return descriptor
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """As :func:`open_file`; closed at the end."""
+    descriptor = open_file(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def read_file(path: Path) -> bytes:
     """All bytes of a regular file. Errors as :func:`open_file`."""
     with os.fdopen(open_file(path), "rb") as file:

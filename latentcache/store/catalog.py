@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, split_keys
-from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, reading, writing
+from latentcache.store.atomic_io import make_folder, opened, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
@@ -349,11 +349,10 @@ def _mixed(hashes: NDArray[np.uint8], frames: NDArray[np.uint8], frame: NDArray[
 @contextlib.contextmanager
 def _opened(index: ShardIndex) -> Iterator[int]:
     path = index.folder / "data.mdb"
-    try:  # a worker whose build was killed seals its shard, perhaps since it was listed
-        descriptor = open_file(path if path.exists() else index.folder.with_suffix("") / path.name)
+    # A worker whose build was killed seals its shard, perhaps since it was listed.
+    path = path if path.exists() else index.folder.with_suffix("") / path.name
+    try:
+        with opened(path) as descriptor:
+            yield descriptor
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
-from latentcache.identity.key import KEY_BYTES
-from latentcache.store.atomic_io import make_folder, open_file, sync_folder, write_json, writing
+from latentcache.store.atomic_io import make_folder, opened, sync_folder, write_json, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry
 from latentcache.store.index import checked_index, load_index, open_shard_index, whole_entry
@@ -81,15 +80,14 @@ def mend_shards(paths: CachePaths) -> list[Salvaged]:
 
     The caller holds the builder lock. A damaged sealed shard gets a tombstone.
     """
-    known = load_catalog(paths)
-    made = [recover_shard(paths, folder, skip=known) for folder in paths.open_shards()]
-    for name in known.damaged:
-        made.append(salvage(paths, paths.shard(name), skip=known))
+    made = [recover_shard(paths, folder) for folder in paths.open_shards()]
+    for name in load_catalog(paths).damaged:
+        made.append(salvage(paths, paths.shard(name)))
         tombstone(paths, name, "damaged")
     return [one for one in made if one is not None]
 
 
-def recover_shard(paths: CachePaths, folder: Path, *, skip: Catalog | None = None) -> Salvaged | None:
+def recover_shard(paths: CachePaths, folder: Path) -> Salvaged | None:
     """Seal what a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
 
     A damaged one goes to ``quarantine/``, after everything intact was copied; returns what became of it.
@@ -102,7 +100,7 @@ def recover_shard(paths: CachePaths, folder: Path, *, skip: Catalog | None = Non
         try:
             seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
-            made = salvage(paths, folder, skip=skip)
+            made = salvage(paths, folder)
             make_folder(paths.quarantine)
             folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
             sync_folder(paths.quarantine)
@@ -110,16 +108,15 @@ def recover_shard(paths: CachePaths, folder: Path, *, skip: Catalog | None = Non
     return None
 
 
-def salvage(paths: CachePaths, source: Path, *, skip: Catalog | None = None) -> Salvaged:
+def salvage(paths: CachePaths, source: Path) -> Salvaged:
     """Copy every intact entry of a shard, sealed or not, into a new sealed one. Arguments and errors as below."""
-    return copy_entries(paths, source, places_of(source), skip=skip)
+    return copy_entries(paths, source, places_of(source))
 
 
-def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip: Catalog | None = None) -> Salvaged:
+def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salvaged:
     """Copy entries of a shard, of this or another cache, into a new sealed one of this cache.
 
-    The caller holds the builder lock. ``places`` are (n,) ``PLACE_DTYPE``; entries with all items in ``skip`` are not
-    wanted.
+    The caller holds the builder lock. ``places`` are (n,) ``PLACE_DTYPE``.
     """
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
@@ -131,9 +128,9 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip:
             for entry in _intact(source / "data.mdb", places):
                 if entry is None:
                     lost += 1
-                elif skip is None or (skip.find(_keys(entry)) < 0).any():
-                    batch.append(entry)
-                    saved += 1
+                    continue
+                batch.append(entry)
+                saved += 1
                 if sum(len(one.value) for one in batch) >= _COMMIT_BYTES:
                     writer.write(batch)
                     batch = []
@@ -181,26 +178,18 @@ def places_of(source: Path) -> NDArray[Any]:
 
 def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
     """The entry at each place; None if it is damaged."""
+    places = places[np.unique(places["offset"], return_index=True)[1]]  # each once, in the order of the file
     try:
-        descriptor = open_file(data)
+        with opened(data) as descriptor:
+            for key, offset, head in places.tolist():
+                try:
+                    header, front, payload = whole_entry(descriptor, offset, head, bytes(key))
+                except (StoreError, OSError):
+                    yield None
+                    continue
+                yield NewEntry(header.key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
     except OSError:
         yield from [None] * len(places)
-        return
-    try:
-        for place in places[np.unique(places["offset"], return_index=True)[1]]:  # each once, in the order of the file
-            key = place["key"].tobytes()
-            try:
-                header, front, payload = whole_entry(descriptor, int(place["offset"]), int(place["head"]), key)
-            except (StoreError, OSError):
-                yield None
-                continue
-            yield NewEntry(key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
-    finally:
-        os.close(descriptor)
-
-
-def _keys(entry: NewEntry) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(entry.item_keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:

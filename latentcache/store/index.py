@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
 from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import KEY_BYTES, Keys, split_keys
-from latentcache.store.atomic_io import open_file
+from latentcache.store.atomic_io import open_file, opened
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
 
@@ -269,13 +269,10 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
     """
     meta = read_meta(data) if meta is None else meta
     try:
-        descriptor = open_file(data)
-    except OSError as error:
-        raise CacheDamagedError("a shard cannot be read", where=str(data), why=str(error)) from error
-    try:
-        values = walk(descriptor, meta)
-        starts = range(0, max(len(values.keys), 1), _HEADS_TOGETHER)
-        parts = [_indexed(descriptor, values.part(start, start + _HEADS_TOGETHER)) for start in starts]
+        with opened(data) as descriptor:
+            values = walk(descriptor, meta)
+            starts = range(0, max(len(values.keys), 1), _HEADS_TOGETHER)
+            parts = [_indexed(descriptor, values.part(start, start + _HEADS_TOGETHER)) for start in starts]
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
@@ -283,8 +280,6 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
         if isinstance(error, CacheDamagedError | CacheFormatError):
             raise
         raise CacheDamagedError("the pages of a shard are damaged", where=str(data), why=str(error)) from error
-    finally:
-        os.close(descriptor)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["content"], columns["frames"], columns["frame"] = split_keys(values.keys)
     return columns

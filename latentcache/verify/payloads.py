@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import Limit, numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
-from latentcache.store.atomic_io import open_file
+from latentcache.store.atomic_io import opened
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
 from latentcache.store.gather import scan
 from latentcache.store.index import gather_bytes
@@ -43,23 +43,21 @@ def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
             parts = [(view, view.in_shard(number, chosen[view.name])) for view in store.views.values()]
             failpoint("scan-shard")
             try:
-                descriptor = open_file(store.paths.data(store.snapshot.shards[number]))
+                with opened(store.paths.data(store.snapshot.shards[number])) as descriptor:
+                    for view, entries in parts:
+                        _scan_field(store, view, entries, descriptor, pool)
             except OSError as error:
                 for view, entries in parts:
                     store.note(view, "unverifiable", unreadable(error), entries, found=words(error))
-                continue
-            try:
-                size = os.fstat(descriptor).st_size
-                for view, entries in parts:
-                    batches = _batches(view, entries, size)
-                    for some, wrong in zip(batches, pool.map(partial(_scan, view, descriptor), batches), strict=True):
-                        store.payloads += len(some)
-                        store.payload_bytes += int(view.bytes[some].sum())
-                        for entry, (category, reason, text) in wrong.items():
-                            own, intact = np.array([entry]), reason == "values"
-                            store.note(view, category, reason, own, found=text, intact=intact)
-            finally:
-                os.close(descriptor)
+
+
+def _scan_field(store: Store, view: View, entries: NDArray[np.intp], descriptor: int, pool: Executor) -> None:
+    batches = _batches(view, entries, os.fstat(descriptor).st_size)
+    for some, wrong in zip(batches, pool.map(partial(_scan, view, descriptor), batches), strict=True):
+        store.payloads += len(some)
+        store.payload_bytes += int(view.bytes[some].sum())
+        for entry, (category, reason, text) in wrong.items():
+            store.note(view, category, reason, np.array([entry]), found=text, intact=reason == "values")
 
 
 def _check_columns(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
