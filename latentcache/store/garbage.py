@@ -220,22 +220,23 @@ def relocate(
     snapshot: Snapshot,
     moved: Mapping[str, str],
     drop: Mapping[str, NDArray[np.bool_]] | None = None,
-    *,
-    complete: bool,
-) -> int:
+) -> dict[str, NDArray[np.bool_]]:
     """Publish a snapshot whose entries were ``moved`` from shard to shard; those that are not there lose their rows.
 
-    The caller holds the builder lock. ``drop`` has by field (E,) True for entries that lose their rows. ``complete``
-    is False if rows that are needed are lost.
+    The caller holds the builder lock. A shard that moved to an empty name has lost all entries. ``drop`` has by field
+    (E,) True for entries that lose their rows anyway. Returns the same of all that did; if there are any, the new
+    snapshot is incomplete.
     """
-    names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
+    names, lost = list(dict.fromkeys([*snapshot.shards, *filter(None, moved.values())])), {}
     fields = []
     for rows in snapshot.fields.values():
         gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(rows.name, False)
         shard, offset = np.array(rows.shard), np.array(rows.offset)
         for old, new in moved.items():
-            held = np.flatnonzero(shard == names.index(old)) if old in snapshot.shards else ()
-            if len(held):
+            held = np.flatnonzero(shard == names.index(old)) if old in snapshot.shards else np.zeros(0, dtype=np.intp)
+            if not new:
+                gone[held] = True
+            elif len(held):
                 index = load_index(paths.shard(new))
                 keys, wanted = (one.view("S32")[:, 0] for one in (index.entry_keys(), rows.key[held]))
                 at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)  # an index is in the order of keys
@@ -243,11 +244,14 @@ def relocate(
                 shard[held], offset[held] = names.index(new), np.asarray(index.offset)[at]
         columns = replace(rows, shard=shard, offset=offset)
         fields.append(kept_rows(columns, ~gone[np.asarray(rows.entry)]) if gone.any() else columns)
+        lost[rows.name] = gone
     kept = {name: getattr(snapshot, name) for name in _KEPT}
+    complete = snapshot.complete and not any(gone.any() for gone in lost.values())
     new_snapshot = NewSnapshot(
         fields=tuple(fields), shards=names, complete=complete, replaces=snapshot.number, **kept
     )
-    return publish_snapshot(paths, new_snapshot)
+    publish_snapshot(paths, new_snapshot)
+    return lost
 
 
 def stored_catalog(cache: Path) -> Catalog:

@@ -20,8 +20,9 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntr
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
-from latentcache.store.entry import EntryHeader, read_header
+from latentcache.store.entry import EntryHeader
 from latentcache.store.gather import File, Pieces, Reading, Scaling
+from latentcache.store.index import checked_head
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -149,21 +150,16 @@ class EntryReader:
         return found
 
     def header(self, field: str, row: int) -> EntryHeader:
-        """The head of the entry that holds an item, held against the snapshot. Errors as :meth:`gather`."""
+        """The head of the entry that holds an item. Errors as :meth:`gather`."""
         one, rows = self._field(field), np.array([row])
         self.ready(field, rows)
         entry = int(one.entries_of(rows)[0])
-        head, of_block = int(one.head[entry]), one.packed and one.pending
-        data = self._pread(one, entry, head, int(one.offset[entry]) - head)
+        head = int(one.head[entry])
+        place, length = int(one.offset[entry]) - head, head + int(one.size[entry])
         try:
-            header = read_header(data, None if of_block else one.rows.key[entry].tobytes())
-        except CorruptEntryError as error:
-            raise self.corrupt(one, entry, error.why) from error
-        expected = (one.rows.recipe_id, int(one.size[entry]), int(one.checksum[entry]), one.rows.spec.dtype)
-        found = (header.recipe_id, header.payload_bytes, header.payload_checksum, header.dtype)
-        if expected != found:
-            raise self.corrupt(one, entry, f"its head says {found}, the snapshot {expected}")
-        return header
+            return checked_head(self.file(int(one.shard[entry])).descriptor, place, length)
+        except (CorruptEntryError, OSError) as error:
+            raise self.corrupt(one, entry, getattr(error, "why", str(error))) from error
 
     def prove(self, one: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""

@@ -206,7 +206,7 @@ class _Collector:
             failpoint("collect-delete")
             tombstone(self.paths, name, "compacted")
         if moved:
-            relocate(self.paths, current, moved, complete=current.complete)
+            relocate(self.paths, current, moved)
 
     def _copied(self, snapshot: Snapshot, name: str) -> str:
         """The new shard with the needed entries of another one; empty if one of them is damaged."""

@@ -163,26 +163,25 @@ class _Work:
 
     def carry_out(self, plan: Repair) -> Repair:
         """Copy, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
-        paths, snapshot, moved, saved = self.store.paths, self.store.snapshot, dict[str, str](), 0
+        paths, moved, saved = self.store.paths, dict[str, str](), 0
         for shard in plan.shards:
             places = places_of(paths.shard(shard))
             wanted = [key.tobytes() not in self.condemned for key in places["key"]]
             copy = copy_entries(paths, paths.shard(shard), places[np.array(wanted, dtype=np.bool_)])
+            moved[shard] = copy.shard
             saved += copy.saved
-            moved |= {shard: copy.shard} if copy.shard else {}
-            there = (
-                {one.tobytes() for one in load_index(paths.shard(copy.shard)).entry_keys()} if copy.shard else set()
-            )
-            number = snapshot.shards.index(shard) if shard in snapshot.shards else -1
-            for view in self.store.views.values():
-                held = view.in_shard(number)
-                lost = [view.key[entry].tobytes() not in there for entry in held.tolist()]
-                self._remove(view, held[np.array(lost, dtype=np.bool_)], "not-intact")
         for shard in plan.shards:
             failpoint("repair-delete")
             tombstone(paths, shard, "damaged")
-        complete = snapshot.complete and not any(mask.any() for mask in self.drop.values())
         failpoint("repair-delete")
-        made = relocate(paths, snapshot, moved, self.drop, complete=complete)
-        removals = tuple(self.removals)
-        return replace(plan, done=True, snapshot=made, complete=complete, removals=removals, saved=saved)
+        lost = relocate(paths, self.store.snapshot, moved, self.drop)
+        for name, mask in lost.items():
+            self._remove(self.store.views[name], np.flatnonzero(mask), "not-intact")
+        return replace(
+            plan,
+            done=True,
+            snapshot=paths.current_snapshot(),
+            complete=plan.complete and not any(mask.any() for mask in lost.values()),
+            removals=tuple(self.removals),
+            saved=saved,
+        )
