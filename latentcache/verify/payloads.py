@@ -24,7 +24,6 @@ from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import opened
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
 from latentcache.store.gather import scan
-from latentcache.store.index import gather_bytes
 from latentcache.verify.entries import Store, View, unreadable, words
 
 #: Most entries of a batch, and their bytes: one is larger if its last entry is.
@@ -106,8 +105,8 @@ def _are_fine(view: View, descriptor: int, entries: NDArray[np.intp]) -> bool:
         return False
     heads, of_heads, of_payloads = found
     ends = np.cumsum(head)
-    fronts = gather_bytes(heads, ends - head, FIXED_BYTES)
-    stored = gather_bytes(heads, ends - CHECKSUM_BYTES, CHECKSUM_BYTES)
+    fronts = _bytes_at(heads, ends - head, FIXED_BYTES)
+    stored = _bytes_at(heads, ends - CHECKSUM_BYTES, CHECKSUM_BYTES)
     return (
         np.array_equal(of_payloads, view.checksum[entries])
         and np.array_equal(of_heads, stored.view("<u8")[:, 0])
@@ -149,3 +148,10 @@ def _why_wrong(view: View, row: int, payload: memoryview) -> str:
     except ValueError:
         return f"{len(payload)} bytes are no {spec.dtype} of shape {list(group.shape)}"
     return kind.check(group, values, recipe)
+
+
+def _bytes_at(memory: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+    """(N, length) bytes from each start on; C-contiguous."""
+    everywhere: NDArray[Any] = np.ndarray((len(memory) - length + 1,), f"V{length}", memory.data, strides=(1,))
+    found: NDArray[np.uint8] = everywhere[starts].view(np.uint8).reshape(len(starts), length)
+    return found

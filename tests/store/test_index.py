@@ -35,8 +35,7 @@ def walked(data):
     descriptor = os.open(data, os.O_RDONLY)
     try:
         values = walk(descriptor, read_meta(data))
-        spans = zip(values.keys, values.offsets.tolist(), values.lengths.tolist(), strict=True)
-        found = [(key.tobytes(), file[offset : offset + length]) for key, offset, length in spans]
+        found = [(key, file[offset : offset + length]) for key, offset, length in values]
     finally:
         os.close(descriptor)
     return found
