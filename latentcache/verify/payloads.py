@@ -26,8 +26,8 @@ from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, 
 from latentcache.store.gather import scan
 from latentcache.verify.entries import Store, View, unreadable, words
 
-#: Most entries of a batch, and their bytes: one is larger if its last entry is.
-_BATCH_ENTRIES, _BATCH_BYTES = 4096, 64 << 20
+#: Bytes of a batch of entries, about.
+_BATCH_BYTES = 64 << 20
 _THREADS = 2
 Wrong = tuple[str, str, str]
 """Category, reason and text of what is wrong with an entry."""
@@ -72,14 +72,9 @@ def _check_columns(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
 def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:
     """Entries that a file of this size can hold; the check of the indexes has noted the others."""
     inside = (view.offset[entries] + view.bytes[entries] <= size) & (view.head[entries] <= view.offset[entries])
-    entries, found = entries[inside], list[NDArray[np.intp]]()
-    ends = np.cumsum(view.bytes[entries])
-    while len(entries):
-        fits = int(np.searchsorted(ends, ends[0] + _BATCH_BYTES, side="right"))
-        count = min(fits, _BATCH_ENTRIES)
-        found.append(entries[:count])
-        entries, ends = entries[count:], ends[count:]
-    return found
+    entries = entries[inside]
+    ends = np.cumsum(view.head[entries] + view.bytes[entries])
+    return np.split(entries, np.flatnonzero(np.diff(ends // _BATCH_BYTES)) + 1) if len(entries) else []
 
 
 def _scan(view: View, descriptor: int, entries: NDArray[np.intp]) -> dict[int, Wrong]:
