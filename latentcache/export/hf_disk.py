@@ -85,7 +85,7 @@ def _write_split(
 ) -> None:
     """Write the Arrow files of (B, L) rows: IPC streams of one schema, no metadata in it."""
     make_folder(folder)
-    schema = pa.schema([pa.field(name, pa.list_(_arrow(kind))) for name, kind in columns.items()])
+    schema = pa.schema([(name, pa.list_(pa.type_for_alias(kind))) for name, kind in columns.items()])
     records, parts = (_record(batch, columns, schema) for batch in batches), list[Path]()
     record = next(records, None)
     while not parts or record is not None:  # a split without rows is a file without batches
@@ -129,13 +129,8 @@ def segments(position_ids: NDArray[Any]) -> list[NDArray[np.int32]]:
     return [np.diff(np.append(np.flatnonzero(row == 0), len(row))).astype(np.int32) for row in position_ids]
 
 
-def _arrow(kind: str) -> Any:
-    return {"int8": pa.int8(), "int32": pa.int32()}[kind]
-
-
 def _lists(rows: NDArray[Any] | list[NDArray[np.int32]], kind: str) -> Any:
     """A column of lists from rows of numbers, without a Python object for each."""
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    flat = np.concatenate(list(rows)) if len(lengths) else np.empty(0)
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(kind), type=_arrow(kind)))
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+    flat = np.concatenate(list(rows)) if len(rows) else np.empty(0)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(kind)))
