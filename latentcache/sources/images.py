@@ -229,18 +229,14 @@ class ImageScan(Scan):
             mine = [self.part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
         self._pair(layout, files, units)
-        names, memos = files.names, files.memos
-        if read:
-            names, added = strings_of([names, list(read)]), [memo for _, memo in read.values()]
+        archives, rules = Archives(self, layout, bad, walk.notes), [one.captions for one in layout.sets]
+        names, memos, added = files.names, files.memos, [*(memo for _, memo in read.values()), *archives.memos]
+        if added:
+            names = strings_of([names, list(read), archives.names])
             memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
         names, memos = _used_files(names, memos, units, len(files.names))
-        rules = [one.captions for one in layout.sets]
-        archives = Archives(self, layout, len(names), bad, walk.notes)
-        reading = _readings(len(names), units, rules)
-        if archives.names:
-            names, memos = strings_of([names, archives.names]), np.concatenate([memos, archives.memos])
-            reading = np.zeros((archives.first, HASH_BYTES), dtype=np.uint8) if reading is None else reading
-            reading = np.concatenate([reading, archives.readings()])
+        archives.first = len(names) - len(archives.names)
+        reading = _readings(len(names), units, rules, archives)
         held = self.held(names, memos, reading)
         for number, (content, memo) in enumerate(read.values(), start=archives.first - len(read)):
             held.remember(number, content, memo)
@@ -394,13 +390,14 @@ def _sorted(names: Strings, units: Units) -> Units:
     return units.take(np.lexsort((units["member"], rank[at])))
 
 
-def _readings(count: int, units: Units, rules: Sequence[CaptionRule]) -> NDArray[np.uint8] | None:
-    """(F, 16) how each caption file is read; None: all captions are as they are written."""
+def _readings(count: int, units: Units, rules: Sequence[CaptionRule], archives: Archives) -> NDArray[np.uint8] | None:
+    """(F, 16) how each caption file and archive is read; None: all captions are as they are written."""
     each = [rule.reading for rule in rules]
-    if not any(map(any, each)):
+    if not any(map(any, each)) and not archives.names:
         return None
     reading, there = np.zeros((count, HASH_BYTES), dtype=np.uint8), units["which"] >= 0
     reading[units["caption"][there]] = hash_rows(each)[units["owner"][there]]
+    reading[archives.first :] = archives.readings()
     return reading
 
 

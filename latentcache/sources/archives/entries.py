@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
-from latentcache.fields.table import STAT_WIDTH, Rejected
+from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
+from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import SPAN, Rows, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
@@ -44,25 +45,23 @@ class Archives:
     Args:
         asked: The scan.
         layout: Its sets name the archives.
-        first: Position of the first one among the files.
         bad: Archives, members and rows that cannot be read are appended to it.
         notes: Of the scan.
     """
 
-    def __init__(self, asked: Scan, layout: Layout, first: int, bad: list[Rejected], notes: Notes) -> None:
-        self._asked, self._bad, self._notes = asked, bad, notes
-        self._sets, self._root, self.first, self.names = layout.sets, layout.root, first, list[str]()
-        owners, memos, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, [], []
+    def __init__(self, asked: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> None:
+        self._asked, self._bad, self._notes, self._sets, self._root = asked, bad, notes, layout.sets, layout.root
+        self.names, self.memos, self.first = list[str](), list[StatMemo](), 0
+        """Their names and stats, and the position of the first one among the files."""
+        owners, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, []
         for name in sorted(owners, key=os.fsencode):
             try:
-                memos.append(stat_source(layout.root / name))
+                self.memos.append(stat_source(layout.root / name))
             except UnusableSampleError as error:
                 bad.append(as_rejected(name, error))
                 continue
             self.names.append(name)
             owner.append(owners[name])
-        self.memos = np.array(memos, dtype=np.uint64).reshape(-1, STAT_WIDTH)
-        """(n, 6) their stats."""
         self._owner = np.array(owner, dtype=np.int32)
 
     def readings(self) -> NDArray[np.uint8]:
