@@ -11,11 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from io import BytesIO
@@ -32,7 +30,7 @@ from latentcache.fields.latents import MAX_PIXELS
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.images.clips import EncodedClip, is_clip, too_many_pixels
-from latentcache.sources.archives.members import Place, close_tables, open_image, places
+from latentcache.sources.archives.members import Place, open_image, read_each
 from latentcache.sources.causes import as_rejected, cause_of, fault, sniff_cause
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
@@ -47,9 +45,6 @@ _INSIDE_PILLOW = r"PIL\."
 _QUIET = ("ignore", None, Warning, re.compile(_INSIDE_PILLOW), 0)
 _HEAD_BYTES = 65_536
 _SHOWN_BYTES = 12
-#: Threads of header reads that wait for the disk; headers between two measurements of it, and headers measured.
-#: If they wait for a core, threads cost four times what they gain: 0.11 ms a file without threads, 0.4 ms with eight.
-_THREADS, _CHUNK, _PROBE = 8, 1024, 8
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
@@ -74,30 +69,22 @@ def fill_sizes(
     sizes, rejected = np.zeros((len(rows), 2), dtype=np.uint32), list[tuple[int, Rejected]]()
     clips = np.zeros((len(rows), 3), dtype=np.uint32)
 
-    def read(number: int, place: Place) -> None:
-        if stopping():
-            return
-        try:
-            with open_image(root, place) as file:
-                if is_clip(file):
-                    video = EncodedClip(file, max_pixels=max_pixels)
-                    size, clips[number] = video.size, video.clip
-                else:
-                    size = header(file, max_pixels=max_pixels)[2]
-            sizes[number] = size.height, size.width
-        except UnusableSampleError as error:
-            name, line = samples.where(int(rows[number]))
-            rejected.append((int(rows[number]), as_rejected(name, error, line=line)))
+    def read(place: Place) -> tuple[Size, tuple[int, int, int]]:
+        with open_image(root, place) as file:
+            if is_clip(file):
+                video = EncodedClip(file, max_pixels=max_pixels)
+                return video.size, video.clip
+            return header(file, max_pixels=max_pixels)[2], (0, 0, 0)
 
-    # Not by the caller: a signal does not interrupt a read that never ends.
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for start in range(0, len(rows), _CHUNK):
-            some = list(enumerate(places(samples, rows[start : start + _CHUNK]), start=start))
-            done = pool.submit(_read_while_quick, read, some).result()
-            list(pool.map(lambda one: read(*one), some[done:]))
-    close_tables()
+    for number, one in read_each(read, samples, rows, "image", stopping, quick=True):
+        if isinstance(one, UnusableSampleError):
+            name, line = samples.where(int(rows[number]))
+            rejected.append((int(rows[number]), as_rejected(name, one, line=line)))
+        else:
+            size, clips[number] = one
+            sizes[number] = size.height, size.width
     columns = {"original_size": sizes, CLIP: clips} if clips.any() else {"original_size": sizes}
-    return columns, sorted(rejected, key=lambda pair: pair[0])
+    return columns, rejected
 
 
 def header(stream: BinaryIO, *, max_pixels: int = MAX_PIXELS) -> tuple[Image.Image, int, Size]:
@@ -178,19 +165,6 @@ def translated_errors(stream: BinaryIO) -> Iterator[None]:
     except Exception as error:
         # On damaged files Pillow raises OSError, SyntaxError, RuntimeError, ValueError, struct.error, ...
         raise fault(_reason(error, stream), _detail(error, stream)) from error
-
-
-def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[int, Place]]) -> int:
-    """Read all headers in this thread, or only the first few if they wait for the disk; returns how many."""
-    began, worked = time.perf_counter(), time.thread_time()
-    for one in some[:_PROBE]:
-        read(*one)
-    elapsed, worked = time.perf_counter() - began, time.thread_time() - worked
-    if elapsed > 3 * worked:  # below that, more threads are not cheaper
-        return min(_PROBE, len(some))
-    for one in some[_PROBE:]:
-        read(*one)
-    return len(some)
 
 
 def _png_chunks(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:

@@ -44,8 +44,8 @@ def with_equal_files(
             return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
 
     # Whoever encodes an image that cannot be read says why.
-    found = {row: one for row, one in read_each(head, samples, rows, name, stopping) if isinstance(one, int)}
-    rows, heads = np.array([*found], dtype=np.intp), np.array([*found.values()], dtype=np.uint64)
+    found = {at: one for at, one in read_each(head, samples, rows, name, stopping) if isinstance(one, int)}
+    rows, heads = rows[np.array([*found], dtype=np.intp)], np.array([*found.values()], dtype=np.uint64)
     rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]
     return with_hashes(root, samples, name, rows[unread[rows]], stopping)[0]
 

@@ -353,11 +353,11 @@ def with_hashes(
         data, memo = read_image(root, place)
         return content_hash(data), memo
 
-    for row, one in read_each(read, samples, rows, name, stopping):
+    for number, one in read_each(read, samples, rows, name, stopping):
         if isinstance(one, UnusableSampleError):
-            failed[row] = one
+            failed[int(rows[number])] = one
         else:
-            found.append((row, *one))
+            found.append((int(rows[number]), *one))
     if found:
         done, contents, memos = zip(*found, strict=True)
         columns = np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -37,8 +37,9 @@ from latentcache.sources.reading import open_source, read_source, stat_source
 #: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
 SPAN = "span"
 
-#: Threads that read images, and images that they are given at a time.
-_THREADS, _WINDOW = 4, 1 << 12
+#: Threads that read images, images that they are given at a time, and reads of these that are measured. Threads that
+#: wait for a core cost four times what they gain: 0.11 ms a header without threads, 0.4 ms with eight.
+_THREADS, _WINDOW, _PROBE = 8, 1024, 8
 
 Place = Mapping[str, Any]
 T = TypeVar("T")
@@ -105,8 +106,13 @@ def read_each(
     rows: NDArray[np.integer],
     name: str,
     stopping: Callable[[], bool] = bool,
+    *,
+    quick: bool = False,
 ) -> Iterator[tuple[int, T | UnusableSampleError]]:
-    """Read an input of some samples in threads: (row, what was read or why not), in order, until ``stopping``."""
+    """Read an input of some samples in threads, until ``stopping``: (position in ``rows``, what was read or why not).
+
+    ``quick``: threads are used only where the first reads wait for the disk more than they work.
+    """
 
     def one(place: Place) -> T | UnusableSampleError | None:
         try:
@@ -116,17 +122,24 @@ def read_each(
         except OSError as error:
             return fault(cause_of(error), f"it cannot be read: {error.strerror}", place["path"])
 
+    def alone(each: Sequence[Place]) -> list[T | UnusableSampleError | None]:
+        began, worked = time.perf_counter(), time.thread_time()
+        found = [one(place) for place in each[:_PROBE]]
+        is_waiting = time.perf_counter() - began > 3 * (time.thread_time() - worked)
+        return found if is_waiting else found + [one(place) for place in each[_PROBE:]]
+
     if not len(rows):
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(_THREADS)
+    pool = ThreadPoolExecutor(_THREADS)  # not by the caller: a signal does not interrupt a read that never ends
     try:
         for start in range(0, len(rows), _WINDOW):
-            some = rows[start : start + _WINDOW]
-            for row, found in zip(some.tolist(), pool.map(one, places(samples, some, name)), strict=True):
+            each = places(samples, rows[start : start + _WINDOW], name)
+            first = pool.submit(alone, each).result() if quick else []
+            for number, found in enumerate(chain(first, pool.map(one, each[len(first) :])), start=start):
                 if found is not None:
-                    yield row, found
+                    yield number, found
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
         close_tables()
