@@ -29,7 +29,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
     "teal": (40, 140, 150),
     "blue": (52, 92, 190),
     "violet": (124, 76, 172),
-    "grey": (128, 130, 136),
+    "gray": (128, 130, 136),
 }
 SHAPES: tuple[str, ...] = ("circle", "square", "triangle", "ring", "star")
 #: EXIF tag 0x0112 and the turn that takes the upright image to the stored one.

@@ -73,7 +73,7 @@ class BucketTable:
         """The bucket that keeps most of ``image`` under cover-resize and crop.
 
         What is kept, ``min(a, b) / max(a, b)`` of the two aspect ratios, falls on both sides of the image's
-        own ratio, so the best bucket is one of its two neighbours. Ties: the larger area, then the wider.
+        own ratio, so the best bucket is one of its two neighbors. Ties: the larger area, then the wider.
         """
         sizes, aspects = self._largest
         at = bisect_left(aspects, image.width / image.height)  # a float finds the place, integers decide

@@ -229,7 +229,7 @@ class Catalog:
         """(n,) the first item of each wanted number for which ``right(items, rows)`` is true; -1 for none."""
         numbers, items = self._table(table)
         found = np.full(len(wanted), -1, dtype=np.int64)
-        rows = np.argsort(wanted, kind="stable")  # neighbours are looked up together
+        rows = np.argsort(wanted, kind="stable")  # neighbors are looked up together
         at = np.searchsorted(numbers, wanted[rows]).astype(np.int64)
         while len(rows):
             inside = at < len(numbers)

@@ -143,7 +143,7 @@ def pack_items(
 
 
 def _blocks(items: Sequence[Item], spec: FieldSpec, kind: FieldKind) -> Iterator[list[Item]]:
-    """Items that share a block: neighbours with keys that differ in their contents only, of equal shape."""
+    """Items that share a block: neighbors with keys that differ in their contents only, of equal shape."""
     row_bytes = (
         HASH_BYTES + 4 + sum(np.dtype(one).itemsize * math.prod(shape) for one, shape in kind.columns.values())
     )
