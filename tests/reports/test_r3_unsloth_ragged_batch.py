@@ -52,8 +52,9 @@ def test_the_same_lengths_make_batches_of_one_length_here(cache, kind):
     loaders = [view.loader(batch_size=2), DataLoader(view, batch_size=2, collate_fn=view.collator(), shuffle=True)]
     for batches in loaders:
         for batch in batches:
-            assert {tensor.shape[1] for tensor in batch.values()} == {4096}
+            assert batch.pop("use_cache", False) is False
             assert all(isinstance(tensor, torch.Tensor) for tensor in batch.values())
+            assert {tensor.shape[1] for tensor in batch.values()} == {4096}
 
 
 def test_rows_one_by_one_have_one_length_too(cache):
