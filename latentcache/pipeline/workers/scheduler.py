@@ -469,7 +469,7 @@ class Run:
         del self._workers[worker.slot]
         handle = worker.handle
         self._selector.unregister(handle.channel)
-        if isinstance(handle, WorkerProcess) and worker.last:
+        if not isinstance(handle, WorkerThread) and worker.last:
             if worker.error is None and not worker.leases and not self._task.bounded:
                 self._warm.keep(self._devices[worker.slot], handle)
                 return ""
