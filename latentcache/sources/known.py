@@ -347,7 +347,8 @@ def with_hashes(
     root: Path, samples: SampleTable, name: str, rows: NDArray[np.integer], stopping: Callable[[], bool] = bool
 ) -> tuple[SampleTable, dict[int, UnusableSampleError]]:
     """Samples with the contents of the files of some rows, and why those of others cannot be read."""
-    found, failed = list[tuple[int, bytes, StatMemo]](), dict[int, UnusableSampleError]()
+    contents, memos = np.zeros((len(rows), HASH_BYTES), np.uint8), np.zeros((len(rows), STAT_WIDTH), np.uint64)
+    failed = dict[int, UnusableSampleError]()
 
     def read(place: Place) -> tuple[bytes, StatMemo]:
         data, memo = read_image(root, place)
@@ -357,11 +358,10 @@ def with_hashes(
         if isinstance(one, UnusableSampleError):
             failed[int(rows[number])] = one
         else:
-            found.append((int(rows[number]), *one))
-    if found:
-        done, contents, memos = zip(*found, strict=True)
-        columns = np.array(done), hash_rows(contents), np.array(memos, dtype=np.uint64)
-        samples = with_contents(samples, name, *columns)
+            contents[number], memos[number] = np.frombuffer(one[0], dtype=np.uint8), one[1]
+    done = np.flatnonzero(memos[:, -1])
+    if len(done):
+        samples = with_contents(samples, name, rows[done], contents[done], memos[done])
     return samples, failed
 
 
