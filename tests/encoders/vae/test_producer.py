@@ -55,8 +55,8 @@ def encode(producer, *reads):
 def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeypatch):
     path = draw(tmp_path / "a.png")
     opens, decodes = [], []
-    real = decode_module.opened
-    monkeypatch.setattr(decode_module, "opened", lambda *args, **more: opens.append(1) or real(*args, **more))
+    real = decode_module.header
+    monkeypatch.setattr(decode_module, "header", lambda *args, **more: opens.append(1) or real(*args, **more))
     check = decode_module.check_png
     monkeypatch.setattr(decode_module, "check_png", lambda data: decodes.append(1) or check(data))
     outputs = [Output(item=n, group=g, variant=v) for n, (g, v) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)])]
