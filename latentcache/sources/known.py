@@ -407,7 +407,8 @@ def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
     """One column of strings from lists of them; no string is kept."""
     data, lengths = bytearray(), array("q")
     for part in parts:
-        encoded = [one.encode("utf-8", "surrogateescape") for one in part]
-        data += b"".join(encoded)
-        lengths.extend(map(len, encoded))
+        text = "".join(part)
+        each = part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part]
+        lengths.extend(map(len, each))
+        data += text.encode("utf-8", "surrogateescape")
     return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))
