@@ -97,13 +97,13 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
     """Refuse a cache whose fields or recipes differ from the first one's."""
     differences = list[tuple[str, str, str]]()
     for name in sorted({*first.fields, *snapshot.fields}):
-        one, other_one = first.fields.get(name), snapshot.fields.get(name)
+        kind, one, other_one = kind_of(name), first.fields.get(name), snapshot.fields.get(name)
         found: list[tuple[str, Any, Any]] = []
         if one is None or other_one is None:
             found = [("stored", one is not None, other_one is not None)]
         elif one.recipe_json != other_one.recipe_json:
             both = one.provenance, other_one.provenance
-            found = kind_of(name).differences(one.recipe, other_one.recipe, both)
+            found = kind.differences(one.recipe, other_one.recipe, both)
             found = found or [("recipe", one.recipe_json, other_one.recipe_json)]
         differences += [(f"{name}.{setting}", str(mine), str(theirs)) for setting, mine, theirs in found]
     if differences:

@@ -267,7 +267,7 @@ class Batches:
                 self._in_flight.append((batch, self.producer.encode([one.prepared for one in batch])))
             except DeviceMemoryError as error:
                 if len(batch) > 1:
-                    self._halve(batch)
+                    self._halve(batch[0].group, len(batch))
                 elif self._in_flight:
                     done += self.collect(wait=True)  # the item gets the device to itself before it is given up
                 else:
@@ -276,12 +276,23 @@ class Batches:
             del waiting[: len(batch)]
         return done + self.collect(wait=False)
 
-    def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
+    def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
         """The only items of jobs. Raises as the producer does, and EncoderError."""
-        made = self.producer.make(jobs)
-        failpoint("result-received")
-        self._check(zip((job.outputs[0].group for job in jobs), made, strict=True))
-        return made
+        groups, done = [job.outputs[0].group for job in jobs], list[Made | Failure]()
+        while len(done) < len(jobs):
+            group = groups[len(done)]
+            some = jobs[len(done) : len(done) + self._limits[group]]
+            try:
+                made = self.producer.make(some)
+            except DeviceMemoryError:
+                if len(some) == 1:
+                    raise
+                self._halve(group, len(some))
+                continue
+            failpoint("result-received")
+            self._check(zip(groups[len(done) : len(done) + len(some)], made, strict=True))
+            done += made
+        return done
 
     def collect(self, *, wait: bool) -> list[Result]:
         """Results that are there, or all of them."""
@@ -298,7 +309,7 @@ class Batches:
         except DeviceMemoryError as error:
             if len(batch) == 1:
                 return [(batch[0], self._too_large(error))]
-            self._halve(batch)
+            self._halve(batch[0].group, len(batch))
             return self.submit(batch)
         failpoint("result-received")
         self._check(zip((item.group for item in batch), made, strict=True))
@@ -319,8 +330,7 @@ class Batches:
                     fix="report this model",
                 )
 
-    def _halve(self, batch: Sequence[PendingItem]) -> None:
-        group, size = batch[0].group, len(batch)
+    def _halve(self, group: int, size: int) -> None:
         kept = self._limits[group] = min(self._limits[group], size // 2)
         label = self._groups[group].label
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")

@@ -280,7 +280,7 @@ class WorkerLoop:
                 for one in every:
                     self._inbox.put([one])
                 return
-            made = [found] if isinstance(found, Failure) else list(found)
+            made = [found] if isinstance(found, Failure) else found
         for one, item in zip(wanted, made, strict=True):
             if isinstance(item, Failure):
                 one.fail(item)
