@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,20 @@ def test_a_shuffle_has_everything_once(count, seed, epoch, stream):
     order = shuffled(count, seed, epoch, stream=stream)
     assert sorted(order.tolist()) == list(range(count))
     assert order.dtype == np.int32
+
+
+@pytest.mark.parametrize("count", [65_537, 131_072, 131_073])
+def test_many_numbers_are_shuffled_without_a_sort(count):
+    """Each comes once; which sixteenth follows which is as even as chance has it: 255 degrees of freedom."""
+    orders = [shuffled(count, seed, 0, stream=0) for seed in (1, 2)]
+    for order in orders:
+        assert order.dtype == np.int32
+        assert (np.bincount(order, minlength=count) == 1).all()
+        part = order.astype(np.int64) * 16 // count
+        for pairs in (part[:-1] * 16 + part[1:], order[:-1] % 16 * 16 + order[1:] % 16):
+            even = count / 256
+            assert ((np.bincount(pairs, minlength=256) - even) ** 2 / even).sum() < 380
+    assert (orders[0] == orders[1]).sum() < 10
 
 
 def test_streams_are_independent():
