@@ -126,18 +126,9 @@ class NewEntry(NamedTuple):
     item_keys: tuple[bytes, ...]
 
 
-def pack_items(
-    items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind, packing: str | None = None
-) -> list[NewEntry]:
-    """The entries that hold these items, in their order.
-
-    Args:
-        items: Of one field.
-        recipe: What they were made by.
-        kind: Whose items they are.
-        packing: ``entry`` or ``block``; by default the kind's.
-    """
-    packed = (packing or kind.packing) == "block"
+def pack_items(items: Sequence[Item], recipe: FieldRecipe, kind: FieldKind) -> list[NewEntry]:
+    """The entries that hold these items of one field, in their order, made by a recipe; the kind says how."""
+    packed = kind.packing == "block"
     groups = _blocks(items, recipe.spec, kind) if packed else ([item] for item in items)
     return [_entry(some, recipe, kind, packed=packed) for some in groups]
 

@@ -330,12 +330,8 @@ def _reopened(paths: CachePaths, number: int, kinds: Mapping[str, FieldKind | No
 
 def current_or_none(cache: Path) -> Snapshot | None:
     """The current snapshot, or None while the first build has not ended. Raises as :func:`open_snapshot`."""
-    try:
-        return open_snapshot(cache)
-    except CacheNotFoundError as error:
-        if error.slug == "cache-unfinished":
-            return None
-        raise
+    number = CachePaths(cache).current_snapshot()
+    return open_snapshot(cache, number) if number else None
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,14 +148,14 @@ def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
         some = None if depth.selection is None else chosen.samples
         return None if root is None else compare_sources(store, root, full=depth.reads, chosen=some)
 
-    with ThreadPoolExecutor(1) if depth.reads else nullcontext() as pool:
-        reading = pool.submit(look) if pool else None  # reading files and reading shards wait for different things
-        check_entries(store, chosen.entries)
-        check_plans(store, chosen.samples)
-        if reading is None:
-            return look()
-        from latentcache.verify.payloads import scan_payloads
+    check_entries(store, chosen.entries)
+    check_plans(store, chosen.samples)
+    if not depth.reads:
+        return look()
+    from latentcache.verify.payloads import scan_payloads
 
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(look)  # reading files and reading shards wait for different things
         scan_payloads(store, chosen.entries)
         return reading.result()
 
