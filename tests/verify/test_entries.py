@@ -102,6 +102,7 @@ def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
     assert counts(report) == {"unverifiable": 4, "ok": 4}
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_damaged_head_is_found_by_a_full_check(case):
     path, offset, _, entry = case.entry(2)
     head = int(case.snapshot.fields[case.names[0]].head[entry])

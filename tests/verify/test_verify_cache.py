@@ -48,6 +48,7 @@ def test_it_changes_nothing_and_works_on_a_read_only_cache_beside_a_build(case, 
     assert (after, state(case.data)) == before
 
 
+@pytest.mark.usefixtures("each_way")
 def test_damage_in_a_payload_is_found_by_a_full_check_for_every_sample_of_the_entry(case):
     case.damage(2)
     assert counts(check(case, Depth())) == {"ok": 8}
@@ -63,6 +64,7 @@ def test_damage_in_a_payload_is_found_by_a_full_check_for_every_sample_of_the_en
     assert report.exit_code() == 1
 
 
+@pytest.mark.usefixtures("each_way")
 def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_is_right(tmp_path, monkeypatch):
     import made_cache
 
