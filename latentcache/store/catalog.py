@@ -248,9 +248,13 @@ class Catalog:
             mixed = np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)])
             items = np.concatenate([np.zeros(0, np.uint32), *(part[1] for part in parts)])
             del parts
-            order = np.argsort(mixed, kind="stable")
+            order = np.argsort(mixed)  # a stable sort takes three times as long
             mixed, items = mixed[order], items[order]
-            if name == _KEY and len(near := np.flatnonzero(mixed[1:] == mixed[:-1])):
+            near = np.flatnonzero(mixed[1:] == mixed[:-1])
+            equal = np.sort(np.concatenate([near, near + 1]))
+            equal = equal[np.diff(equal, prepend=-1) > 0]
+            items[equal] = items[equal][np.lexsort((items[equal], mixed[equal]))]
+            if name == _KEY and len(near):
                 twice = near[(self.keys(items[near]) == self.keys(items[near + 1])).all(axis=1)] + 1
                 mixed, items = np.delete(mixed, twice), np.delete(items, twice)
             self._tables[name] = mixed, items
