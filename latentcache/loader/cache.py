@@ -103,19 +103,18 @@ class Cache(View):
 
     @property
     def buckets(self) -> dict[str, int]:
-        """Samples per bucket, by its label (``512x768``: height x width, pixels)."""
+        """Samples per bucket, by its label (``512x768``: height x width, pixels); none of documents."""
+        if not self._has_samples:
+            return {}
         index = self._selection.index
         counts = np.bincount(index.bucket, minlength=len(index.buckets))
         return dict(zip(map(str, index.buckets), counts.tolist(), strict=True))
 
     @property
     def tokens(self) -> int:
-        """Tokens of all documents.
-
-        Raises:
-            UsageError: The cache does not hold documents.
-        """
-        return sum(self._documents(part).tokens for part in self.parts)
+        """Tokens of all documents; 0 of images."""
+        packed = [name for name, one in self.parts[0].snapshot.fields.items() if one.spec.collate == "pack"]
+        return sum(self._documents(part, name).tokens for part in self.parts for name in packed)
 
     @property
     def repeats(self) -> dict[int, int]:

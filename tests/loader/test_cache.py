@@ -30,7 +30,7 @@ def test_what_a_cache_says_of_itself(four, tmp_path):
     cache = open_cache(four)
     assert len(cache) == 4
     assert cache.fields == ("latents",)
-    assert cache.buckets == {"64x96": 3, "96x64": 1}
+    assert (cache.buckets, cache.tokens) == ({"64x96": 3, "96x64": 1}, 0)
     assert cache.recipe() == cache.recipe("latents") == recipe()
     assert repr(cache).splitlines() == [
         "Cache(4 samples of four (snapshot 1)", "  fields: latents", "  64x96: 3, 96x64: 1)"
@@ -232,6 +232,7 @@ def test_documents_for_exports(tmp_path):
     ids, spans = chats(20)
     cache = open_cache(documents(tmp_path / "t", ids, spans))
     found, held = cache.documents(), cache.split(0.5)[1].documents()
+    assert (cache.tokens, cache.buckets) == (sum(map(len, ids)), {})
     assert [found.read(number).tolist() for number in range(20)] == ids
     assert (len(found), found.tokens, found.where(3)) == (20, sum(map(len, ids)), "data.jsonl:4")
     assert [found.lengths[int(held.where(one)[11:]) - 1] for one in range(len(held))] == held.lengths.tolist()
