@@ -102,7 +102,7 @@ class UnsupportedModelError(EncoderError, slug="model-unsupported"):
 class DeviceError(LatentcacheError, slug="device", exit_code=3):
     """The device failed or does not exist."""
 
-    default_fix = "run again; with `--device cpu` if it happens again"
+    default_fix = "run again; with --device=cpu if it happens again"
 
 
 class DeviceMemoryError(DeviceError, MemoryError, slug="device-memory"):
@@ -218,9 +218,18 @@ class InterruptedBuildError(LatentcacheError, slug="interrupted"):
 
 # the words of the caller
 
-#: Flags whose argument in Python has another name.
-_ARGUMENTS = {"resolution": "resolutions", "bucket": "buckets", "dataset": "datasets"}
-_FLAG = re.compile(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?:=(\S*[^\s;:,.)]))?")
+#: Flags with another name in Python; all but the last may be repeated, and are lists there.
+_ARGUMENTS = {
+    "frames": "frames",
+    "controls": "controls",
+    "resolution": "resolutions",
+    "bucket": "buckets",
+    "dataset": "datasets",
+    "template-option": "template_options",
+    "field": "LATENTCACHE_FIELDS",
+}
+_FLAG = re.compile(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?:=('[^']*'|\S*[^\s;:,.)]))?")
+_WORD, _NUMBER_OR_WORD = re.compile("[A-Z_:]+"), re.compile("[A-Z_:]+|-?[0-9]+")
 _COMMAND = re.compile(r"(?:run |start )?(the same |the )?`latentcache (build|merge)`")
 _shell_depth = 0
 
@@ -260,10 +269,15 @@ def as_python(text: str) -> str:
 
 
 def _argument(found: re.Match[str]) -> str:
-    name = _ARGUMENTS.get(found[2], found[2].replace("-", "_"))
-    if found[3]:
-        return f"{name}={found[3] if found[3].lstrip('-').isdecimal() else repr(found[3])}"
-    return f"{name}=False" if found[1] else name
+    flag, name = found[2], _ARGUMENTS.get(found[2], found[2].replace("-", "_"))
+    if not found[3]:
+        return f"{name}=False" if found[1] else name
+    if flag == "field":  # a variable of the environment
+        return f"{name}={found[3]}"
+    plain = _WORD if flag == "bucket" else _NUMBER_OR_WORD
+    words = [one if plain.fullmatch(one) else repr(one) for one in found[3].strip("'").split("|")]
+    value = f"[{words[0]}]" if flag in _ARGUMENTS else " or ".join(words)
+    return f"{name}={value}{',' * found.string.startswith(' --', found.end())}"
 
 
 def count_of(number: int, words: str) -> str:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from types import NoneType
-from typing import Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from os import PathLike, fspath
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, NamedTuple, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 _hints = cache(get_type_hints)
+#: Type of an annotation -> types of values that are accepted for it, and what converts them.
+_ACCEPTED: Mapping[Any, tuple[Any, Callable[[Any], Any]]] = {
+    str: ((str, PathLike), fspath),
+    Path: ((str, PathLike), Path),
+    int: (Integral, int),
+    float: (Real, float),
+}
 
 
 class _Parts(NamedTuple):
@@ -119,3 +130,46 @@ def parsed(kind: Any, data: Any) -> Any:
 def _each(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     """The type of each of the values of a tuple."""
     return inner[:1] * count if inner[1:] == (Ellipsis,) else inner
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """A caller's value in the type of an annotation: a list becomes a tuple, text a path, a mapping a dataclass.
+
+    Raises:
+        TypeError: It has another type.
+    """
+    inner, outer = get_args(kind), get_origin(kind) or kind
+    if NoneType in inner:
+        others = tuple(one for one in inner if one is not NoneType)
+        return None if value is None else typed(Union[others], value)  # noqa: UP007 - no | of a tuple
+    if outer is tuple and isinstance(value, list | tuple) and len(_each(inner, len(value))) == len(value):
+        return tuple(typed(one, part) for one, part in zip(_each(inner, len(value)), value, strict=True))
+    if is_dataclass(kind) and isinstance(value, list | tuple) and len(value) == len(fields(kind)):
+        value = {one.name: part for one, part in zip(fields(kind), value, strict=True)}
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return kind(**typed_parts(kind, value))  # type: ignore[operator]
+    accepted, convert = _ACCEPTED.get(outer, (kind if outer in (Union, UnionType) else outer, lambda same: same))
+    if kind is Any or (isinstance(value, accepted) and (outer is bool or not isinstance(value, bool))):
+        return value if kind is Any else convert(value)
+    raise TypeError(f"must be {_plain_name(kind)}")
+
+
+def typed_parts(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a dataclass, each as :func:`typed`; raises TypeError for an unknown one."""
+    hints, made = _hints(kind), dict[str, Any]()
+    names = [one.name for one in fields(kind)]
+    for name, value in given.items():
+        try:
+            if name not in names:
+                raise TypeError(f"unknown; known are {', '.join(names)}")
+            made[name] = typed(hints[name], value)
+        except TypeError as error:
+            raise TypeError(f"{name}={reprlib.repr(value)}: {error}") from None
+    return made
+
+
+def _plain_name(kind: Any) -> str:
+    """The type that a caller gives for an annotation: ``list[int]``, ``dict``, ``str``."""
+    if get_origin(kind) is tuple:
+        return f"list[{_plain_name(get_args(kind)[0])}]"
+    return "dict" if is_dataclass(kind) or get_origin(kind) is Mapping else getattr(kind, "__name__", str(kind))

@@ -42,19 +42,13 @@ def build(
         None,
         "--workers N",
         "Tokenizer worker processes; 0 runs in the main process. [default: by the amount of work]",
-        min=0,
     ),
-    batch_size: int | None = option(
-        None, "--batch-size N", "Items per encoder call. [default: a budget of pixels]", min=1
-    ),
-    decode_threads: int | None = option(
-        None, "--decode-threads N", "Decode threads per worker. [default: by cores]", min=1
-    ),
+    batch_size: int | None = option(None, "--batch-size N", "Items per encoder call. [default: a budget of pixels]"),
+    decode_threads: int | None = option(None, "--decode-threads N", "Decode threads per worker. [default: by cores]"),
     host_memory: int | None = option(
         None,
         "--host-memory BYTES",
         "Memory for inputs in work, of all workers. [default: a quarter of RAM, at most 4 GiB]",
-        min=1,
     ),
     max_pixels: int | None = option(None, "--max-pixels N", "Reject larger images. [default: 100000000]", min=1),
     source: flags.Source,
@@ -62,12 +56,10 @@ def build(
         None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
     ),
     stream: bool = option(False, "--stream", "Let training start during the build: open_cache(CACHE, follow=True)."),
-    stream_seed: int = option(0, "--stream-seed N", "Encode in the loader order of this seed. [default: 0]", min=0),
-    stream_batch: int = option(
-        1, "--stream-batch N", "Batch size of that loader, all ranks together. [default: 1]", min=1
-    ),
+    stream_seed: int = option(0, "--stream-seed N", "Encode in the loader order of this seed. [default: 0]"),
+    stream_batch: int = option(1, "--stream-batch N", "Batch size of that loader, all ranks together. [default: 1]"),
     commit_every: int | None = option(
-        None, "--commit-every N", "Entries per commit at most. [default: 16 MiB or 2 s]", min=1
+        None, "--commit-every N", "Entries per commit at most. [default: 16 MiB or 2 s]"
     ),
     events: Path | None = option(None, "--events FILE", "Append a JSON line to FILE after each commit."),
     allow_failed: flags.AllowFailed = None,

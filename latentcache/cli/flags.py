@@ -95,7 +95,7 @@ _SOURCE: Mapping[str, tuple[Any, str, str]] = {
     "caption_column": (_TEXT, "--caption-column NAME",
                        "Column of captions, or their JSON key in tars. [default: the only one]"),
 }  # fmt: skip
-#: ``SourceOptions`` that a command line asks for; None: no option was given.
+#: Mapping of the options of DATA that were given; None: none was.
 Source = Any
 
 
@@ -167,7 +167,7 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
         as_json, words = given["as_json"], ""
         if "source" in instead:
             said = {attribute: given.pop(attribute) for attribute in _SOURCE}
-            given["source"] = _source(said)
+            given["source"] = {name: value for name, value in said.items() if value not in (None, [])} or None
             words = _words((_SOURCE[attribute][1].split()[0], value) for attribute, value in said.items())
         if "requested" in instead:
             values = {one: given.pop(one) for one in options}
@@ -216,7 +216,7 @@ def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: 
     choices = about.get("choices", ())
     metavar = about.get("metavar") or "|".join(choices) or {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
     kind = str if "parse" in about else kind
-    option = typer.Option(flag, metavar=metavar, min=about.get("min"), readable=False, **text)
+    option = typer.Option(flag, metavar=metavar, readable=False, **text)
     return Annotated[(list[kind] if several else kind) | None, option]  # type: ignore[valid-type]
 
 
@@ -263,24 +263,12 @@ def _requested(
             raise UsageError(f"{option.flag}: belongs to the field {owner}, which --fields leaves out", fix=fix)
         for field in takers:
             attribute = option.targets[field]
-            settings.setdefault(field, {})[attribute.name] = _value(option.flag, attribute, values[name])
-    made = {name: known[name].settings(**given) for name, given in settings.items()}
+            value = values[name]
+            value = list(dict.fromkeys(value)) if isinstance(value, list) else value
+            settings.setdefault(field, {})[attribute.name] = value
+    made = {name: registry.settings_of(name, given) for name, given in settings.items()}
     words = _words((option.flag, values[name]) for name, option in options.items())
     return Requested(fields=made, kinds=kinds, exact=wanted is not None, words=words)
-
-
-def _source(given: Mapping[str, Any]) -> Any:
-    """``SourceOptions`` of the options that were given; None if none was."""
-    said: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if value not in (None, [])
-    }
-    if not said:
-        return None
-    from latentcache.sources.scan import SourceOptions
-
-    return SourceOptions(**said)
 
 
 def _words(given: Iterable[tuple[str, Any]]) -> str:
@@ -297,14 +285,3 @@ def _words(given: Iterable[tuple[str, Any]]) -> str:
 
 def _target(kind: FieldKind) -> str:
     return f"{type(kind).__module__}:{type(kind).__qualname__}"
-
-
-def _value(flag: str, attribute: dataclasses.Field[Any], value: Any) -> Any:
-    """A parsed value: checked against ``choices``, given to ``parse``, a list as a tuple without repetitions."""
-    if isinstance(value, list):
-        return tuple(dict.fromkeys(_value(flag, attribute, one) for one in value))
-    choices = attribute.metadata.get("choices", ())
-    if choices and value not in choices:
-        raise UsageError(f"{flag}={value}: unknown value", fix=f"{flag} {'|'.join(choices)}")
-    parse = attribute.metadata.get("parse")
-    return parse(value) if parse else value

@@ -49,7 +49,7 @@ def plan(
     layout = {**rows, "overflow": overflow} if rows else {}
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
     if _is_cache(path):
-        planned = _of_cache(path, batches, layout, source is None or source.repeats is not False)
+        planned = _of_cache(path, batches, layout, (source or {}).get("repeats") is not False)
     else:
         planned = _of_data(path, batches, requested, source)
         if layout:

@@ -59,7 +59,7 @@ def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
     if path.exists():
         return path, ""
     if not is_hub_id(word):
-        what = f"{wanted.flag} {word}: no such file or folder"
+        what = f"{wanted.flag}={word}: no such file or folder"
         fix = f"check the path; {wanted.flag} takes {wanted.takes}"
         raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     folder = hub_folder(word, wanted, revision=revision)
@@ -91,7 +91,7 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
         return cached
     what = f"{name}: neither a folder here nor a {wanted.what} that can be downloaded"
     where, why = name, "this machine is offline, or the repository does not exist or is closed: "
-    fix = f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {wanted.flag} FOLDER"
+    fix = f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {wanted.flag}=FOLDER"
     if type(failure).__name__ == "GatedRepoError":
         patterns = " ".join(f"'{pattern}'" for pattern in wanted.files)
         what = f"{name}: its owner gives access to users who are logged in and have accepted the terms"
@@ -112,6 +112,6 @@ def stub_delay(word: str, flag: str) -> int:
     """The N of ``stub:delay_ms=N``."""
     match = _STUB.fullmatch(word)
     if match is None:
-        fix = f"use {flag} stub or {flag} stub:delay_ms=20"
-        raise UsageError(f"{flag} {word}: unknown option of the stub", fix=fix)
+        fix = f"use {flag}=stub or {flag}=stub:delay_ms=20"
+        raise UsageError(f"{flag}={word}: unknown option of the stub", fix=fix)
     return int(match[1] or 0)

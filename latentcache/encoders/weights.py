@@ -91,7 +91,7 @@ def weights_in(folder: Path, name: str) -> tuple[Path, ...]:
         f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
         where=str(folder),
         why="pickle files can run code when they are opened" if pickles else "no other file is taken for it",
-        fix=f"give the weights by name: --model {own}" if own else _RESAVE,
+        fix=f"give the weights by name: --model={own}" if own else _RESAVE,
     )
 
 

@@ -40,9 +40,6 @@ class CaptionVariants(Value):
     separator: str = ","
 
     def __post_init__(self) -> None:
-        if not 1 <= self.number <= MOST_VARIANTS:
-            what = f"--caption-variants={self.number}: must be 1 to {MOST_VARIANTS}"
-            raise UsageError(what, fix=f"--caption-variants {DEFAULT_VARIANTS}")
         if not self.separator or not self.keep:
             flag = "--keep-tags" if self.separator else "--tag-separator"
             raise UsageError(f"{flag}='': must not be empty", fix=f"leave {flag} out")

@@ -73,17 +73,17 @@ def clip_settings(
     lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
     if not lengths:
         if fps is not None or start is not None:
-            given = f"--fps {fps}" if fps is not None else f"--clip-start {start}"
-            raise UsageError(f"{given}: needs --frames", why="no videos are encoded", fix=f"--frames 81 {given}")
+            given = f"--fps={fps}" if fps is not None else f"--clip-start={start}"
+            raise UsageError(f"{given}: needs --frames", why="no videos are encoded", fix=f"--frames=81 {given}")
         return None
     if not step:
         fix = "give the VAE of a video model with --model, or leave --frames out"
-        raise RecipeError(f"--frames {lengths[-1]}: the encoder takes images only", fix=fix)
+        raise RecipeError(f"--frames={lengths[-1]}: the encoder takes images only", fix=fix)
     for length in lengths:
         good = min((length - 1) // step * step + 1, (MAX_DIM - 1) // step * step + 1)
         if length != good:
-            what = f"--frames {length}: this encoder takes 1 frame and a multiple of {step}, at most {MAX_DIM}"
-            raise RecipeError(what, fix=f"--frames {max(good, 1)} or --frames {good + step}")
+            what = f"--frames={length}: this encoder takes 1 frame and a multiple of {step}, at most {MAX_DIM}"
+            raise RecipeError(what, fix=f"--frames={max(good, 1)} or --frames={good + step}")
     return ClipSettings(
         frames=lengths,
         step=step,

@@ -97,7 +97,7 @@ def parse_option(word: str) -> tuple[str, str]:
     """``NAME=JSON`` as (name, canonical JSON); a value that is not JSON is a text."""
     name, sign, text = word.partition("=")
     if not sign or not name:
-        raise UsageError(f"--template-option {word!r}: no value", fix="--template-option NAME=JSON")
+        raise UsageError(f"--template-option={word}: no value", fix="--template-option=NAME=JSON")
     try:
         return name, json.dumps(json.loads(text), sort_keys=True)
     except ValueError:

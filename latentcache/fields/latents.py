@@ -217,7 +217,8 @@ def parse_size(text: str) -> Size:
     """``704x1152`` as height and width; raises UsageError."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
     if match is None:
-        raise UsageError(f"--bucket {text!r}: not a size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")
+        fix = f"--bucket={text}x{text}" if text.isdecimal() else "--bucket=704x1152"
+        raise UsageError(f"--bucket={text}: not a size", why="expected HEIGHTxWIDTH", fix=fix)
     return Size(int(match[1]), int(match[2]))
 
 
@@ -236,14 +237,14 @@ class LatentsSettings(Settings):
     buckets: tuple[Size, ...] | None = setting(
         "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=parse_size
     )
-    bucket_step: int | None = setting("Make sides multiples of this [default: 64]", metavar="PIXELS")
+    bucket_step: int | None = setting("Make sides multiples of this [default: 64]", metavar="PIXELS", min=1)
     min_side: int | None = setting("Shortest side of a bucket.", metavar="PIXELS")
     max_side: int | None = setting("Longest side of a bucket.", metavar="PIXELS")
     upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
     min_pixels: int | None = setting("Reject images with fewer pixels (height times width).", metavar="N", min=0)
     crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
     crop_variants: int | None = setting(
-        "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1
+        "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1, max=MAX_CROPS
     )
     frames: tuple[int, ...] | None = setting(
         "Encode videos, as clips of this many frames; repeat for several lengths", metavar="N", min=1
@@ -262,16 +263,11 @@ class LatentsSettings(Settings):
     alpha: str | None = setting("Color under transparent images [default: #ffffff]", metavar="COLOR")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
-            raise UsageError(f"--alpha {self.alpha!r}: not a color", why="expected #rrggbb", fix="--alpha '#ffffff'")
+            raise UsageError(f"--alpha={self.alpha}: not a color", why="expected #rrggbb", fix="--alpha=#ffffff")
         if self.buckets and self.resolutions:
             why = "an explicit list of buckets replaces the resolution"
             raise UsageError("--bucket and --resolution were both given", why=why, fix="give one of the two")
-        if self.crop_variants is not None and not 1 <= self.crop_variants <= MAX_CROPS:
-            what = f"--crop-variants {self.crop_variants}: must be 1 to {MAX_CROPS}"
-            fix = f"--crop random --crop-variants {DEFAULT_CROPS}"
-            raise UsageError(what, why="every random crop of an image is stored", fix=fix)
 
 
 class Latents(FieldKind):
@@ -383,8 +379,6 @@ def geometry_of(
     if step is None:  # a list of buckets needs no grid, anything else follows the cache
         fresh = cached is not None and settings.resolutions and cached.geometry.buckets
         step = model_multiple if settings.buckets else GeometrySettings().multiple if fresh else base.multiple
-    if step < 1:
-        raise RecipeError(f"--bucket-step {step}: below 1", fix="--bucket-step 64")
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
     given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
     clips = clip_settings(settings.frames, settings.fps, settings.clip_start, base.clips, frame_step)
@@ -410,7 +404,7 @@ def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
     if crop == "random":
         return number or (base.crops if base.crop == "random" else DEFAULT_CROPS)
     if number is not None:
-        what, fix = f"--crop-variants {number}: not with --crop {crop}", f"--crop random --crop-variants {number}"
+        what, fix = f"--crop-variants={number}: not with --crop={crop}", f"--crop=random --crop-variants={number}"
         raise UsageError(what, why="only random crops differ", fix=fix)
     return 1
 

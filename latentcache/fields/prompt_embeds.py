@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import count_of
-from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
+from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.dtypes import (
     FLOAT8,
     FLOATS,
@@ -163,6 +163,7 @@ class PromptSettings(Settings):
         f"Texts stored of a caption at most [default: its captions; {DEFAULT_VARIANTS} with --shuffle-tags]",
         metavar="N",
         min=1,
+        max=MOST_VARIANTS,
     )
     shuffle_tags: bool | None = setting("Store the tags of captions in other orders as well.")
     keep_tags: str | None = setting(

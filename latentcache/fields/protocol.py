@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
+from latentcache.errors import RecipeError, UnsupportedModelError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import Limit, finite_limit
 from latentcache.fields.table import Rejected, SampleTable
@@ -366,23 +366,17 @@ def setting(
     metavar: str = "",
     choices: Sequence[str] = (),
     min: int | None = None,
+    max: int | None = None,
     parse: Callable[[str], Any] | None = None,
 ) -> Any:
     """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word."""
-    known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "parse": parse}
+    known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "max": max, "parse": parse}
     metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
     return field(default=None, metadata=metadata)
 
 
 class Settings(Value):
-    """Options of a recipe, made with :func:`setting`; raises UsageError for a wrong choice."""
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value, choices = getattr(self, one.name), one.metadata.get("choices")
-            if choices and value is not None and value not in choices:
-                flag = one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
-                raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+    """Options of a recipe, made with :func:`setting`; ``registry.checked`` checks them."""
 
     def __repr__(self) -> str:
         """Those that were given."""

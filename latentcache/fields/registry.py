@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import FieldKind
+from latentcache.value import typed_parts
 
 #: Entry point group of installed field kinds.
 GROUP = "latentcache.fields"
@@ -33,7 +35,7 @@ def load(target: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        what, fix = f"--field {target}: cannot be imported", "--field MODULE:CLASS, importable from here"
+        what, fix = f"--field={target}: cannot be imported", "--field=MODULE:CLASS, importable from here"
         raise UsageError(what, why=str(error), fix=fix) from error
 
 
@@ -76,3 +78,42 @@ def _installed() -> list[str]:
 def field_kind(name: str) -> FieldKind | None:
     """The kind of a field; None if its package is not installed. Kinds of this package are imported one by one."""
     return _kind(_OWN[name]) if name in _OWN else field_kinds().get(name)
+
+
+def settings_of(field: str, said: Any) -> Any:
+    """Settings of a field as the dataclass of its kind, checked; None and settings of unknown kinds stay."""
+    kind = field_kind(field)
+    if kind is None or said is None or not is_dataclass(kind.settings):
+        return said
+    if isinstance(said, kind.settings):
+        said = {one.name: getattr(said, one.name) for one in fields(said)}
+    if not isinstance(said, Mapping):
+        raise UsageError(f"fields={{{field!r}: {said!r}}}: must be dict", fix=f"fields={{{field!r}: {{}}}}")
+    return kind.settings(**checked(kind.settings, said))
+
+
+def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a settings class: texts are parsed, types and what :func:`setting` says are checked."""
+    known = {one.name: one.metadata for one in fields(kind)}
+    return {name: _checked(kind, name, value, known.get(name, {})) for name, value in given.items()}
+
+
+def _checked(kind: Any, name: str, value: Any, about: Mapping[str, Any]) -> Any:
+    """One argument; ``about`` is the metadata of its setting."""
+    flag, parse = about.get("flag") or f"--{name.replace('_', '-')}", about.get("parse")
+    choices, least, most = about.get("choices", ()), about.get("min"), about.get("max")
+    fix = f"leave {flag} out, or give {flag}={'|'.join(choices) or about.get('metavar') or 'VALUE'}"
+    if parse and isinstance(value, list | tuple):
+        value = [parse(one) if isinstance(one, str) else one for one in value]
+    elif parse and isinstance(value, str):
+        value = parse(value)
+    try:
+        made = typed_parts(kind, {name: value})[name]
+    except TypeError as error:
+        raise UsageError(str(error), fix=fix) from error
+    for one in [] if made is None else made if isinstance(made, tuple) else [made]:
+        if choices and one not in choices:
+            raise UsageError(f"{flag}={one}: not a known value", fix=fix)
+        if least is not None and not least <= one <= (one if most is None else most):
+            raise UsageError(f"{flag}={one}: must be {least} {'or more' if most is None else f'to {most}'}", fix=fix)
+    return made

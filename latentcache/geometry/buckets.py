@@ -102,7 +102,7 @@ def bucket_table(
             sizes.update((Size(side, other), Size(other, side)))
     if not sizes:
         raise RecipeError(
-            f"no bucket fits: resolution {resolution}, multiple {multiple}, sides {low} to {high}",
+            f"--resolution={resolution}: no bucket has sides of {low} to {high} pixels, multiples of {multiple}",
             why=f"{low}x{low} already has more than {resolution}x{resolution} pixels",
             fix="raise --resolution or lower --min-side",
         )
@@ -120,9 +120,9 @@ def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
         if size.height % multiple or size.width % multiple or max(size.height, size.width) > MAX_SIDE:
             good = Size(_on_grid(size.height, multiple), _on_grid(size.width, multiple))
             raise RecipeError(
-                f"bucket {size} does not fit the grid of {multiple} pixels",
+                f"--bucket={size}: does not fit the grid of {multiple} pixels",
                 why=f"the model needs sides that are multiples of {multiple}, at most {MAX_SIDE}",
-                fix=f"use --bucket {good}",
+                fix=f"use --bucket={good}",
             )
     return BucketTable(listed)
 
@@ -150,15 +150,17 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
     """The first and last side on the grid."""
     if resolution < multiple or multiple < 1:
         raise RecipeError(
-            f"resolution {resolution} is below {multiple}, of which every side is a multiple",
-            fix=f"use --resolution {multiple} or more, or a smaller --bucket-step",
+            f"--resolution={resolution}: must be {multiple} or more, of which every side is a multiple",
+            fix=f"use --resolution={multiple} or more, or a smaller --bucket-step",
         )
     low = floor_to((min_side if min_side is not None else resolution // 2) + multiple - 1, multiple)
     high = floor_to(max_side if max_side is not None else 2 * resolution, multiple)
     low = max(low, multiple)
     if low > high or high > MAX_SIDE:
+        limits = {"--min-side": min_side, "--max-side": max_side}
+        given = " ".join(f"{flag}={side}" for flag, side in limits.items() if side is not None)
         raise RecipeError(
-            f"no bucket has sides of {low} to {high} pixels",
+            f"{given or f'--resolution={resolution}'}: no bucket has sides of {low} to {high} pixels",
             why=f"sides are multiples of {multiple} and at most {MAX_SIDE}, by default half to twice the resolution",
             fix="widen --min-side and --max-side, or change --resolution",
         )

@@ -75,7 +75,7 @@ def read_tokenizer(path: Path) -> LoadedTokenizer:
             f"{path.name} is no {JSON_NAME}",
             where=str(path),
             why="a SentencePiece or tiktoken file alone does not say which tokens are special",
-            fix=f"give the folder it lies in: --tokenizer {path.parent}",
+            fix=f"give the folder it lies in: --tokenizer={path.parent}",
         )
     tokenizer = _read_json(file)
     if not isinstance(tokenizer.get("model"), dict):
@@ -268,7 +268,7 @@ def pin_clock(template: str, options: Mapping[str, str]) -> str:
         raise UsageError(
             "the chat template asks for the time, and the format is not written in it",
             why=f"expected {CLOCK} with a format between quotes",
-            fix="write the date into the template and give it with --chat-template FILE",
+            fix="write the date into the template and give it with --chat-template=FILE",
         )
     answers = "".join(
         f"{{%- if format == {json.dumps(form)} -%}}{day.strftime(form)}{{%- endif -%}}" for form in formats

@@ -310,7 +310,7 @@ class SampleReader:
             raise UsageError(
                 f"prompt({text!r}): the cache does not hold it",
                 why=f"it holds {', '.join(map(repr, stored)) or 'no prompt beside the captions'}",
-                fix="run the same `latentcache build` with --empty-prompt or --negative-prompt TEXT",
+                fix="run the same `latentcache build` with --empty-prompt or --negative-prompt=TEXT",
                 slug="no-prompt",
             )
         return batch
@@ -368,7 +368,7 @@ class SampleReader:
                 raise UsageError(
                     f"latents={settings.latents!r}: the cache does not hold posteriors",
                     why="only means and variances can give both",
-                    fix="leave latents out, or build with --latents moments (encodes everything again)",
+                    fix="leave latents out, or build with --latents=moments (encodes everything again)",
                     slug="no-moments",
                 )
         rate, names = settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]

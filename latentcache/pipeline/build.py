@@ -390,7 +390,8 @@ def build_cache(
 
     Args:
         settings: The data, the fields and the options of the build.
-        observer: Receives the plan and progress.
+        observer: An object with the methods ``planned(plan)``, ``advanced(progress)`` and ``warned(message)``.
+            ``plan.to_make`` items are left to encode; ``progress`` has ``field``, ``done`` and ``total``.
         on_second_signal: Called at a second signal; the command leaves the process there. Without it the call raises.
 
     Raises:

@@ -147,6 +147,6 @@ def kind_of(name: str) -> FieldKind:
         raise UsageError(
             f"field {name}: its kind is not installed",
             why="a build that ignored the field would remove it from the cache",
-            fix="install the package that provides it, or name it with --field MODULE:CLASS",
+            fix="install the package that provides it, or name it with --field=MODULE:CLASS",
         )
     return kind

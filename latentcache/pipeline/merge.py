@@ -53,7 +53,7 @@ def merge_caches(
     Args:
         parts: Caches; of ``--part i/n`` builds all n, in any order.
         out: The merged cache; new, or merged before.
-        observer: Receives messages.
+        observer: As of :func:`build_cache`.
 
     Raises:
         UsageError: A part is missing, or ``out`` cannot be used.
@@ -66,8 +66,10 @@ def merge_caches(
     folders, whole = [Path(part) for part in parts], Path(out)
     started, paths = time.monotonic(), CachePaths(whole)
     check_out(whole)
-    if not parts or whole.resolve() in [part.resolve() for part in folders]:
-        raise UsageError("give the parts, and another folder for --out", fix="latentcache merge PART... --out CACHE")
+    if not folders:
+        raise UsageError("parts=[]: there is nothing to merge", fix="merge_caches([part, part], out)")
+    if whole.resolve() in [part.resolve() for part in folders]:
+        raise UsageError(f"--out={shlex.quote(str(whole))}: one of the parts", fix="give another folder: --out=CACHE")
     with ExitStack() as stack:
         snapshots = [_opened(part) for part in folders]
         for snapshot in snapshots:
@@ -126,7 +128,7 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path
         raise UsageError(
             f"the caches are not all parts of one division: {', '.join(wrong)}",
             why=", ".join(f"{part}: {name}" for part, name in zip(parts, found, strict=True)),
-            fix=f"name each part: latentcache merge {shlex.join(map(str, parts))} ... --out {shlex.quote(str(out))}",
+            fix="give each part of one division once, and no other cache",
         )
 
 

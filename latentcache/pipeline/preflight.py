@@ -40,7 +40,7 @@ def check_paths(data: Path, cache: Path) -> None:
                 f"--out={cache}: the cache would be inside the data folder",
                 where=str(cache),
                 why="data folders are only read; a cache inside one would be taken for data",
-                fix=f"use --out {source.with_name(source.name + '.latentcache')}",
+                fix=f"use --out={source.with_name(source.name + '.latentcache')}",
             )
         check_out(cache)
 

@@ -62,6 +62,6 @@ def tolerated(allow_failed: str, samples: int) -> int:
     found = _ALLOWED.fullmatch(allow_failed)
     if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
         raise UsageError(
-            f"--allow-failed={allow_failed}: must be a number, or a percentage up to 100%", fix="--allow-failed 1%"
+            f"--allow-failed={allow_failed}: must be a number, or a percentage up to 100%", fix="--allow-failed=1%"
         )
     return int(Fraction(found[1]) * samples / 100) if found[2] else int(found[1])

@@ -290,11 +290,12 @@ def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
         SourceAmbiguousError: There are several, and none of them is ``train``.
     """
     if asked and asked not in splits:
+        good = max(splits, key=lambda one: one == TRAIN, default="")
         raise UsageError(
-            f"--split {asked}: DATA has no such split",
+            f"--split={shlex.quote(asked)}: DATA has no such split",
             where=str(root),
             why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
-            fix=f"--split {max(splits, key=lambda one: one == TRAIN)}" if any(splits) else "leave --split out",
+            fix=f"--split={shlex.quote(good)}" if good else "leave --split out",
         )
     chosen = asked or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
     if chosen not in splits:
@@ -302,7 +303,7 @@ def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
             f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
             where=str(root),
             why="one split is read",
-            fix=f"name it: --split {splits[0]}",
+            fix=f"name it: --split={shlex.quote(splits[0])}",
         )
     return chosen
 

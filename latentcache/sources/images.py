@@ -473,7 +473,7 @@ def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySour
             f"no images in {count_of(count, 'archives')} of {walk.root}",
             where=str(walk.root),
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
-            fix="say what the images are: --image-column NAME (of a tar: the end of their names, such as jpg)",
+            fix="say what the images are: --image-column=NAME (of a tar: the end of their names, such as jpg)",
         )
     others = Counter(walk.others)
     for note in notes:
@@ -486,5 +486,5 @@ def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySour
         why += "; there is a cache in it, which is not read as data"
     fix = "give the folder that holds the images: `latentcache build FOLDER`"
     if videos:
-        fix = "give --frames N, and the VAE of a video model with --model, to encode the videos"
+        fix = "give --frames=N, and the VAE of a video model with --model, to encode the videos"
     return EmptySourceError(f"no images in {walk.root}", where=str(walk.root), why=why, fix=fix)

@@ -15,7 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.value import Value
 
 _FORM = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
-_FIX = "--part 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
+_FIX = "--part=0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
 
 
 class Part(Value):

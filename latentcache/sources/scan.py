@@ -75,7 +75,7 @@ class SourceOptions(Value):
 
     def __post_init__(self) -> None:
         if self.caption_lines not in ("", "first", "all"):
-            raise UsageError(f"--caption-lines={self.caption_lines}: unknown value", fix="--caption-lines first|all")
+            raise UsageError(f"--caption-lines={self.caption_lines}: unknown value", fix="--caption-lines=first|all")
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""

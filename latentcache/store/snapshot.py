@@ -169,7 +169,7 @@ class FieldRows(Value, eq=False):
             raise CacheFormatError(
                 f"the field {self.name!r} is of a kind that is not installed",
                 why="its items are packed, and their keys are made by the kind",
-                fix="install the package that has the kind, or name it with --field MODULE:CLASS",
+                fix="install the package that has the kind, or name it with --field=MODULE:CLASS",
             )
         return np.asarray(next(iter(inputs.values())).content)
 

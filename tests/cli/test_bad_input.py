@@ -37,7 +37,7 @@ MODELS = "check the path; --model takes a VAE or pipeline folder, a .safetensors
                 "--out={tmp}/data/sub/../deep/cache: the cache would be inside the data folder",
                 "{tmp}/data/sub/../deep/cache",
                 INSIDE,
-                "use --out {tmp}/data.latentcache",
+                "use --out={tmp}/data.latentcache",
             ),
         ),
         (
@@ -52,7 +52,7 @@ MODELS = "check the path; --model takes a VAE or pipeline folder, a .safetensors
         ),
         (
             ("data", "--model", "/no/such/model"),
-            ("model-not-found", "--model /no/such/model: no such file or folder", "/no/such/model", "", MODELS),
+            ("model-not-found", "--model=/no/such/model: no such file or folder", "/no/such/model", "", MODELS),
         ),
     ],
 )

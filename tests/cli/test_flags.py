@@ -89,7 +89,7 @@ def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
 
 @pytest.mark.parametrize("words", [["--choice", "c"], ["--number", "0"]])
 def test_values_are_checked(seen, words):
-    with pytest.raises(Exception, match=r"choice|not in the range"):
+    with pytest.raises(Exception, match=r"choice|1 or more"):
         seen(*words)
 
 
@@ -109,13 +109,14 @@ def test_a_percentage_is_exact(tenths, samples):
 @pytest.mark.parametrize(
     ("words", "slug", "what"),
     [
-        (["--bucket", "64"], "usage", "--bucket"),
-        (["--bucket", "60x64"], "recipe", "60x64"),
+        (["--bucket", "64"], "usage", "--bucket=64: not a size"),
+        (["--bucket", "60x64"], "recipe", "--bucket=60x64: does not fit the grid"),
         (["--bucket", "64x64", "--resolution", "64"], "usage", "--resolution"),
-        (["--resolution", "0"], "recipe", "resolution"),
-        (["--bucket-step", "0"], "recipe", "--bucket-step"),
-        (["--min-side", "512", "--max-side", "64"], "recipe", "512 to 64"),
-        (["--alpha", "white"], "usage", "--alpha"),
+        (["--resolution", "0"], "recipe", "--resolution=0: must be"),
+        (["--bucket-step", "0"], "usage", "--bucket-step=0: must be 1 or more"),
+        (["--min-side", "512", "--max-side", "64"], "recipe", "--min-side=512 --max-side=64: no bucket"),
+        (["--crop-variants", "0"], "usage", "--crop-variants=0: must be 1 to 128"),
+        (["--alpha", "white"], "usage", "--alpha=white: not a color"),
         (["--storage-dtype", "fp8"], "usage", "--storage-dtype"),
         (["--model", "stub:delay=1"], "usage", "delay=1"),
     ],

@@ -73,4 +73,4 @@ def test_without_a_network_only_a_complete_cache_is_used(hub):
     with pytest.raises(ModelNotFoundError) as caught:
         folder_of(needed=("config.json",))
     assert caught.value.why.endswith("closed: offline")
-    assert caught.value.fix.endswith("then --model FOLDER")
+    assert caught.value.fix.endswith("then --model=FOLDER")

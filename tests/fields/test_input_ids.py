@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import UsageError
-from latentcache.fields.input_ids import InputIds, InputIdsRecipe, InputIdsSettings, parse_option
+from latentcache.fields.input_ids import InputIds, InputIdsRecipe, parse_option
 from latentcache.fields.protocol import Group
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
@@ -110,5 +110,3 @@ def test_template_options_are_json_or_text():
     assert parse_option("a=x=y") == ("a", '"x=y"')
     with pytest.raises(UsageError, match="no value"):
         parse_option("a")
-    with pytest.raises(UsageError, match="--loss"):
-        InputIdsSettings(loss="some")

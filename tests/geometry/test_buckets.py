@@ -107,5 +107,5 @@ def test_a_bucket_off_the_grid_is_rejected_with_one_that_works(height, width, mu
     assume(height % multiple or width % multiple or max(height, width) > MAX_SIDE)
     with pytest.raises(RecipeError, match=str(size)) as caught:
         explicit_table([size], multiple=multiple)
-    offered = Size(*map(int, caught.value.fix.rsplit(" ", 1)[-1].split("x")))
+    offered = Size(*map(int, caught.value.fix.rpartition("=")[2].split("x")))
     assert explicit_table([offered], multiple=multiple).sizes == (offered,)

@@ -193,7 +193,7 @@ def test_one_split_of_several_is_read(tmp_path: Path) -> None:
     assert counts(done)["encoded"] == 2
     assert [item["reason"] for item in done.json["items"]] == ["split-unused"]
     assert counts(build_here(data, tmp_path / "test", "--split", "test"))["encoded"] == 3
-    assert build_here(data, tmp_path / "none", "--split", "valid").json["error"]["fix"] == "--split train"
+    assert build_here(data, tmp_path / "none", "--split", "valid").json["error"]["fix"] == "--split=train"
 
 
 def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:

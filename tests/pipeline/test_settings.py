@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from latentcache.errors import UsageError
+from latentcache.geometry.sizes import Size
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.sources.scan import SourceOptions
 
 
 @pytest.mark.parametrize(
@@ -37,5 +39,39 @@ def test_settings_of_a_field_may_be_a_mapping():
         "latents"
     ]
     assert (said.model, said.resolutions, said.flip) == ("stub", (64,), None)
-    with pytest.raises(UsageError, match="modell"):
-        BuildSettings(data=Path("x"), fields={"latents": {"modell": "stub"}})
+    images = BuildSettings(data="x", fields={"latents": {"buckets": ["64x96", (32, 48)]}}, source={"masks": "none"})
+    assert images.fields["latents"].buckets == (Size(64, 96), Size(32, 48))
+    assert (images.data, images.source) == (Path("x"), SourceOptions(masks="none"))
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        ({"data": 3}, "data=3: must be Path", "leave data out"),
+        ({"stream": "yes"}, "stream='yes': must be bool", "leave stream"),
+        ({"workers": True}, "workers=True: must be int", "leave workers"),
+        ({"fields": ["latents"]}, "fields=['latents']: must be dict", "leave "),
+        ({"fields": {"latents": 3}}, "fields={'latents': 3}: must be dict", "fields={'latents': {}}"),
+        ({"source": "folder"}, "source='folder': must be dict", "leave "),
+        ({"source": {"layout": 3}}, "source={'layout': 3}: layout=3: must be str", "leave source"),
+        ({"source": {"layuot": "folder"}}, "source={'layuot': 'folder'}: layuot='folder': unknown", "leave source"),
+        ({"source": {"caption_lines": "x"}}, "caption_lines='x': unknown", "caption_lines='first' or 'all'"),
+        ({"modell": "stub"}, "modell='stub': unknown; known are model, ", "leave modell out"),
+        ({"resolutions": 64}, "resolutions=64: must be list[int]", "leave resolutions out, or give resolutions=["),
+        ({"resolutions": ["64"]}, "resolutions=['64']: must be int", "leave resolutions"),
+        ({"buckets": ["64"]}, "buckets=['64']: not a size", "buckets=['64x64']"),
+        ({"buckets": 64}, "buckets=64: must be list", "leave buckets"),
+        ({"alpha": 3}, "alpha=3: must be str", "leave alpha"),
+        ({"alpha": "zz"}, "alpha='zz': not a color", "alpha='#ffffff'"),
+        ({"flip": 1}, "flip=1: must be bool", "leave flip"),
+        ({"crop": "left"}, "crop='left': not a known value", "leave crop out, or give crop='center' or 'top' or"),
+        ({"crop_variants": 129}, "crop_variants=129: must be 1 to 128", "leave crop_variants out"),
+        ({"fps": 0}, "fps=0: must be 1 or more", "leave fps out"),
+    ],
+)  # fmt: skip
+def test_types_and_values_are_checked_and_named_in_python(given, what, fix):
+    own = given.keys() <= {"data", "stream", "workers", "fields", "source"}
+    with pytest.raises(UsageError) as caught:
+        BuildSettings(**{"data": "x", **(given if own else {"fields": {"latents": given}})})
+    assert caught.value.what.startswith(what)
+    assert caught.value.fix.startswith(fix)

@@ -46,7 +46,7 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
         found = Described(recipe=before, label=model, provenance=made)
     elif not model:
-        raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
+        raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder=PIPELINE")
     else:
         found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
     recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
@@ -232,10 +232,10 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
     path, commit = find(model, _WANTED, revision=revision)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
-            f"--text-encoder {model}: not a pipeline",
+            f"--text-encoder={model}: not a pipeline",
             where=str(path),
             why=f"it lacks {INDEX}, which names the text encoders and the class that uses them",
-            fix="give the folder that DiffusionPipeline.save_pretrained wrote, or --text-encoder none",
+            fix="give the folder that DiffusionPipeline.save_pretrained wrote, or --text-encoder=none",
         )
     return path, commit
 
@@ -259,7 +259,7 @@ def _row(folder: Path) -> Mapping[str, Output]:
             f"the prompts of {name} cannot be encoded",
             where=str(folder / INDEX),
             why=f"known pipelines: {', '.join(sorted(PIPELINES))}",
-            fix="build latents alone: --text-encoder none",
+            fix="build latents alone: --text-encoder=none",
         )
     return PIPELINES[name]
 
@@ -273,7 +273,7 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
                 f"the pipeline has no {part}",
                 where=str(folder / INDEX),
                 why=f"{INDEX} says {library}.{cls}" if cls else f"{INDEX} names none",
-                fix=f"download {part}/ of this pipeline as well, or build latents alone: --text-encoder none",
+                fix=f"download {part}/ of this pipeline as well, or build latents alone: --text-encoder=none",
             )
     return Part(
         name=name,

@@ -228,7 +228,7 @@ class ChatRenderer:
                 "the chat template is not valid Jinja",
                 where=f"line {error.lineno} of the template",
                 why=str(error.message),
-                fix="give another one with --chat-template FILE",
+                fix="give another one with --chat-template=FILE",
             ) from error
         except _FAILURES as error:
             raise fault(

@@ -150,7 +150,7 @@ def _completed(
         raise UsageError(
             "no tokenizer was given",
             why="token ids need one, and the cache names none",
-            fix="--tokenizer PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
+            fix="--tokenizer=PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
         )
     same = settings.tokenizer in (None, recorded)
     template = Path(made["chat_template"]) if made.get("chat_template") and same else None
@@ -191,7 +191,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
         raise UsageError(
             f"the tokenizer {settings.tokenizer} has no chat template, and the data has conversations",
             why="only a template defines how turns are written",
-            fix="give one with --chat-template FILE",
+            fix="give one with --chat-template=FILE",
         )
     options = dict(settings.template_options or ())
     if CLOCK in template:

@@ -184,9 +184,9 @@ def describe_model(
 
 def no_posterior(family: str, why: str) -> UnsupportedModelError:
     """The error for an encoder without a posterior."""
-    fix = "--latents mode, or --model with an autoencoder that has one (AutoencoderKL and its like)"
+    fix = "--latents=mode, or --model with an autoencoder that has one (AutoencoderKL and its like)"
     return UnsupportedModelError(
-        f"--latents moments: {family} has no posterior", why=why, fix=fix, slug="no-posterior"
+        f"--latents=moments: {family} has no posterior", why=why, fix=fix, slug="no-posterior"
     )
 
 

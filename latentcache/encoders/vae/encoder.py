@@ -53,8 +53,8 @@ def choose_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        fix = "use --device cpu, or install a torch build for this device"
-        raise DeviceError(f"--device {device}: torch cannot use it", why=first_line(error), fix=fix) from error
+        fix = "use --device=cpu, or install a torch build for this device"
+        raise DeviceError(f"--device={device}: torch cannot use it", why=first_line(error), fix=fix) from error
     return chosen
 
 
@@ -226,7 +226,7 @@ def _skeleton(description: ModelDescription, device: str) -> nn.Module:
     family, path = description.spec.family, description.config_path
     found: Any = getattr(diffusers, family, None)
     if found is None:
-        what, fix = f"diffusers {diffusers.__version__} has no class {family}", "pip install --upgrade diffusers"
+        what, fix = f"diffusers {diffusers.__version__} has no class {family}", "`pip install --upgrade diffusers`"
         raise EncoderError(what, where=path, fix=fix)
     try:
         with torch.device(device):

@@ -96,8 +96,8 @@ def _without_config(path: Path) -> UnsupportedModelError:
         f"{path.name} alone does not identify a model",
         where=str(path),
         why="a lone file has neither its class nor its normalization; there is no config.json beside it",
-        fix=f"give the vae/config.json of its model: --model {path} --model-config FOLDER_WITH_CONFIG_JSON"
-        " (from the hub: hf download ORG/NAME vae/config.json --local-dir FOLDER)",
+        fix=f"give the vae/config.json of its model: --model={path} --model-config=FOLDER"
+        " (from the hub: `hf download ORG/NAME vae/config.json --local-dir FOLDER`)",
     )
 
 
@@ -130,8 +130,8 @@ def _given_config(config: str) -> Path:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        what = f"--model-config {config}: no such file"
-        fix = "give --model-config a config.json, or a folder that has one"
+        what = f"--model-config={config}: no such file"
+        fix = "--model-config takes a config.json, or a folder that has one"
         raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
     return path
 

@@ -36,9 +36,9 @@ class VaeProducer(PixelProducer):
         self._description = ModelDescription(**producer, spec=recipe.encoder)
         if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
             raise UsageError(
-                "--resample lanczos-u8: not possible on this machine",
+                "--resample=lanczos-u8: not possible on this machine",
                 why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
-                fix="install torch 2.13 or newer, or use --resample lanczos-pil (encodes everything again)",
+                fix="install torch 2.13 or newer, or use --resample=lanczos-pil (encodes everything again)",
             )
         self._encoder: Encoder | None = None
 
@@ -109,7 +109,7 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
     if not is_finite(alone):
         what, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
         if compute != "float32" and is_finite(encoder.encode(image, precise=True)):
-            why, fix = "it overflows in this precision", "add --compute-dtype bfloat16 or float32"
+            why, fix = "it overflows in this precision", "add --compute-dtype=bfloat16 or --compute-dtype=float32"
     elif (alone == alone[:, :, :1, :1]).all():
         what, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
     if what:

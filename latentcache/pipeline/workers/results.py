@@ -37,7 +37,7 @@ class EventLog:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             words = f"--events={path}: cannot be written"
-            raise UsageError(words, where=str(path), why=str(error), fix="give another --events FILE") from error
+            raise UsageError(words, where=str(path), why=str(error), fix="give another --events=FILE") from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
         """Append one line for keys that are durable."""

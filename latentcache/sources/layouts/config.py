@@ -114,7 +114,7 @@ class Config:
                 f"{self.path.name}: {name} = {said!r} does not exist",
                 where=str(self.path),
                 why=" and ".join(f"nothing at {one}" for one in dict.fromkeys((own, there))),
-                fix=f"correct {name} in {shlex.quote(str(self.path))}, or read the folder alone with --layout folder",
+                fix=f"correct {name} in {shlex.quote(str(self.path))}, or read the folder alone with --layout=folder",
             )
         return found[0]
 
@@ -125,7 +125,7 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Parse a TOML or JSON file; raises SourceError, with the line."""
-    fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout folder"
+    fix = f"correct {shlex.quote(str(path))}, or read its folder alone with --layout=folder"
     return Config(path, read_document(path, fix, max_bytes=MAX_BYTES))
 
 

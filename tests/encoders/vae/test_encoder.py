@@ -89,8 +89,8 @@ def test_a_size_the_model_cannot_take_is_an_encoder_error(tiny):
 def test_a_device_that_is_not_there(device, tiny):
     with pytest.raises(DeviceError) as caught:
         open_encoder(described_model(tiny("AutoencoderTiny")), device=device)
-    assert caught.value.what == f"--device {device}: torch cannot use it"
-    assert "--device cpu" in caught.value.fix
+    assert caught.value.what == f"--device={device}: torch cannot use it"
+    assert "--device=cpu" in caught.value.fix
 
 
 class Late:
@@ -135,8 +135,8 @@ def test_a_class_without_a_posterior_is_rejected_before_its_weights_are_read(nam
     with pytest.raises(UnsupportedModelError) as caught:
         described_model(tiny(name), latents="moments")
     assert caught.value.slug == "no-posterior"
-    assert caught.value.what == f"--latents moments: {name} has no posterior"
-    assert caught.value.fix.startswith("--latents mode")
+    assert caught.value.what == f"--latents=moments: {name} has no posterior"
+    assert caught.value.fix.startswith("--latents=mode")
 
 
 def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):

@@ -66,7 +66,7 @@ def test_a_single_file_alone_names_the_option(model, tmp_path):
     assert caught.value.why == (
         "a lone file has neither its class nor its normalization; there is no config.json beside it"
     )
-    assert f"--model {lone} --model-config FOLDER_WITH_CONFIG_JSON" in caught.value.fix
+    assert f"--model={lone} --model-config=FOLDER" in caught.value.fix
     for config in (model.config, model.folder):
         assert locate(str(lone), str(config)).config_path == model.config
 
@@ -84,7 +84,7 @@ def test_weights_of_another_name_are_not_chosen(model):
     model.weights.unlink()
     with pytest.raises(UnsupportedModelError, match=f"has no {WEIGHTS_NAME} .a.safetensors, b") as caught:
         locate(str(model.folder))
-    assert caught.value.fix == f"give the weights by name: --model {model.folder / 'a.safetensors'}"
+    assert caught.value.fix == f"give the weights by name: --model={model.folder / 'a.safetensors'}"
     assert locate(str(model.folder / "a.safetensors")).weights == (model.folder / "a.safetensors",)
 
 
@@ -96,7 +96,7 @@ def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
     monkeypatch.setattr(HUB, lambda *model, **words: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError) as caught:
         locate(name)
-    assert caught.value.what == f"--model {name}: no such file or folder"
+    assert caught.value.what == f"--model={name}: no such file or folder"
     assert caught.value.fix.startswith("check the path; --model takes a VAE or pipeline folder")
 
 

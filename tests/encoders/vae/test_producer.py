@@ -235,7 +235,7 @@ def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
 
 def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(producer_module, "resample_self_test", lambda: False)
-    with pytest.raises(UsageError, match="--resample lanczos-u8"):
+    with pytest.raises(UsageError, match="--resample=lanczos-u8"):
         opened(tmp_path, resample="lanczos-u8")
 
 
@@ -261,7 +261,7 @@ def test_overflow_in_float16_is_mended_by_precise(copied, images):
     with pytest.raises(EncoderError) as caught:
         checked_noise(encoder)
     assert caught.value.what == "AutoencoderKL gives values that are not finite in float16"
-    assert caught.value.fix == "add --compute-dtype bfloat16 or float32"
+    assert caught.value.fix == "add --compute-dtype=bfloat16 or --compute-dtype=float32"
 
 
 def test_weights_of_zeros_are_found_by_the_preflight(copied):
