@@ -44,7 +44,6 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.verify.collect import collect
-from latentcache.verify.selection import Depth
 
 _NUM_BUCKETS = 24
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -175,7 +174,7 @@ def build(rows: int, folder: Path) -> Found:
 
 def check(rows: int, folder: Path, *, full: bool = False) -> Found:
     """A check of the records: their file is stated, indexes and columns are read."""
-    report = verify_cache(folder / "tokens", depth=Depth(full=full))
+    report = verify_cache(folder / "tokens", full=full)
     return {"checked": float(report.counts["ok"] == rows)}
 
 

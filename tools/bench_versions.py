@@ -59,7 +59,6 @@ def version_1(package: Any) -> SimpleNamespace:
 def version_2(package: Any) -> SimpleNamespace:
     """The calls of format 1."""
     made, size = module("synthetic_caches"), module("latentcache.geometry.sizes").Size
-    depth = module("latentcache.verify.selection").Depth
     latents = module("latentcache.fields.latents").LatentsSettings(model="stub", resolutions=(256,))
     ids = module("latentcache.fields.input_ids").InputIdsSettings(tokenizer="stub")
 
@@ -69,7 +68,7 @@ def version_2(package: Any) -> SimpleNamespace:
     return SimpleNamespace(
         images=lambda data, out: build(data, out, latents=latents),
         records=lambda data, out: build(data, out, input_ids=ids),
-        verify=lambda cache, full: package.verify_cache(cache, depth=depth(full=full)),
+        verify=lambda cache, full: package.verify_cache(cache, full=full),
         make=lambda out, kib, values: made.made_latents(
             out, [size(KIB[kib], KIB[kib])] * len(values), values.reshape(-1, 16, KIB[kib] // 8, KIB[kib] // 8)
         ),

@@ -19,11 +19,8 @@ from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
-    from latentcache.fields.protocol import Described
-    from latentcache.store.snapshot import Snapshot
     from latentcache.verify.findings import VerifyReport
     from latentcache.verify.repair import Repair
-    from latentcache.verify.selection import Depth
 
 HELP = """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
 
@@ -61,7 +58,8 @@ def verify(
     from latentcache.verify.fixes import Commands
     from latentcache.verify.outside import limited_memory
     from latentcache.verify.selection import Depth, parse_selection
-    from latentcache.verify.verify import verify_cache
+    from latentcache.verify.sources import described_now
+    from latentcache.verify.verify import check_cache
 
     if allow_failed is not None:
         tolerated(allow_failed, 0)
@@ -75,7 +73,7 @@ def verify(
     )
     look: dict[str, Any] = {
         "data": data,
-        "requested": partial(_described, requested=requested, depth=depth, device=device),
+        "requested": partial(described_now, settings=requested.fields, depth=depth, device=device),
         "depth": depth,
         "reencode": Reencode(device) if reencode else None,
         "commands": Commands(
@@ -87,7 +85,7 @@ def verify(
     }
     with limited_memory(cache) if untrusted else nullcontext():
         repaired = _repaired(cache, look, yes=yes) if repair else None
-        report = repaired.report if repaired else verify_cache(cache, **look)
+        report = repaired.report if repaired else check_cache(cache, **look)[0]
     exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
     payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     return Result(payload, _lines(report), exit_code=exit_code)
@@ -126,32 +124,6 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
         for one in made.report.findings
     )
     return replace(made, report=replace(made.report, findings=findings))
-
-
-# requested fields
-
-
-def _described(
-    snapshot: Snapshot, *, requested: flags.Requested, depth: Depth, device: str
-) -> Mapping[str, Described]:
-    """The fields as a build with these flags would make them now. Files are read, nothing is loaded."""
-    from latentcache.fields.protocol import Cached, DescribeContext
-    from latentcache.fields.registry import load
-
-    for name in requested.fields:
-        if name not in snapshot.fields:
-            held = ", ".join(snapshot.fields)
-            fix = "leave the flags of this field out, or build it first"
-            raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
-    found, context = {}, DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
-    for name, rows in snapshot.fields.items():
-        settings = requested.fields.get(name)
-        if rows.kind is not None and rows.recipe is not None and not (depth.untrusted and settings is None):
-            cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
-            one = load(rows.kind.describer)(settings or rows.kind.settings(), cached, context)
-            same = settings is None and one.recipe.recipe_id == rows.recipe.recipe_id
-            found[name] = replace(one, recipe=rows.recipe) if same else one
-    return found
 
 
 # repair

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UsageError, count_of
+from latentcache.errors import UsageError, count_of
 from latentcache.fields.clips import (
     STARTS,
     ClipSettings,

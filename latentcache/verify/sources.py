@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
-from latentcache.fields.protocol import Described, Group
+from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError, UsageError
+from latentcache.fields.protocol import Cached, DescribeContext, Described, Group
+from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
 from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import HINTS, Finding, Findings, RecipeChange
+from latentcache.verify.selection import Depth
 
 
 def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
@@ -117,6 +119,26 @@ def _told(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> 
 
 def _finding(found: Found) -> Finding:
     return Finding(**asdict(found) | {"hint": found.hint or HINTS[found.category]})
+
+
+def described_now(
+    snapshot: Snapshot, *, settings: Mapping[str, Any], depth: Depth, device: str
+) -> Mapping[str, Described]:
+    """The fields as a build with these settings would make them now. Files are read, nothing is loaded."""
+    for name in settings:
+        if name not in snapshot.fields:
+            held = ", ".join(snapshot.fields)
+            fix = "leave its settings out, or build it first"
+            raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
+    found, context = {}, DescribeContext(device=device, check=True, check_encoder=depth.reencode > 0)
+    for name, rows in snapshot.fields.items():
+        given = settings.get(name)
+        if rows.kind is not None and rows.recipe is not None and not (depth.untrusted and given is None):
+            cached = Cached(recipe=rows.recipe, provenance={} if depth.untrusted else rows.provenance)
+            one = load(rows.kind.describer)(given or rows.kind.settings(), cached, context)
+            same = given is None and one.recipe.recipe_id == rows.recipe.recipe_id
+            found[name] = replace(one, recipe=rows.recipe) if same else one
+    return found
 
 
 def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:

@@ -13,53 +13,64 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
 from latentcache.fields.protocol import Described
+from latentcache.fields.registry import load, settings_of
+from latentcache.plan.numbers import whole
 from latentcache.store.garbage import shard_use
 from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands
 from latentcache.verify.outside import check_outside
-from latentcache.verify.selection import Chosen, Depth, choose, confidence
-from latentcache.verify.sources import check_plans, check_recipes, compare_sources, find_data, note_sources
+from latentcache.verify.selection import Chosen, Depth, choose, confidence, parse_selection
+from latentcache.verify.sources import (
+    check_plans,
+    check_recipes,
+    compare_sources,
+    described_now,
+    find_data,
+    note_sources,
+)
 
 if TYPE_CHECKING:
     from latentcache.sources.compare import Compared
     from latentcache.verify.drift import Reencode
 
 
-#: Describes fields as a build would make them now, once the snapshot is open; see ``check_recipes``.
-RequestedBy = Callable[[Snapshot], Mapping[str, Described]]
-
-
 @python_words()
 def verify_cache(
     cache: Path | str,
-    *,
     data: Path | str | None = None,
-    requested: RequestedBy | None = None,
-    depth: Depth | None = None,
-    reencode: Reencode | None = None,
-    commands: Commands | None = None,
+    *,
+    full: bool = False,
+    sample: str | None = None,
+    seed: int = 0,
+    fields: Mapping[str, Any] | None = None,
+    reencode: int = 0,
+    device: str = "auto",
 ) -> VerifyReport:
-    """Check a cache against its sources and against itself.
+    """Check a cache against its sources and against itself, as ``latentcache verify`` does.
 
     Args:
         cache: The cache folder.
         data: The data, if it is not at the recorded place.
-        requested: Describes fields as a build would make them now; every sample is stale if its recipe differs.
-        depth: The checks to run.
-        reencode: Encodes the samples that ``depth.reencode`` asks for, with encoders that ``requested`` describes.
-        commands: Words for the printed commands.
+        full: Read every payload and every source.
+        sample: Read a part only: ``1/7`` (the first of seven), ``5%``, ``2G`` (bytes) or ``300`` (samples).
+        seed: Seed of random choices.
+        fields: Field name -> settings, as of :class:`BuildSettings`: every sample is stale if its recipe differs.
+        reencode: Number of samples to encode again and compare; this loads the encoder.
+        device: Device of ``reencode``: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
+        UsageError: A number or a part of the samples is not allowed, or the cache lacks a field.
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
@@ -67,24 +78,34 @@ def verify_cache(
         EncoderError: The model that is to encode again is not at hand, or cannot be used.
         DeviceError: Its device failed, or does not exist.
     """
-    cache, data = Path(cache), None if data is None else Path(data)
-    depth, commands = depth or Depth(), commands or Commands()
-    if depth.untrusted:
-        check_outside(cache)
-    return check_cache(cache, depth, commands, data=data, requested=requested, reencode=reencode)[0]
+    seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
+    selection = None if sample is None else parse_selection(sample, seed)
+    depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
+    settings = {name: settings_of(name, said) for name, said in (fields or {}).items()}
+    look: dict[str, Any] = {"data": None if data is None else Path(data)}
+    if settings or reencode:
+        look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
+    if reencode:  # by name: a check alone imports no encoder
+        look["reencode"] = load("latentcache.pipeline.reencode:Reencode")(device)
+    return check_cache(Path(cache), depth, **look)[0]
 
 
 def check_cache(
     cache: Path,
     depth: Depth,
-    commands: Commands,
+    commands: Commands | None = None,
     *,
-    data: Path | None,
-    requested: RequestedBy | None = None,
+    data: Path | None = None,
+    requested: Callable[[Snapshot], Mapping[str, Described]] | None = None,
     reencode: Reencode | None = None,
 ) -> tuple[VerifyReport, Store]:
-    """The report, and the damage that was found. Arguments and errors as :func:`verify_cache`."""
-    started = time.monotonic()
+    """The report, and the damage that was found.
+
+    ``requested`` describes fields as a build would make them now, ``reencode`` encodes samples again.
+    """
+    started, commands = time.monotonic(), commands or Commands()
+    if depth.untrusted:
+        check_outside(cache)
     snapshot = _opened(cache)
     asked = {} if requested is None else requested(snapshot)
     unnamed = depth.untrusted and data is None

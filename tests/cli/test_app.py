@@ -36,7 +36,7 @@ def test_version(run):
     ("words", "what"),
     [
         (["build"], "Missing argument"),
-        (["build", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
+        (["build", "x", "--batch-size", "x"], "Invalid value for '--batch-size'"),
         (["build", "x", "--bach-size", "4"], "No such option: --bach-size"),
         (["build", "x", "y"], "unexpected extra argument"),
         (["bild", "x"], "No such command 'bild'"),
@@ -71,7 +71,7 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
     def broken(*_, **__):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("latentcache.verify.verify.verify_cache", broken)
+    monkeypatch.setattr("latentcache.verify.verify.check_cache", broken)
     done = run("verify", cache, "--json")
     assert done.status == 70
     assert done.json["error"]["slug"] == "bug"
@@ -89,7 +89,7 @@ def test_a_signal_outside_a_build_is_said(run, monkeypatch, shared, number):
         os.kill(os.getpid(), number)
         time.sleep(5)
 
-    monkeypatch.setattr("latentcache.verify.verify.verify_cache", waiting)
+    monkeypatch.setattr("latentcache.verify.verify.check_cache", waiting)
     done = run("verify", cache, "--json")
     assert (done.status, done.error["slug"]) == (128 + number, "interrupted")
     assert done.error["what"] == f"interrupted by {number.name}"

@@ -243,7 +243,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(full=st.booleans())
     @precondition(lambda self: self.built)
     def verify(self, full):
-        report = verify_cache(self.cache, depth=Depth(full=full))
+        report = verify_cache(self.cache, full=full)
         found = {finding.path: finding.category for finding in report.findings if finding.path}
         assert found == self.truth(full)
         samples = set(self.built) | (set(self.files) - set(self.built))

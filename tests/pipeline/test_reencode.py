@@ -1,5 +1,8 @@
+import pytest
 from small_builds import built, described
 
+from latentcache import verify_cache
+from latentcache.errors import UsageError
 from latentcache.fields.protocol import Failure, Made
 from latentcache.pipeline.reencode import Reencode
 from latentcache.store.snapshot import open_snapshot
@@ -15,3 +18,15 @@ def test_changed_and_removed_inputs_are_failures(case, tmp_path):
     assert made[0].reason == "source-changed"
     assert isinstance(made[1], Failure)
     assert isinstance(made[2], Made)
+
+
+def test_verify_cache_takes_the_words_of_the_command(case, tmp_path):
+    data = case.data(tmp_path / "data", 3)
+    cache = built(case, data).cache
+    report = verify_cache(cache, full=True, reencode=2, device="cpu")
+    assert (report.mode, report.counts["ok"], report.reencoded.samples) == ("full", 3, 2)
+    assert verify_cache(cache, data, sample="1/1").checked["payloads"] == report.checked["payloads"] > 0
+    assert verify_cache(cache, fields={case.field: {}}).recipe_diff == ()
+    for given in ({"sample": "no"}, {"reencode": -1}, {"seed": "x"}, {"fields": {"nope": {}}}):
+        with pytest.raises(UsageError, match=next(iter(given)) if "fields" not in given else "nope"):
+            verify_cache(cache, **given)

@@ -13,7 +13,6 @@ from latentcache import open_cache
 from latentcache.geometry.buckets import explicit_table
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size, latent_size
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
 NARROW, WIDE = Size(704, 1088), Size(704, 1152)
@@ -56,7 +55,7 @@ def test_build_verify_plan_and_reader_agree(run, built):
         assert tuple(batch["crop_top_left"][0].tolist()) == (placed.top, placed.left)
         served[name] = placed.bucket
     assert set(served) == set(expected)
-    assert verify_cache(built / "cache", depth=Depth(full=True)).counts["ok"] == len(WIDTHS)
+    assert verify_cache(built / "cache", full=True).counts["ok"] == len(WIDTHS)
     words = ["--bucket", "704x1088", "--bucket", "704x1152", "--bucket-step", "8", "--model", "stub"]
     assert run("verify", built / "cache", *words).status == 0
     for target in ([built / "cache"], [built / "data", *words]):
@@ -69,7 +68,7 @@ def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):
     for number, size in enumerate([(282, 176), (176, 282), (288, 176)]):
         draw(tmp_path / "data" / f"{number}.png", size, seed=number)
     build(tmp_path / "data", tmp_path / "cache", resolutions=(128, 256), bucket_step=16)
-    assert verify_cache(tmp_path / "cache", depth=Depth(full=True)).counts["ok"] == 3
+    assert verify_cache(tmp_path / "cache", full=True).counts["ok"] == 3
     opened = open_cache(tmp_path / "cache")
     tables = opened.recipe().geometry.tables()
     seen = {}

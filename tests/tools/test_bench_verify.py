@@ -6,13 +6,12 @@ from synthetic_caches import made_latents, noise
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.build import build_cache
 from latentcache.verify.payloads import scan_payloads
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
 
 def test_the_made_cache_is_one_that_a_build_would_make(tmp_path):
     data, cache = made_cache(tmp_path, 30, 64)
-    assert verify_cache(cache, depth=Depth(full=True)).counts["ok"] == 30
+    assert verify_cache(cache, full=True).counts["ok"] == 30
     report = build_cache(build_settings(data, cache))
     assert (report.encoded, report.cached, report.published) == (0, 30, False)
 

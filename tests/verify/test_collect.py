@@ -12,7 +12,6 @@ from latentcache.errors import CacheDamagedError, CacheLockedError, CacheNotFoun
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.verify.collect import collect
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
 
@@ -26,7 +25,7 @@ def files(folder):
 
 
 def fine(case):
-    report = verify_cache(case.cache, depth=Depth(full=True))
+    report = verify_cache(case.cache, full=True)
     return report.exit_code() == 0 and report.counts["ok"] == case.total
 
 

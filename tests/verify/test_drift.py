@@ -6,7 +6,7 @@ from latentcache.fields.protocol import Difference, Failure, Made
 from latentcache.verify.fixes import Commands
 from latentcache.verify.repair import repair_cache
 from latentcache.verify.selection import Depth
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.verify import check_cache, verify_cache
 
 
 class Again:
@@ -27,7 +27,7 @@ class Again:
 
 
 def check(case, again, number=99, **more):
-    return verify_cache(case.cache, depth=Depth(reencode=number, **more), reencode=again)
+    return check_cache(case.cache, Depth(reencode=number, **more), reencode=again)[0]
 
 
 def off(*samples):
@@ -45,8 +45,8 @@ def test_a_cache_that_is_made_the_same_again_is_fine(case):
 
 
 def test_items_that_differ_have_drifted_and_a_repair_makes_them_again(case):
-    report = verify_cache(case.cache, depth=Depth(reencode=99, seed=4), reencode=Again(off(2, 5)),
-                          commands=Commands(recipe="--model M", run="--device cpu"))  # fmt: skip
+    words, depth = Commands(recipe="--model M", run="--device cpu"), Depth(reencode=99, seed=4)
+    report = check_cache(case.cache, depth, words, reencode=Again(off(2, 5)))[0]
     assert (report.counts["drift"], report.counts["ok"], report.exit_code()) == (2, 6, 1)
     assert {(one.category, one.reason, one.field) for one in report.findings} == {
         ("drift", "reencoded", case.names[0])

@@ -4,11 +4,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from made_cache import DEPTHS, FULL, counts
+from made_cache import DEPTHS, counts
 
 from latentcache.store import gather
 from latentcache.verify import payloads
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.verify import check_cache, verify_cache
 
 
 def shards(case):
@@ -19,7 +19,7 @@ def shards(case):
 def test_a_shard_that_is_gone(case, depth):
     path = case.entry(2)[0]
     shutil.rmtree(path.parent)
-    report = verify_cache(case.cache, depth=depth)
+    report = check_cache(case.cache, depth)[0]
     assert counts(report) == {"missing": 4, "ok": 4}
     assert {(one.reason, one.found) for one in report.findings} == {("entry-lost", "its shard is gone")}
     assert {one.file for one in report.findings} == {f"shards/{path.parent.name}"}
@@ -30,7 +30,7 @@ def test_a_shard_that_was_cut_off(case, depth):
     path, offset, _, _ = case.entry(2)
     path.chmod(0o644)
     os.truncate(path, offset + 10)
-    report = verify_cache(case.cache, depth=depth)
+    report = check_cache(case.cache, depth)[0]
     assert report.counts["corrupt"] >= 1
     assert report.exit_code() == 1
     assert {one.reason for one in report.findings} == {"truncated"}
@@ -41,7 +41,7 @@ def test_a_damaged_index_is_a_finding_of_its_shard_and_of_no_sample(case, depth)
     path = shards(case)[0] / "index.safetensors"
     path.chmod(0o644)
     path.write_bytes(b"[]")
-    report = verify_cache(case.cache, depth=depth)
+    report = check_cache(case.cache, depth)[0]
     assert (report.counts["ok"], report.counts["corrupt"]) == (8, 1)
     (one,) = report.findings
     assert (one.reason, one.path, one.file) == ("index", "", f"shards/{path.parent.name}/index.safetensors")
@@ -81,7 +81,7 @@ def test_a_shard_that_may_not_be_read_is_unverifiable(case, monkeypatch):
         return opened(place)
 
     monkeypatch.setattr(payloads, "opened", denied)
-    report = verify_cache(case.cache, depth=FULL)
+    report = verify_cache(case.cache, full=True)
     assert counts(report) == {"unverifiable": 4, "ok": 4}
     assert {(one.reason, one.fix) for one in report.findings} == {("permission", f"chmod -R u+rX {case.cache}")}
 
@@ -97,7 +97,7 @@ def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
     monkeypatch.setattr(gather, "LIBRARY", None)
     for name in ("pread", "preadv"):
         monkeypatch.setattr(os, name, partial(failing, getattr(os, name)))
-    report = verify_cache(case.cache, depth=FULL)
+    report = verify_cache(case.cache, full=True)
     assert {(one.category, one.reason) for one in report.findings} == {("unverifiable", "io-error")}
     assert counts(report) == {"unverifiable": 4, "ok": 4}
 
@@ -107,6 +107,6 @@ def test_a_damaged_head_is_found_by_a_full_check(case):
     path, offset, _, entry = case.entry(2)
     head = int(case.snapshot.fields[case.names[0]].head[entry])
     case.put(path, offset - head + 70, b"\xff\xff")
-    report = verify_cache(case.cache, depth=FULL)
+    report = verify_cache(case.cache, full=True)
     assert counts(report)["corrupt"] == case.sharing(2)
     assert {one.reason for one in report.findings} == {"header"}

@@ -6,7 +6,7 @@ import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
 from latentcache.verify.selection import Depth, parse_selection
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.verify import check_cache
 
 FULL = Depth(full=True, untrusted=True)
 #: What a field is makes no difference here: the check is the one that is tested for every kind.
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parametrize("case", ["lines"], indirect=True)
 
 
 def check(case, depth=FULL, **more):
-    return verify_cache(case.cache, depth=depth, **more)
+    return check_cache(case.cache, depth, **more)[0]
 
 
 def test_the_data_is_not_looked_at_unless_it_is_named(case):

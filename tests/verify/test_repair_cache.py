@@ -14,7 +14,6 @@ from latentcache.store.garbage import stored_catalog, stored_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.verify.repair import repair_cache
-from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
 
@@ -23,7 +22,7 @@ def repair(case, *, answer=True, **more):
 
 
 def counts(case):
-    report = verify_cache(case.cache, depth=Depth(full=True))
+    report = verify_cache(case.cache, full=True)
     return {name: number for name, number in report.counts.items() if number and name != "unreferenced"}
 
 

@@ -13,11 +13,11 @@ from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
-from latentcache.verify.verify import verify_cache
+from latentcache.verify.verify import check_cache, verify_cache
 
 
 def check(case, depth=FULL, **more):
-    report = verify_cache(case.cache, depth=depth, **more)
+    report = check_cache(case.cache, depth, **more)[0]
     assert sum(report.counts.values()) - report.counts["unreferenced"] >= case.total
     return report
 
@@ -271,7 +271,7 @@ def test_any_damage_gives_findings_and_never_0_while_a_reader_would_fail(case, s
     if how == "gone":
         path.unlink()
     try:
-        code = verify_cache(case.cache, depth=FULL).exit_code()
+        code = verify_cache(case.cache, full=True).exit_code()
     except LatentcacheError as error:
         code = error.exit_code
     assert code in (0, 1, 3)
