@@ -159,6 +159,7 @@ class Cache(View):
             raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
         return recipe
 
+    @python_words()
     def check(self, model: Any, field: str | None = None) -> None:
         """Raise unless this cache was made with a model's own tokenizer. Nothing is loaded.
 
@@ -230,6 +231,7 @@ class Cache(View):
         parts = [replace(part, multiple=part.multiple * times) for part in self.parts]
         return self._with(parts, f", {times} times")
 
+    @python_words()
     def read(
         self,
         *,
@@ -270,6 +272,7 @@ class Cache(View):
             view._reader_of(None)  # refuses what is not stored
         return view
 
+    @python_words()
     def prompt(self, text: str = "") -> dict[str, torch.Tensor]:
         """Embeddings (1, ...) of the empty prompt (``build --empty-prompt``), or of that of ``--negative-prompt``.
 

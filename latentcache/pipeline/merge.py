@@ -34,6 +34,7 @@ from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
+from latentcache.plan.numbers import several
 from latentcache.sources.part import Part
 from latentcache.sources.scan import names_root
 from latentcache.store.atomic_io import make_folder
@@ -63,11 +64,12 @@ def merge_caches(
         CacheDamagedError: Entries of a part fail their check.
         CacheLockedError: A build of ``out`` runs.
     """
-    folders, whole = [Path(part) for part in parts], Path(out)
+    example = "merge_caches([part, part], out)"
+    folders, whole = [Path(part) for part in several("parts", parts, fix=example)], Path(out)
     started, paths = time.monotonic(), CachePaths(whole)
     check_out(whole)
     if not folders:
-        raise UsageError("parts=[]: there is nothing to merge", fix="merge_caches([part, part], out)")
+        raise UsageError("parts=[]: there is nothing to merge", fix=example)
     if whole.resolve() in [part.resolve() for part in folders]:
         raise UsageError(f"--out={shlex.quote(str(whole))}: one of the parts", fix="give another folder: --out=CACHE")
     with ExitStack() as stack:

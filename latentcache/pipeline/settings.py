@@ -19,7 +19,7 @@ from latentcache.sources.scan import SourceOptions
 
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
-_POSITIVE = {"min": 1}
+_POSITIVE, _NOT_NEGATIVE = {"min": 1, "metavar": "N"}, {"min": 0, "metavar": "N"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class BuildSettings:
     """``i/n``: one of n parts of the samples, counted from 0; ``0/1`` is all of them."""
     device: str = "auto"
     """``auto`` is every CUDA device, else the CPU; several are separated by commas or given as ``cpu*2``."""
-    workers: int | None = field(default=None, metadata={"min": 0})
+    workers: int | None = field(default=None, metadata=_NOT_NEGATIVE)
     """Worker processes of fields that run on the CPU; 0 runs in this process."""
     batch_size: int | None = field(default=None, metadata=_POSITIVE)
     """Items per encoder call, at most. Halved for a group when the device runs out of memory."""
@@ -59,7 +59,7 @@ class BuildSettings:
     """File that gets one line per durable commit."""
     stream: bool = False
     """Let readers follow: a pending snapshot is published and shards are sealed while the build runs."""
-    stream_seed: int = field(default=0, metadata={"min": 0})
+    stream_seed: int = field(default=0, metadata=_NOT_NEGATIVE)
     """Seed of the loader whose first epoch a streaming build follows."""
     stream_batch: int = field(default=1, metadata=_POSITIVE)
     """Samples per step of that loader, of all ranks together."""

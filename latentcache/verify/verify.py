@@ -51,7 +51,7 @@ def verify_cache(
     data: Path | str | None = None,
     *,
     full: bool = False,
-    sample: str | None = None,
+    sample: str | int | None = None,
     seed: int = 0,
     fields: Mapping[str, Any] | None = None,
     reencode: int = 0,
@@ -79,7 +79,7 @@ def verify_cache(
         DeviceError: Its device failed, or does not exist.
     """
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
-    selection = None if sample is None else parse_selection(sample, seed)
+    selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
     settings = {name: settings_of(name, said) for name, said in (fields or {}).items()}
     look: dict[str, Any] = {"data": None if data is None else Path(data)}

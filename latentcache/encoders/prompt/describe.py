@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
         found = Described(recipe=before, label=model, provenance=made)
     elif not model:
-        raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder=PIPELINE")
+        said = [one.name.replace("_", "-") for one in fields(settings) if getattr(settings, one.name) is not None]
+        what = f"--{said[0]}: needs --text-encoder" if said else f"field {name}: no pipeline was named"
+        raise UsageError(what, fix="--text-encoder=PIPELINE")
     else:
         found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
     recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
