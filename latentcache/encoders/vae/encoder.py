@@ -99,13 +99,14 @@ class VaeEncoder(Encoder):
     @torch.inference_mode()
     def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Pending:
         module = self._module(dtype)
-        # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved. On the CPU such input
-        # costs digits: torch's group normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 so).
+        # The bytes of (B, H, W, 3) are a channels-last image. On the CPU such input costs digits: torch's group
+        # normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 if contiguous). On CUDA torch
+        # copies it to contiguous memory for each normalization, and back: an SDXL encoder took about 52 ms of an H100
+        # for 1024x1024 pixels, and 29 ms with contiguous memory.
         slab = _host((len(images), *images[0].shape), torch.uint8, self._device)
         np.stack(images, out=slab.numpy())
         slab, as_clip = slab.to(self._device, non_blocking=True).movedim(-1, 1), self._clips and images[0].ndim == 3
-        values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype)
-        values = values if self._device.type == "cuda" else values.contiguous()
+        values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype).contiguous()
         values = values.unsqueeze(2) if as_clip else values
         latents = self._latents(module, values)
         latents = latents.squeeze(2) if as_clip and latents.ndim == 5 else latents
@@ -162,8 +163,6 @@ class VaeEncoder(Encoder):
                 if not hasattr(module, "use_tiling"):
                     raise no_tiling(self.spec.family)
                 module.enable_tiling()  # type: ignore[operator]
-            if self._device.type == "cuda" and all(one.ndim != 5 for one in module.parameters()):
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
 
