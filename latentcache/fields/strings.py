@@ -30,8 +30,10 @@ class Strings(Sequence[str]):
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """All bytes, read-only."""
+        """All bytes."""
         whole = self._data[:]
+        if isinstance(whole, np.ndarray):  # a column on disk
+            return whole
         return np.frombuffer(whole.encode() if isinstance(whole, str) else whole, dtype=np.uint8)
 
     @property

@@ -81,6 +81,11 @@ def test_strings_come_back(tmp_path_factory, strings, data):
         assert found[-1] == strings[-1]
 
 
+def test_strings_of_one_letter_come_back(tmp_path):
+    made = Strings.of(["zzz"] * 9)
+    assert written(tmp_path / "one", names=made).strings("names") == made
+
+
 def test_few_positions_read_little(tmp_path, monkeypatch):
     values = np.random.default_rng(0).integers(0, 1 << 60, 100_000).astype("<u8")
     column, sizes = written(tmp_path / "one", one=values)["one"], []
