@@ -142,21 +142,30 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure)
 
 def _with_content(one: Rejected, samples: SampleTable, work: FieldWork, row: int, root: Path) -> Rejected:
     """A rejection with the content and stat that it was made for: it holds until the bytes change."""
-    own = work.kind.inputs[0]
-    column = samples.inputs[own]
-    if len(work.kind.inputs) > 1 or column.file[row] < 0:
-        return replace(one, stat=())  # a memo of one file says nothing of the others
+    names = work.kind.inputs
+    if any(samples.inputs[name].file[row] < 0 for name in names):
+        return replace(one, stat=())
+    found = [_content_of(samples, name, row, root) for name in names]
+    if len(names) == 1:
+        return replace(one, content=one.content or found[0][0], stat=one.stat or found[0][1])
+    contents = [content for content, _ in found]
+    content = one.content or (content_hash(b"".join(contents)) if all(contents) else b"")
+    return replace(one, content=content, stat=())  # a memo of one file says nothing of the others
+
+
+def _content_of(samples: SampleTable, name: str, row: int, root: Path) -> tuple[bytes, tuple[int, ...]]:
+    """Content of an input, read if it is not known, and stat of its file; no content if it changed since the scan."""
+    column = samples.inputs[name]
     seen = tuple(np.asarray(samples.files.stat[int(column.file[row])]).tolist())
-    content = one.content or np.asarray(column.content[row]).tobytes()
-    if any(content) or not is_read_by_workers(samples, own):
-        return replace(one, content=content if any(content) else b"", stat=one.stat or seen)
+    content = np.asarray(column.content[row]).tobytes()
+    if any(content) or not is_read_by_workers(samples, name):
+        return content if any(content) else b"", seen
     try:
-        data, memo = read_image(root, places(samples, [row], own)[0])
+        data, memo = read_image(root, places(samples, [row], name)[0])
     except UnusableSampleError:
-        return replace(one, stat=seen)
+        return b"", seen
     stat: tuple[int, ...] = memo
-    is_same = stat[:5] == seen[:5]  # else it changed since the scan
-    return replace(one, content=content_hash(data) if is_same else b"", stat=stat if is_same else seen)
+    return (content_hash(data), stat) if stat[:5] == seen[:5] else (b"", seen)
 
 
 def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int32], catalog: Catalog) -> FieldRows:

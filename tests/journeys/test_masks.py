@@ -200,6 +200,22 @@ def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatc
     assert encoded(build(data, code=1)) == {"latents": 0, "mask": 0, "control": 2}
 
 
+def test_a_damaged_image_with_a_control_image_is_rejected_until_its_bytes_change(data):
+    whole = (data / "1.png").read_bytes()
+    (data / "1.png").write_bytes(whole[:20])
+    build(data, *STUB, code=1)
+
+    def states():
+        found = look("verify", data.parent / "cache", "--json").json["counts"]
+        return {state: number for state, number in found.items() if number}
+
+    assert states() == {"ok": 5, "quarantined": 1}
+    (data / "1.png").write_bytes(whole)
+    assert states() == {"ok": 5, "stale": 1}
+    build(data)
+    assert states() == {"ok": 6}
+
+
 def test_masks_from_transparency_and_switches(tmp_path):
     data = tmp_path / "data"
     shade = np.full((64, 64), 255, dtype=np.uint8)
