@@ -76,6 +76,10 @@ def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
             raise _elsewhere(config, one)
         else:
             parts.append(_backend(config, one, _conditioning(one, further)))
+    paired = {folder for part in parts for one in part.sets for _, folder in one.paired}
+    for name, (_, folder) in further.items():
+        if folder not in paired:
+            config.note(f"data set {name} (conditioning) is not read: no data set of images uses it")
     sets = count_of(sum(len(part.sets) for part in parts), "data sets")
     return joined(config, "simpletuner", f"{config.path.name} has {sets} of SimpleTuner", parts, base)
 
