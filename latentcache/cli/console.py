@@ -33,9 +33,9 @@ SCHEMA = 2
 #: Items of one category in text output; JSON output has all items.
 SHOWN = 10
 EXIT_BUG = 70
-#: Arguments of Python that are flags of commands, with a value.
+#: Arguments of Python that are flags of commands, with a value; no part of a path.
 _ARGUMENT = re.compile(
-    r"(?<!-)\b(batch_size|world_size|remainder|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
+    r"(?<![-/])\b(batch_size|world_size|remainder|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2(?![\w/])"
 )
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

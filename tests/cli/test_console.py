@@ -56,3 +56,12 @@ def test_a_name_is_told_as_it_is_with_the_fix_of_its_reason():
         "quarantined a  b.png [too-small]: 8x8 pixels",
         f"  fix: {HINTS['too-small']}",
     ]
+
+
+def test_flags_take_the_place_of_arguments_of_python_but_not_in_paths(capsys):
+    fix = "latentcache build pad=2/x, pad='2'"
+    error = UsageError("batch_size=4: too large for runs/batch_size=4/cache", fix=fix)
+    console.finish("plan", console.Result({}, error=error), as_json=False)
+    said = capsys.readouterr().err
+    assert "--batch-size 4: too large for runs/batch_size=4/cache" in said
+    assert "fix: latentcache build pad=2/x, --pad 2" in said
