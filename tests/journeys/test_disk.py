@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
 
+from latentcache.store.garbage import mend_shards
+from latentcache.store.paths import CachePaths
+
 #: Every command once, so that all modules are there; then the same as a user who owns nothing here.
 AS_NOBODY = """
 import contextlib, io, json, os, sys
@@ -109,29 +112,35 @@ def small_disk(tmp_path):
 
 BEGIN = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from latentcache.errors import DiskFullError
+from latentcache.store.entry import NewEntry
 from latentcache.store.shard import ShardWriter
 
 try:
-    ShardWriter(Path(sys.argv[1])).close()
+    with closing(ShardWriter(Path(sys.argv[1], "shards", "0" * 16 + ".open"))) as writer:
+        writer.write([NewEntry(bytes(32), bytes(1 << 18), (bytes(32),))])
 except DiskFullError as error:
     print(error.slug)
 """
 
 
-@pytest.mark.parametrize("pages", [0, 2, 8, 18])
+@pytest.mark.parametrize("pages", [0, 1, 2, 3, 8, 18, 60])
 def test_a_shard_that_is_begun_where_the_disk_is_full(small_disk, pages):
-    """A mapped file with holes would end the process by a signal here."""
+    """A mapped file with holes would end the process by a signal here; nothing that is left is called damaged."""
     filler = small_disk / "filler"
+    (small_disk / "shards").mkdir()
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
     os.truncate(filler, filler.stat().st_size - 4096 * pages)
-    command = [sys.executable, "-c", BEGIN, str(small_disk / "one.open")]
+    command = [sys.executable, "-c", BEGIN, str(small_disk)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout.strip()) == (0, "disk-full"), done.stderr
-    assert not (small_disk / "one.open").exists()  # nothing was committed, so nothing may be called damaged
+    filler.unlink()
+    assert mend_shards(CachePaths(small_disk)) == []
+    assert not list((small_disk / "shards").iterdir())
 
 
 @pytest.mark.slow
