@@ -31,7 +31,7 @@ from latentcache.fields.protocol import (
     WorkSize,
     setting,
 )
-from latentcache.identity.tokenizer import (
+from latentcache.fields.tokenizer import (
     differing_parts,
     from_loaded,
     pin_clock,
@@ -57,7 +57,7 @@ class InputIdsRecipe(FieldRecipe):
 
     id_name = "input_ids"
     tokenizer: str
-    """Hex fingerprint of the tokenizer's content (``identity.tokenizer``), without truncation and padding state."""
+    """Hex fingerprint of the tokenizer's content (``fields.tokenizer``), without truncation and padding state."""
     num_ids: int
     """One more than the largest id, added tokens included: decides uint16 or uint32."""
     chat_template: str = ""

@@ -23,7 +23,7 @@ from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described, followed
-from latentcache.identity.tokenizer import (
+from latentcache.fields.tokenizer import (
     CLOCK,
     JSON_NAME,
     LoadedTokenizer,

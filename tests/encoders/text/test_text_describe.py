@@ -18,7 +18,7 @@ from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.identity.tokenizer import tokenizer_fingerprint
+from latentcache.fields.tokenizer import tokenizer_fingerprint
 
 ROLES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 

@@ -7,7 +7,7 @@ from tokenizers import AddedToken
 
 from latentcache.encoders.text.describe import load_tokenizer
 from latentcache.errors import UnsupportedModelError
-from latentcache.identity.tokenizer import token_ids
+from latentcache.fields.tokenizer import token_ids
 
 ROLES = {"eos_token": "<|im_end|>"}
 

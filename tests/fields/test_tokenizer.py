@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
-from latentcache.identity.tokenizer import (
+from latentcache.fields.tokenizer import (
     CLOCK,
     differing_parts,
     from_loaded,
