@@ -492,7 +492,10 @@ class LoaderIterable(IterableDataset[Batch]):
 
 def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
     """(B,) numbers of samples below ``count``, as a caller gives them."""
-    found = np.asarray(rows)
+    try:
+        found = np.asarray(rows)
+    except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that numpy cannot take
+        found = np.empty(0)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size or found.min() < 0 or found.max() >= count:
         said = repr(rows)
         raise NoSuchRowError(

@@ -57,7 +57,9 @@ class ReadSettings(Value):
     def __post_init__(self) -> None:
         if self.latents is not None:
             choice("latents", self.latents, ("sample", "mode"))
-        real("caption_dropout", self.caption_dropout, 0, 1, why="it is a probability", fix="caption_dropout=0.1")
+        name, rate = "caption_dropout", self.caption_dropout
+        rate = real(name, rate, 0, 1, why="it is a probability", fix=f"{name}=0.1")
+        object.__setattr__(self, name, rate)  # one of numpy would be computed with in its own width
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
 

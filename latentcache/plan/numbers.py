@@ -44,8 +44,11 @@ def real(name: str, value: Any, least: float, most: float = math.inf, *, why: st
 
 def several(name: str, values: Any, *, fix: str) -> list[Any]:
     """The values of a list, tuple or array."""
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
-        return list(values)
+    try:
+        if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+            return list(values)
+    except TypeError:  # an array or a tensor without a dimension
+        pass
     raise UsageError(f"{name}={values!r}: must be a list", fix=fix)
 
 

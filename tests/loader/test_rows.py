@@ -84,6 +84,14 @@ def test_a_row_that_does_not_exist_is_an_index_error_of_this_package(fifty, bad)
         assert str(bad) in caught.value.what
 
 
+@pytest.mark.parametrize("bad", [[[0], [1, 2]], torch.tensor([0.0], requires_grad=True)])
+def test_rows_that_are_no_array_of_numbers_are_an_error_of_this_package(fifty, bad):
+    view = fifty[1].rows(pad=64)
+    for ask in (view.batch, view.loader(batch_size=2).batch):
+        with pytest.raises(UsageError, match="must be whole numbers from 0 to 49"):
+            ask(bad)
+
+
 def test_negative_rows_of_a_combined_view_serve_nothing_else(fifty):
     view = combine([fifty[1].rows(pad=64)] * 2)
     with pytest.raises(UsageError, match="rows="):

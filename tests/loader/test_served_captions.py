@@ -101,6 +101,14 @@ def test_captions_are_those_of_a_plain_reference(made, rate):
     assert len(set(same)) > 1, "images of one caption are drawn each for itself"
 
 
+@pytest.mark.parametrize("rate", [np.float16(0.5), np.float32(0.3), np.int64(1), np.uint8(0)])
+def test_a_rate_of_numpy_is_the_number_that_it_is_written_as(made, rate):
+    cache = open_cache(made).read(caption_dropout=rate)
+    plain = float(str(rate))
+    assert cache.settings == open_cache(made).read(caption_dropout=plain).settings
+    assert served(cache) == {f"{number:02}.png": expected(3, 0, number, rate=plain) for number in range(COUNT)}
+
+
 def test_every_rank_and_a_resumed_loader_draw_the_same(made):
     cache = open_cache(made).read(caption_dropout=0.2)
     whole = served(cache, 2, batch_size=10)

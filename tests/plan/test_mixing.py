@@ -70,6 +70,7 @@ def test_a_float_counts_as_it_is_written():
         ([10**6, 10**6], [1, 10**-6], {}, "an epoch would have"),
         ([5], [1], {"samples": 3 * 10**9}, "3000000000 samples"),
         ([5, 5], 3, {}, "weights=3: must be a list"),
+        ([5, 5], np.array(3), {}, r"weights=array\(3\): must be a list"),
     ],
 )
 def test_what_is_not_allowed_is_refused_by_name(entries, weights, more, said):
