@@ -115,6 +115,8 @@ def walk(descriptor: int, meta: Meta) -> Iterator[Place]:
             raise ValueError("a page is out of reach or met twice")
         seen.add(number)
         page = os.pread(descriptor, size, number * size)
+        if int.from_bytes(page[:8], "little") != number:
+            raise ValueError("a page is in the place of another")
         flags, lower = struct.unpack_from("<HH", page, _FLAGS_AT)
         pointers = struct.unpack_from(f"<{(lower - PAGE_HEADER_BYTES) // 2}H", page, PAGE_HEADER_BYTES)
         nodes = [(pointer + _NODE.size, *_NODE.unpack_from(page, pointer)) for pointer in pointers]

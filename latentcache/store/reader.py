@@ -157,9 +157,11 @@ class EntryReader:
         head = int(one.head[entry])
         place, length = int(one.offset[entry]) - head, head + int(one.size[entry])
         try:
-            return checked_head(self.file(int(one.shard[entry])).descriptor, place, length)
+            header = checked_head(self.file(int(one.shard[entry])).descriptor, place, length)
         except (CorruptEntryError, OSError) as error:
             raise self.corrupt(one, entry, getattr(error, "why", str(error))) from error
+        self.hold(one, entry, header.payload_checksum)  # else it is the head of another entry
+        return header
 
     def prove(self, one: _Field, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""

@@ -220,3 +220,14 @@ def test_a_loop_of_pages_ends(tmp_path, small):
     with pytest.raises(CacheDamagedError, match="damaged") as caught:
         collect_index(path)
     assert "met twice" in caught.value.why
+
+
+def test_a_page_in_the_place_of_another_is_found(tmp_path, small):
+    damaged, leaves = bytearray(small), tree_pages(small, 2)
+    one, other = (page * PAGE for page in leaves[1:3])
+    damaged[one : one + PAGE] = damaged[other : other + PAGE]
+    path = tmp_path / "data.mdb"
+    path.write_bytes(damaged)
+    with pytest.raises(CacheDamagedError, match="damaged") as caught:
+        collect_index(path)
+    assert "in the place of another" in caught.value.why

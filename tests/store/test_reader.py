@@ -92,6 +92,23 @@ def test_a_head_that_differs_from_the_snapshot_is_found(paths):
         reader.header("plane", 2)
 
 
+def test_the_head_of_another_entry_is_found(paths):
+    reader = reader_of(paths)
+    rows = reader.snapshot.fields["plane"]
+    one, *others = (int(rows.entry[row]) for row in range(2, 12))
+    alike = [(int(rows.shard[at]), int(rows.head[at]), int(rows.bytes[at])) for at in (one, *others)]
+    other, (shard, head, _) = others[alike.index(alike[0], 1) - 1], alike[0]
+    data = paths.data(reader.snapshot.shards[shard])
+    data.chmod(0o644)
+    with data.open("r+b") as file:
+        file.seek(int(rows.offset[other]) - head)
+        whole = file.read(head + int(rows.bytes[one]))
+        file.seek(int(rows.offset[one]) - head)
+        file.write(whole)
+    with pytest.raises(CorruptEntryError, match="checksum"):
+        reader.header("plane", 2)
+
+
 @pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_truncated_shard_is_an_error_and_no_signal(paths, name):
