@@ -243,9 +243,11 @@ class SampleReader:
     def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, turn: Turn) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
         dropout, drawn = self._settings.caption_dropout, dict[str, Ints]()
-        for lead, (name, allowed) in self._choices.items():
-            rows = source.joined.rows[name][local][:, allowed]
-            held = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
+        for lead, (names, allowed) in self._choices.items():
+            stored = [source.joined.rows[name][local] for name in names]
+            every = [rows[:, np.minimum(allowed, rows.shape[1] - 1)] for rows in stored]
+            counts = [(rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) for rows in every]
+            held = np.minimum.reduce(counts) + np.uint64(1)  # a field may have lost variants that others have
             drawn[lead] = allowed[(drawn_of_samples(lead, sample, turn, again) % held).astype(np.intp)]
         if dropout:
             draws = drawn_of_samples("dropout", sample, turn, again)
@@ -334,8 +336,8 @@ class SampleReader:
         self._leads: dict[str, str] = {}
         self._made: dict[str, Callable[[str, int], str]] = {}
         """Input -> what its fields make of a text for a variant."""
-        self._choices: dict[str, tuple[str, Ints]] = {}
-        """First input -> a field that has variants of it, and which of them are served."""
+        self._choices: dict[str, tuple[list[str], Ints]] = {}
+        """First input -> the fields that have variants of it, and which of them are served."""
         flips = False
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
             kind, recipe, spec = snapshot.fields[name].kind, snapshot.fields[name].recipe, self._specs[name]
@@ -349,7 +351,7 @@ class SampleReader:
             several = settings.crops if lead == self._own else settings.captions
             allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
             if recipe is not None and len(allowed) > 1:
-                self._choices.setdefault(lead, (name, allowed))
+                self._choices.setdefault(lead, ([], allowed))[0].append(name)
             affine, stored = Affine.of(read.affine if settings.scaled else None), TORCH[spec.restored or spec.dtype]
             if stored.is_floating_point or affine.changes:
                 floating = stored if stored.is_floating_point else torch.float32

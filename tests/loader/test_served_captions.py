@@ -1,6 +1,7 @@
 """Variants of captions and the empty prompt: what a batch names is what it holds, drawn by seed, epoch and sample."""
 
 import json
+import shutil
 import warnings
 from collections import Counter
 
@@ -9,8 +10,10 @@ import PIL.Image
 import pytest
 import torch
 import xxhash
+from damaged import damage_payload
 
 from latentcache import BuildSettings, build_cache, open_cache
+from latentcache.cli.app import main
 from latentcache.encoders.prompt.producer import _Stub
 from latentcache.errors import UsageError
 from latentcache.fields.captions import CaptionVariants
@@ -170,6 +173,16 @@ def test_what_is_not_stored_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="it holds ''"):
         open_cache(tmp_path / "cache").prompt("bad")
     assert len(open_cache(tmp_path / "cache").read(caption_dropout=0.5)) == COUNT
+
+
+@pytest.mark.filterwarnings("ignore:.* samples of cache lack a field")
+def test_variants_that_a_repair_removed_are_served_of_no_field(made, tmp_path):
+    shutil.copytree(made, tmp_path / "cache")
+    for row in range(2, 12):
+        damage_payload(tmp_path / "cache", row=row, field="pooled_prompt_embeds")
+    assert main(["verify", str(tmp_path / "cache"), "--full", "--repair", "--yes"]) == 1
+    cache = open_cache(tmp_path / "cache", allow_partial=True)
+    assert {text for epoch in range(8) for text in served(cache, epoch).values()} > {caption(20)}
 
 
 def test_fields_with_other_variants_are_not_served_together(tmp_path):
