@@ -60,6 +60,13 @@ def test_recipes_that_differ_are_refused_by_field(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+def test_parts_of_a_kind_that_is_not_installed_are_refused(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr("latentcache.pipeline.existing.field_kind", {}.get)
+    with pytest.raises(UsageError, match="not installed"):
+        merge_caches(parts, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_parts_of_different_versions_of_a_file_are_refused(case, data, parts, tmp_path):
     names = {name: n for n, part in enumerate(parts) for name in rows_of(part, case.field)}
     path = next(path for path in sorted(data.iterdir()) if names[path.name] == 1)
