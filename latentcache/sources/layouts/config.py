@@ -165,6 +165,15 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
             for one in folders
             if not any(one != other and (not other or one.startswith(other + "/")) for other in folders)
         ),
+        aside={
+            **{moved(part, folder): role for part in parts for folder, role in part.aside.items()},
+            **{
+                moved(part, folder): name.partition("_")[0]
+                for part, one in each
+                for name, folder in one.paired
+                if folder
+            },
+        },
         unread=frozenset(moved(part, folder) for part in parts for folder in part.unread),
         used=frozenset(used | ({relative(own, root)} if own.is_relative_to(root) else set())),
         notes=(

@@ -170,6 +170,8 @@ class Layout(Value):
     sets: tuple[ImageSet, ...]
     folders: tuple[str, ...] = ("",)
     """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Folder -> ``mask`` or ``control``: images in it are no samples, also if no set is paired with it."""
     unread: frozenset[str] = frozenset()
     """Folders of splits that are not read."""
     unpaired: frozenset[str] = frozenset()
@@ -189,9 +191,10 @@ class Layout(Value):
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
         paired = {folder: name.partition("_")[0] for one in self.sets for name, folder in one.paired if folder}
+        aside = {**self.aside, **paired}
         for folder in (*(prefix[:end] for end, letter in enumerate(prefix) if letter == "/"), ""):
-            if folder in paired:
-                return paired[folder]
+            if folder in aside:
+                return aside[folder]
             if folder.rpartition("/")[2] == _MADE_CONTROLS:
                 return "control"
         return ""

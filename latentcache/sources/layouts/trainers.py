@@ -67,8 +67,9 @@ def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
     for one in config.value:
         kind = one.get("dataset_type", "image")
         if str(one["id"]) in further:
-            continue
-        if _is_off(one) or kind in _CACHES:
+            role, folder = further[str(one["id"])]
+            parts.append(Layout(word="", why="", root=Path(folder), sets=(), aside={"": role}))
+        elif _is_off(one) or kind in _CACHES:
             config.ignored.add(f"{one['id']} ({'disabled' if kind not in _CACHES else kind})")
         elif kind != "image":
             config.note(f"data set {one['id']} ({kind}) is not read: it is not one of images")
@@ -76,10 +77,6 @@ def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
             raise _elsewhere(config, one)
         else:
             parts.append(_backend(config, one, _conditioning(one, further)))
-    paired = {folder for part in parts for one in part.sets for _, folder in one.paired}
-    for name, (_, folder) in further.items():
-        if folder not in paired:
-            config.note(f"data set {name} (conditioning) is not read: no data set of images uses it")
     sets = count_of(sum(len(part.sets) for part in parts), "data sets")
     return joined(config, "simpletuner", f"{config.path.name} has {sets} of SimpleTuner", parts, base)
 

@@ -143,7 +143,7 @@ def test_an_image_of_a_folder_and_of_metadata_is_seen_for_both(tmp_path):
 def test_simpletuner(tmp_path):
     put(tmp_path, {"one/my_cat.jpg": "x", "one/deep/b.jpg": "x", "two/c.jpg": "x", "two/c.txt": "first\n\nsecond"})
     put(tmp_path, {"masks/my_cat.png": "x", "masks/b.png": "x", "three/d.jpg": "x", "two/e.jpg": "x"})
-    put(tmp_path, {"edges/c.jpg": "x"})
+    put(tmp_path, {"one/edges/c.jpg": "x"})
     local = {"type": "local", "resolution": 1.0}
     backends = [
         local | {"id": "one", "instance_data_dir": "one", "repeats": 4, "caption_strategy": "filename",
@@ -154,7 +154,7 @@ def test_simpletuner(tmp_path):
                  "instance_prompt": ["a dog", "dog"]},
         local | {"id": "m", "instance_data_dir": "masks", "dataset_type": "conditioning",
                  "conditioning_type": "mask"},
-        local | {"id": "unused", "instance_data_dir": "edges", "dataset_type": "conditioning"},
+        local | {"id": "unused", "instance_data_dir": "one/edges", "dataset_type": "conditioning"},
         {"id": "text", "dataset_type": "text_embeds", "default": True, "cache_dir": "cache"},
         {"id": "far", "type": "aws", "aws_bucket_name": "x", "disabled": True},
     ]  # fmt: skip
@@ -171,12 +171,19 @@ def test_simpletuner(tmp_path):
     assert found.layout.word == "simpletuner"
     assert ("masks/b.png", "mask") in notes(found), "it is not of one/deep/b.jpg: paths decide"
     assert any("far (disabled)" in note.detail for note in found.notes)
-    unused = "data set unused (conditioning) is not read: no data set of images uses it"
-    assert unused in [note.detail for note in found.notes]
+    assert ("one/edges/c.jpg", "control") in notes(found), "no data set names its folder"
     first = rows(scan(tmp_path, SourceOptions(caption_lines="first")))[2:4]
     assert first == [("three/d.jpg", "a dog", 1), ("two/c.jpg", "sks first", 1)]
     assert [one.label for one in found.layout.sets] == ["one", "two", "three"]
     assert rows(scan(tmp_path)) == rows(found)
+
+
+def test_masks_that_options_replace_are_no_samples(tmp_path):
+    put(tmp_path, {"a/x.png": "x", "a/masks/x.png": "x", "b/y.png": "x"})
+    put(tmp_path, {"latentcache.toml": '[[sets]]\npath = "a"\nmasks = "a/masks"\n[[sets]]\npath = "b"\n'})
+    for masks in "a/masks", "none", "alpha":
+        found = scan(tmp_path, SourceOptions(masks=masks))
+        assert list(found.samples.names) == ["a/x.png", "b/y.png"]
 
 
 def test_simpletuner_parquet(tmp_path):
