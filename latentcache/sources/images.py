@@ -288,7 +288,7 @@ class ImageScan(Scan):
         for name in [name for name in samples.inputs if name != "caption"]:
             own = samples.inputs[name]
             rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
-            asked, matched = np.full(len(rows), self.hash_all), np.flatnonzero(held.matched[own.file[rows]] >= 0)
+            asked, matched = np.full(len(rows), self.hash_all), np.arange(len(rows))
             if out:
                 asked |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
             if old is not None and name in old.inputs and len(matched):

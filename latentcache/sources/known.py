@@ -232,11 +232,8 @@ class Known:
         """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
         self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
         """(F, 16) content of trusted files, else zeros."""
-        self.matched = self.place
-        """(F,) position in the snapshot's files, trusted or not."""
         if table is not None and len(table.files):
-            self.matched = match_names(names, table.files.names)
-            self.place = self.matched.copy()
+            self.place = match_names(names, table.files.names)
             for start in range(0, count, _SLICE):
                 self._trust(table, slice(start, min(start + _SLICE, count)))
         self._rejected(names, rejected)

@@ -216,6 +216,15 @@ def test_a_damaged_image_with_a_control_image_is_rejected_until_its_bytes_change
     assert states() == {"ok": 6}
 
 
+def test_a_mask_that_has_another_name_now_is_the_same_mask(data):
+    (data / "mask").mkdir()
+    for number in range(6):
+        (data / f"{number}-masklabel.png").rename(data / f"mask/{number}.png")
+    build(data, *STUB, "--masks", "mask")
+    (data / "mask/0.png").rename(data / "mask/0.webp")
+    assert look("verify", data.parent / "cache", "--json").json["counts"]["ok"] == 6
+
+
 def test_masks_from_transparency_and_switches(tmp_path):
     data = tmp_path / "data"
     shade = np.full((64, 64), 255, dtype=np.uint8)
