@@ -111,7 +111,10 @@ class Store:
     @property
     def rejected_whole(self) -> list[Rejected]:
         """Rejected inputs that are no samples of the snapshot: no field could use them."""
-        rejected = {(one.name, one.line): one for one in reversed(self.snapshot.rejected)}
+        rejected = dict[tuple[str, int], Rejected]()
+        for one in reversed(self.snapshot.rejected):
+            if one.content or not rejected.get((one.name, one.line), one).content:  # one that tells of which bytes
+                rejected[one.name, one.line] = one
         names = {one.label: place for place, one in rejected.items()}
         if any(one.target for one in rejected.values()):
             for name in self.findings.table.names:
