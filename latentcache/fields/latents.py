@@ -54,6 +54,8 @@ from latentcache.value import Value
 #: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.
 DEFAULT_CROPS, MAX_CROPS = 4, 128
 _LENGTHS = MAX_DIM + 1
+#: Numbers that are sorted together.
+_SLICE = 1 << 17
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
@@ -301,11 +303,11 @@ class Latents(FieldKind):
         frames, unfit = clip_frames(samples, known, clips, self.name, one_frame=self.one_frame)
         known, frames = known[frames > 0], frames[frames > 0]
         images = size[known]
-        distinct, which = np.unique(images[:, 0].astype(np.int64) << 32 | images[:, 1], return_inverse=True)
+        distinct, which = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
         sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
         tables = geometry.tables()
         placed = [_buckets_of(one, tables, geometry) for one in sizes]
-        pairs, pair = np.unique(which * _LENGTHS + frames, return_inverse=True)
+        pairs, pair = _distinct(which.astype(np.int64) * _LENGTHS + frames)
         dims = [
             [(value % _LENGTHS, bucket.height, bucket.width) for bucket in placed[value // _LENGTHS][0]]
             for value in pairs.tolist()
@@ -421,7 +423,7 @@ def _chosen(geometry: GeometrySettings) -> str:
 def _upscaled(
     samples: SampleTable,
     known: NDArray[np.intp],
-    which: NDArray[np.intp],
+    which: NDArray[np.int32],
     sizes: Sequence[Size],
     buckets: Sequence[Sequence[Size]],
 ) -> list[Rejected]:
@@ -454,12 +456,24 @@ def _buckets_of(
     return tuple(dict.fromkeys(fitting)), "" if fitting else reasons[0]
 
 
+def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Distinct numbers in order, and (n,) the position of each: ``np.unique`` in 13 bytes less per number."""
+    parts = [slice(start, start + _SLICE) for start in range(0, len(numbers), _SLICE)]
+    distinct = np.unique(np.concatenate([numbers[:0], *(np.unique(numbers[part]) for part in parts)]))
+    which = np.empty(len(numbers), dtype=np.int32)
+    for part in parts:
+        which[part] = np.searchsorted(distinct, numbers[part])
+    return distinct, which
+
+
 def _spread(
-    samples: NDArray[np.intp], which: NDArray[np.intp], chosen: Sequence[Sequence[int]]
+    samples: NDArray[np.intp], which: NDArray[np.int32], chosen: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Sample and group of every item before flips; ``which`` is the distinct size of each sample."""
     counts = np.array([len(groups) for groups in chosen], dtype=np.int64)
     flat = np.array([group for groups in chosen for group in groups], dtype=np.int32)
+    if (counts == 1).all() and len(counts):
+        return samples.astype(np.int32), flat[which]
     each, first = counts[which], (np.cumsum(counts) - counts)[which]
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     return np.repeat(samples, each).astype(np.int32), flat[np.repeat(first, each) + within]

@@ -121,7 +121,7 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salva
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
     make_folder(paths.scratch)
-    saved = lost = 0
+    saved = lost = size = 0
     try:
         with writing(folder), contextlib.closing(ShardWriter(folder)) as writer:
             batch: list[NewEntry] = []
@@ -130,10 +130,10 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salva
                     lost += 1
                     continue
                 batch.append(entry)
-                saved += 1
-                if sum(len(one.value) for one in batch) >= _COMMIT_BYTES:
+                saved, size = saved + 1, size + len(entry.value)
+                if size >= _COMMIT_BYTES:
                     writer.write(batch)
-                    batch = []
+                    batch, size = [], 0
             writer.write(batch)
             sealed = writer.seal()
             if saved:

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from dataclasses import fields, replace
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_an_unreadable_recipe_is_rejected(damage):
 
 def table(sizes, files=None):
     sizes = np.array(sizes, dtype=np.uint32).reshape(-1, 2)
-    content = 1 + np.arange(len(sizes), dtype=np.uint8).repeat(16).reshape(-1, 16)
+    content = 1 + np.arange(len(sizes)).astype(np.uint8).repeat(16).reshape(-1, 16)
     names = Strings.of(f"{number}.png" for number in range(len(sizes)))
     file = np.arange(len(sizes), dtype=np.int32) if files is None else np.array(files, dtype=np.int32)
     empty = np.zeros((len(sizes), 6), dtype=np.uint64)
@@ -145,6 +146,20 @@ def test_unread_headers_and_lacking_images_give_no_item_and_no_rejection():
     assert [(row, one.reason, one.target) for row, one in plan.rejected] == [(3, "extreme-aspect", "latents")]
     assert plan.groups[0].shape == (4, 64, 64)
     assert KIND.plan(table([]), RECIPE).groups == ()
+
+
+def test_planning_is_lean():
+    """Ten million samples: the goal is 2 GB for everything that a build has in memory."""
+    sizes = np.random.default_rng(0).choice([384, 512, 640], (1 << 17, 2))
+    samples = table(sizes)
+    tracemalloc.start()
+    try:
+        plan = KIND.plan(samples, RECIPE)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(plan.sample) == len(sizes)
+    assert peak < 72 * len(sizes)
 
 
 def keyed_plan(samples, recipe):
