@@ -121,8 +121,9 @@ def join_tables(
         return joined
 
     def strings(values: Sequence[Strings]) -> Strings:
-        every = [text for one in values for text in one]
-        return Strings.of(map(every.__getitem__, order.tolist()))
+        sizes = np.cumsum([0, *(len(one.data) for one in values)])[:-1]
+        ends = np.concatenate([one.ends + size for one, size in zip(values, sizes.tolist(), strict=True)])
+        return Strings(np.concatenate([one.data for one in values]), ends).select(order)
 
     def joined_input(name: str) -> Input:
         own = [table.inputs[name] for table in tables]
