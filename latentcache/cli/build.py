@@ -89,7 +89,7 @@ def build(
 
 
 def summary(report: BuildReport) -> Result:
-    """What a build or a merge did."""
+    """Return the outcome of a build or a merge, as JSON and as text."""
     return Result(_payload(report), _lines(report), exit_code=int(report.too_many_failed))
 
 

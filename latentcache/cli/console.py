@@ -60,7 +60,7 @@ class Result(NamedTuple):
     """The outcome of a command."""
 
     payload: Mapping[str, Any] = {}
-    """Of the JSON object."""
+    """Content of the JSON object."""
     lines: Iterable[str] = ()
     """The same as text."""
     exit_code: int = 0
@@ -254,7 +254,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
-    """How often an epoch serves the samples, unless it serves each once."""
+    """Yield a line with the occurrences of samples per epoch, unless each occurs once."""
     if any(one["times"] != 1 for one in repeats):
         some = ", ".join(f"{counted(one['samples'], 'sample')} {one['times']} times" for one in repeats)
         yield f"repeats: {some} per epoch"

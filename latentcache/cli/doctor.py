@@ -53,9 +53,9 @@ class Check(Value):
     problem: bool = False
     """True if a build would fail or reject data."""
     hint: str = ""
-    """What to do, in words."""
+    """Advice as text."""
     fix: str = ""
-    """What to do, as a command."""
+    """Advice as a command."""
     of_machine: bool = False
     """True if this machine is the problem, not the data or the model."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -270,7 +270,7 @@ def _encoder(name: str, settings: Any) -> Check:
 
 
 def _plan(asked: _Asked, data: Path) -> BuildPlan:
-    """What a build of DATA would do."""
+    """Plan a build of DATA."""
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.settings import BuildSettings
 

@@ -77,7 +77,7 @@ def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
 
 
 def _contents(listing: Listing) -> dict[str, Any]:
-    """What a listing says of DATA, as JSON values."""
+    """Describe DATA by its listing, as JSON values."""
     import numpy as np
 
     from latentcache.fields.clips import CLIP

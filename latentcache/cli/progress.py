@@ -137,7 +137,7 @@ def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
 
 
 def captions_text(captions: Mapping[str, int], first_without: str, several: int) -> str:
-    """Where captions are from, how many images have several, and the first image without one."""
+    """Return the origins of captions, the number of images with several, and the first image without one."""
     told = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
     told += f", {counted(several, 'sample')} with several" if several else ""
     return f"{told} (the first without a caption is {first_without})" if first_without else told

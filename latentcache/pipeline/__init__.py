@@ -1,1 +1,1 @@
-"""How a cache is made: difference, units, workers, commits; bounded in memory, resumable at any moment."""
+"""The build of a cache: difference, units, workers, commits; bounded in memory, resumable at any moment."""

@@ -70,7 +70,7 @@ class _Build:
 
     @property
     def samples(self) -> SampleTable:
-        """Of the listing."""
+        """Sample table of the listing."""
         return self.listing.samples
 
     @samples.setter
@@ -329,7 +329,7 @@ class _Build:
         return run.run(self.observer.advanced)
 
     def task(self, work: FieldWork) -> Task:
-        """What a worker has to know of a field."""
+        """Return the task that tells a worker how to make a field."""
         settings, described = self.settings, work.described
         return Task(
             field=work.kind.name,

@@ -24,7 +24,7 @@ class Device(Value):
     """The device of one worker."""
 
     label: str
-    """How messages name it."""
+    """Name of the device in messages."""
     name: str
     """``auto``, ``cpu`` or a torch device."""
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -67,18 +67,18 @@ class FieldWork:
     assumed: int = 0
     """Items of unread inputs that an unfinished build has committed already."""
     result: RunResult | None = None
-    """What its run made; None: there was nothing to do, or no run yet."""
+    """Result of its run; None: there was nothing to do, or no run yet."""
     noise: Mapping[str, Any] = field(default_factory=dict)
-    """Of encoders: of the items in ``kept``, of a run, of parts."""
+    """Joined noise of encoders: of the items in ``kept``, of a run, of parts."""
 
     @property
     def name(self) -> str:
-        """Of the field."""
+        """Name of the field."""
         return self.kind.name
 
     @property
     def recipe(self) -> FieldRecipe:
-        """Of the field."""
+        """Recipe of the field."""
         return self.described.recipe
 
     @property
@@ -112,7 +112,7 @@ class FieldWork:
 
     @property
     def cost(self) -> int:
-        """Of all items to make."""
+        """Cost of all items to make."""
         return int(self.costs.sum())
 
     @property
@@ -260,7 +260,7 @@ def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catal
 
 
 def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
-    """How many of the chosen rows (R,) are the item of another chosen row."""
+    """Count the chosen rows (R,) whose item an earlier chosen row has."""
     if rows.packing != "block" and rows.entries == len(rows):
         return 0
     item = np.asarray(rows.entry).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a build finds in its cache: the newest intact snapshot, and what an unfinished build set out to do.
+"""The existing cache of a build: its newest intact snapshot, and the settings of an unfinished build.
 
 Unsaid settings follow the current snapshot. The build state decides only if there is no snapshot, so a build that
 failed or was killed never changes what the next plain build makes.
@@ -30,9 +30,9 @@ class Existing(Value):
 
     snapshot: Snapshot | None = None
     damage: str = ""
-    """What is wrong with the current snapshot, if an older one or none replaces it."""
+    """Problem of the current snapshot, if an older one or none replaces it."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What the snapshot says, else the build state: ``fields`` {name: {recipe, provenance}}, ``source``, ``part``,
+    """Facts of the snapshot, else the build state: ``fields`` {name: {recipe, provenance}}, ``source``, ``part``,
     ``allow_failed``. Empty: no build began."""
     unfinished: bool = False
     """True if a build began and has not ended."""
@@ -47,7 +47,7 @@ class Existing(Value):
         return None if self.snapshot is None else self.snapshot.fields.get(name)
 
     def cached(self, kind: FieldKind) -> Cached:
-        """What unsaid settings of a field follow."""
+        """Return the recipe and the provenance that unset settings of a field follow."""
         if (rows := self.rows(kind.name)) is not None:
             return Cached(recipe=rows.recipe, provenance=rows.provenance)
         try:
@@ -57,7 +57,7 @@ class Existing(Value):
             return Cached()
 
     def options(self, settings: BuildSettings) -> SourceOptions:
-        """How DATA is read: as given, else as before."""
+        """Return the options for reading DATA: as given, else as before."""
         given = settings.source.as_json() if settings.source is not None else {}
         for name, field_settings in settings.fields.items():
             kind = field_kind(name)

@@ -1,4 +1,4 @@
-"""From what a run found to the next snapshot, and whether it says anything new.
+"""Make the next snapshot from the results of a run, and tell if it says anything new.
 
 Guarantee: a sample is in a field with all its items, or the field rejects it with a reason; a build that finds
 everything there publishes nothing.
@@ -125,7 +125,7 @@ def _publishable_items(work: FieldWork, samples: SampleTable, root: Path) -> NDA
 
 
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure) -> Rejected:
-    """Why a field rejects a sample."""
+    """Return the rejection of a sample by a field, with its reason."""
     name, line = samples.where(row)
     return Rejected(
         name=name,
@@ -206,7 +206,7 @@ def _field(work: FieldWork, items: NDArray[np.integer], numbers: NDArray[np.int3
 
 
 def _notes(samples: SampleTable, new: FieldRows, work: FieldWork, items: NDArray[np.integer]) -> Iterator[Rejected]:
-    """What the kind has to say of its items, each with the first sample that it holds for."""
+    """Yield the remarks of the kind on its items, each with the first sample that it holds for."""
     for reason, detail, rows in work.kind.remarks(new.columns):
         found = np.unique(work.plan.sample[items[rows]])
         sample, column = int(found[0]), samples.inputs[work.kind.inputs[0]]
@@ -252,7 +252,7 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
 
 
 def _comparable(manifest: Mapping[str, Any]) -> Any:
-    """What makes a snapshot another one: not its time, and not on which machine entries were made."""
+    """Return the facts that make a snapshot a new one, without its time and the machines that made its entries."""
     named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
     fields = [
         (name, {**one, "provenance": one["provenance"].get("decoders"), "noise": None})

@@ -38,7 +38,7 @@ class Reencode:
 
     def __init__(self, device: str = "auto") -> None:
         self.device = ""
-        """Where the last encoder runs; empty until one is open."""
+        """Device of the last encoder; empty until one is open."""
         self._asked = device
 
     def encode(
@@ -100,6 +100,6 @@ def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[in
 
 
 def _output(held: FieldRows, row: int) -> Output:
-    """What is made again, with what was stored beside it."""
+    """Return the output to make again, with the columns that were stored beside it."""
     columns = {name: np.asarray(values[row]).tolist() for name, values in held.columns.items()}
     return Output(item=row, group=int(held.group[row]), variant=int(held.variant[row]), columns=columns)

@@ -1,4 +1,4 @@
-"""What a build says: its plan before the work, its progress, and a report after it.
+"""The plan of a build before the work, its progress, and a report after it.
 
 The report holds facts; the command line turns them into text and into the JSON of the contract.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BuildPlan(Value):
-    """What a build is about to do."""
+    """The work that a build is about to do."""
 
     cache: Path
     data: Path
@@ -40,9 +40,9 @@ class BuildPlan(Value):
     no_caption: int = 0
     allow_failed: str = "0"
     listing: Listing | None = field(default=None, repr=False)
-    """What was found in DATA, with header columns and with the contents that are known; None for a merge."""
+    """Listing of DATA, with header columns and with the contents that are known; None for a merge."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
-    """How workers make each field."""
+    """Task of the workers for each field."""
 
     @property
     def cached(self) -> int:
@@ -66,7 +66,7 @@ class BuildPlan(Value):
 
 
 class FieldDone(Value):
-    """What a build did for one field."""
+    """Result of a build for one field."""
 
     encoded: int = 0
     """Distinct items computed and committed by this run."""
@@ -83,11 +83,11 @@ class FieldDone(Value):
     restarts: int = 0
     """Worker processes that ended and were replaced."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What the kind counts beside items, such as tokens."""
+    """Numbers that the kind counts beside items, such as tokens."""
 
 
 class BuildReport(Value):
-    """What a build did."""
+    """Result of a build."""
 
     plan: BuildPlan
     fields: Mapping[str, FieldDone] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def reason(kind: FieldKind, stage: str) -> str:
 
 
 def attempt(make: Callable[[], T], kind: FieldKind, *, bounded: bool = False) -> T | Failure:
-    """What ``make`` returns. A sample that cannot be used, or that is too large for memory, gives a failure.
+    """Return the result of ``make``. A sample that cannot be used, or that is too large for memory, gives a failure.
 
     In a process of limited memory (``bounded``) a lack of memory is raised: the job is then tried with all there is.
     """
@@ -112,11 +112,11 @@ class TrackedJob:
     keys: dict[int, bytes] = field(default_factory=dict)
     """Item key by ``Output.item``."""
     there: AbstractSet[bytes] = frozenset()
-    """Those that were committed before this run."""
+    """Keys of this job that were committed before this run."""
     unmade: int = 0
     """Outputs that are not encoded."""
     read: Read | None = None
-    """What reading its inputs gave; None if it was made together with others."""
+    """Result of reading its inputs; None if it was made together with others."""
     failure: Failure | None = None
 
     def fail(self, failure: Failure) -> None:
@@ -203,7 +203,7 @@ class PendingItem(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Of the item."""
+        """Key of the item."""
         return self.owner.keys[self.prepared.output.item]
 
 
@@ -336,7 +336,7 @@ class Batches:
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
 
     def _too_large(self, error: DeviceMemoryError) -> Failure:
-        """Why an item that does not fit alone gives no array."""
+        """Return the failure of an item that does not fit alone and so gives no array."""
         return Failure(reason=reason(self._kind, "memory"), detail=error.why or error.what)
 
 

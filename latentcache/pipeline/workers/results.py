@@ -1,4 +1,4 @@
-"""What a run made, and how far it is: gathered in columns from the messages of its workers."""
+"""Results and progress of a run, gathered in columns from the messages of its workers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EventLog:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. One object, updated in place."""
+    """Progress of a run. One object, updated in place."""
 
     field: str
     total: int
@@ -80,7 +80,7 @@ class Progress:
 
 
 class ReadColumns(NamedTuple):
-    """What reading the inputs of n jobs gave."""
+    """Columns from reading the inputs of n jobs."""
 
     sample: NDArray[np.int32] = np.zeros(0, np.int32)
     """(n,) ``Job.sample``."""
@@ -91,7 +91,7 @@ class ReadColumns(NamedTuple):
 
 
 class RunResult:
-    """What a run made, and what became of its jobs: gathered while it goes on.
+    """Results of a run and outcomes of its jobs, gathered while it goes on.
 
     Args:
         progress: Kept up to date.

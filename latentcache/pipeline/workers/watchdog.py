@@ -127,7 +127,7 @@ class Watchdog:
         self._ages: dict[tuple[int, int], float] = {}
 
     def stuck(self, beats: int, steps: Sequence[Activity], elapsed: float) -> str:
-        """Why the worker is to be killed; empty while it is fine. Call it more often than once a second.
+        """Return the reason to kill the worker; empty while it is fine. Call it more often than once a second.
 
         Args:
             beats: Heartbeats so far.

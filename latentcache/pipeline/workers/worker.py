@@ -52,7 +52,7 @@ _JOIN_S = 3.0
 _NICER = 10
 
 Outcome = Read | Failure | BaseException
-"""What preparing a job came to."""
+"""Result of preparing a job."""
 
 
 class Task(Value):
@@ -83,11 +83,11 @@ class Task(Value):
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """``ProducerContext.options``."""
     shard: str = ""
-    """Of the task of one worker: name of the shard to write, without suffix. Its device, threads and memory too."""
+    """Name of the shard to write, without suffix. Set for one worker, as are its device, threads and memory."""
     bounded: bool = False
-    """Of one worker: its memory is limited, and a job that does not fit ends it and is tried with more."""
+    """True if one worker has limited memory: a job that does not fit ends it and is retried with more."""
     cost: int = 0
-    """Of one worker: its part of the work."""
+    """Cost of one worker's part of the work."""
 
 
 class WorkerLoop:

@@ -106,7 +106,7 @@ class WriterThread:
                 self._shard.close()
 
     def _next(self) -> _Batch | None:
-        """What was put; nothing: a commit is due; None: there is no more."""
+        """Return the next batch; an empty one: a commit is due; None: there is no more."""
         held = bool(self._waiting or self._jobs)
         try:
             return self._queue.get(timeout=max(self._since + COMMIT_S - time.monotonic(), 0.001) if held else None)
