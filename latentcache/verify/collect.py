@@ -54,7 +54,7 @@ class Garbage(Value):
     snapshot: int = 0
     """Number of the snapshot that keeps it; 0: none does."""
     until: str = ""
-    """Why it stays and until when; empty if it goes."""
+    """Reason that it stays, and until when; empty if it goes."""
 
     def as_json(self) -> dict[str, Any]:
         """The item of ``gc --json``."""

@@ -28,7 +28,7 @@ class Reencode(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it runs; empty before something was encoded."""
+        """Device of the encoder; empty before something was encoded."""
 
     def encode(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None, /

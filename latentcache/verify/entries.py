@@ -85,7 +85,7 @@ class Bad(NamedTuple):
 
     field: str
     reason: str
-    """Why their bytes are wrong; ``lost``: they are not there."""
+    """Problem with their bytes; ``lost``: they are not there."""
     entries: NDArray[np.integer]
     intact: bool
     """True if their checksum is right all the same."""

@@ -50,7 +50,7 @@ class Finding(Value):
     """Relative to DATA; empty if ``count`` is above 1 and the samples are in several files."""
     line: int = 0
     key: str = ""
-    """Of the entry or item, in hex."""
+    """Key of the entry or item, in hex."""
     field: str = ""
     file: str = ""
     """Relative to the cache: the damaged file."""
@@ -114,7 +114,7 @@ class Reencoded(Value):
     mean: float = 0.0
     """Largest mean difference of an entry."""
     confidence: str = ""
-    """What clean samples say of all; empty if one was not."""
+    """Conclusion from clean samples about all; empty if one was not clean."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON form; a difference that is not finite is null."""
@@ -144,7 +144,7 @@ class VerifyReport(Value):
     recipe_ids: Mapping[str, str] = field(default_factory=dict)
     """Field -> recipe id in hex."""
     allow_failed: str = "0"
-    """What the build tolerated: a number of rejected inputs, or a part such as ``2%``."""
+    """Rejected inputs that the build tolerated: a number, or a part such as ``2%``."""
     part: str = ""
     """``i/n`` if the cache is one of n parts of its data."""
     building: bool = False

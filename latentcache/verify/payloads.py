@@ -78,7 +78,7 @@ def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[n
 
 
 def _scan(view: View, descriptor: int, entries: NDArray[np.intp]) -> dict[int, Wrong]:
-    """What is wrong with entries of one field in one shard, by their offset: all at once, else one by one."""
+    """Find wrong entries of one field in one shard, in order of offset: all at once, else one by one."""
     if _are_fine(view, descriptor, entries):
         return {}
     found = ((entry, _wrong(view, entry, descriptor)) for entry in entries.tolist())
@@ -111,7 +111,7 @@ def _are_fine(view: View, descriptor: int, entries: NDArray[np.intp]) -> bool:
 
 
 def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
-    """What is wrong with an entry, which is read alone; None: nothing."""
+    """Return the problem of an entry, which is read alone; None: there is none."""
     head, size, key = int(view.head[entry]), int(view.bytes[entry]), view.key[entry].tobytes()
     try:
         value = memoryview(os.pread(descriptor, head + size, int(view.offset[entry]) - head))
@@ -132,7 +132,7 @@ def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
 
 
 def _why_wrong(view: View, row: int, payload: memoryview) -> str:
-    """Why the kind does not accept the payload of an entry, which holds this row; empty: it does."""
+    """Return why the kind rejects the payload of an entry, which holds this row; empty: it accepts it."""
     spec, kind, recipe = view.rows.spec, view.rows.kind, view.rows.recipe
     if kind is None or recipe is None:
         return ""

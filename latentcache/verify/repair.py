@@ -38,16 +38,16 @@ class Removal(NamedTuple):
     key: str
     """In hex."""
     path: str
-    """Of its first sample."""
+    """Path of its first sample."""
     reason: str
     num_bytes: int
 
 
 class Repair(Value):
-    """What a repair would do, or did."""
+    """Plan or result of a repair."""
 
     report: VerifyReport
-    """What the verification found."""
+    """Result of the verification."""
     removals: tuple[Removal, ...]
     """Entries to be taken out; entries of damaged shards that cannot be copied come on top."""
     shards: tuple[str, ...]
@@ -62,7 +62,7 @@ class Repair(Value):
     """Entries that were copied out of damaged shards."""
 
     def as_json(self) -> dict[str, Any]:
-        """What ``verify --json`` says of a repair."""
+        """Return the facts of a repair for ``verify --json``."""
         removed = self.removals if self.done else ()
         return {
             "done": self.done,
@@ -107,7 +107,7 @@ def repair_cache(
 
 
 class _Work:
-    """What has to go."""
+    """Entries to remove, and their removal."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -36,7 +36,7 @@ class Selection(Value):
 
 
 class Depth(Value):
-    """How much a check looks at."""
+    """Extent of a check."""
 
     full: bool = False
     """Read every payload and every source."""
@@ -47,7 +47,7 @@ class Depth(Value):
     reencode: int = 0
     """Samples to encode again."""
     seed: int = 0
-    """Of the samples that are encoded again."""
+    """Seed for choosing the samples to encode again."""
 
     @property
     def mode(self) -> str:
@@ -61,7 +61,7 @@ class Depth(Value):
 
 
 class Chosen(NamedTuple):
-    """What a selection takes of a snapshot with S samples."""
+    """Selected samples and entries of a snapshot with S samples."""
 
     samples: NDArray[np.bool_]
     """(S,)"""

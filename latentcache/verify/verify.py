@@ -225,7 +225,7 @@ def _unreferenced(store: Store) -> int:
 
 
 def _stated(store: Store, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
-    """What samples that are all clean say of the others; empty if nothing follows."""
+    """Return the conclusion from samples that are all clean about the others; empty if nothing follows."""
     if depth.selection is None or not looked.any() or (chosen.samples & ~looked).any():
         return ""
     if depth.selection.unit == "slice" and not looked.all():
