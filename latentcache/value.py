@@ -32,7 +32,7 @@ class _Parts(NamedTuple):
 
 
 class _Signature:
-    """What ``help`` and ``inspect.signature`` say of a class, made when they ask."""
+    """The signature of a class for ``help`` and ``inspect.signature``, made when they ask."""
 
     def __get__(self, _: object, kind: type) -> inspect.Signature:
         told = []

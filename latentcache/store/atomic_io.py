@@ -99,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path, error: Exception) -> CacheDamagedError:
-    """What cannot be read. Where permission is all that is missing, nothing may advise to remove it."""
+    """Return the error for an unreadable path. If only permission is missing, nothing may advise to remove it."""
     fix = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if isinstance(error, PermissionError) else ""
     return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
 

@@ -50,7 +50,7 @@ _CHUNK = 1 << 17
 
 
 class _Form(NamedTuple):
-    """How one column is stored."""
+    """Stored form of one column."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class _Form(NamedTuple):
     runs: int
     """Number of runs; -1: one stored value per row."""
     step: int
-    """How values of one run rise: 0 or 1."""
+    """Rise from value to value in a run: 0 or 1."""
     first: np.dtype[Any]
     """Type of the positions at which runs begin."""
 
@@ -189,7 +189,7 @@ class Column(_Lazy):
         return self._widened(raw.view(self.form.stored).reshape(-1, *self.shape[1:]))
 
     def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Where runs begin, with the number of rows behind the last; the value of each at its beginning."""
+        """Return the first row of each run, followed by the number of rows; and each run's first value."""
         if self._runs is None:
             form = self.form
             raw = self._file.read(form.start, _BYTE, (form.num_bytes,))
@@ -434,7 +434,7 @@ def _encoded(values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], dict[str, A
 
 
 def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
-    """Where runs begin and by how much their values rise, if runs take less than half the bytes of plain values."""
+    """Return the starts of runs and their step, if runs take less than half the bytes of plain values."""
     if len(values) < 2 or values.dtype.kind not in "ui":
         return None
     if values.ndim > 1:
@@ -445,7 +445,7 @@ def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
 
 
 def _breaks(values: NDArray[Any], step: int) -> NDArray[np.intp] | None:
-    """Where runs begin whose values rise by ``step``; None as soon as there are too many of them."""
+    """Return the starts of runs whose values rise by ``step``; None as soon as there are too many of them."""
     found, most = [np.zeros(1, dtype=np.intp)], len(values) * values.itemsize // 16
     for start in range(0, len(values) - 1, _CHUNK):
         some = values[start : start + _CHUNK + 1]
@@ -471,7 +471,7 @@ def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any]
 
 
 def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:
-    """How a column is stored, from the two halves of the header; numbers that contradict each other are refused."""
+    """Read the stored form of a column from both halves of the header; reject numbers that contradict each other."""
     shape, in_runs = tuple(map(int, one["shape"])), f"{name}.value" in header
     values = header[f"{name}.value" if in_runs else name]
     front = header[f"{name}.first"] if in_runs else {"dtype": "U8", "data_offsets": values["data_offsets"]}

@@ -1,4 +1,4 @@
-"""What of a cache is needed, and copying entries to other shards without touching sealed ones.
+"""Find the needed data of a cache, and copy entries to other shards without touching sealed ones.
 
 A sealed shard is never changed and readers may hold it. An entry is copied only if its head belongs to its key and
 head and payload pass their checks; it then has the same bytes. The new shard is made in ``scratch/`` and appears
@@ -37,7 +37,7 @@ _KEPT = ("samples", "source", "rejected", "notes", "allow_failed", "demo")
 
 
 class Salvaged(NamedTuple):
-    """What became of one shard."""
+    """Outcome of salvaging one shard."""
 
     source: str
     shard: str
@@ -48,7 +48,7 @@ class Salvaged(NamedTuple):
 
 
 class ShardUse(NamedTuple):
-    """How much of a sealed shard is needed."""
+    """Needed part of a sealed shard."""
 
     name: str
     entries: int
@@ -56,7 +56,7 @@ class ShardUse(NamedTuple):
     needed: int
     """Entries that a snapshot needs."""
     bytes: int
-    """Of its file."""
+    """Bytes of its file."""
     needed_bytes: int
     """Heads and payloads of the needed entries."""
     tombstoned: bool
@@ -193,7 +193,7 @@ def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
-    """How much of each sealed shard these snapshots need, tombstoned shards too."""
+    """Return the part of each sealed shard that these snapshots need, tombstoned shards too."""
     folders, found = paths.all_sealed(), []
     number = {folder.name: position for position, folder in enumerate(folders)}
     places, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]

@@ -66,7 +66,7 @@ class Meta(NamedTuple):
         return (self.last_page + 1) * self.page_size
 
     def as_metadata(self) -> dict[str, str]:
-        """What the index says of the file it was made from."""
+        """Return the metadata of the file that the index was made from."""
         about = {"data_bytes": self.file_bytes, "page_size": self.page_size, "transaction": self.transaction}
         return {name: str(value) for name, value in about.items()}
 
@@ -137,11 +137,11 @@ def walk(descriptor: int, meta: Meta) -> Iterator[Place]:
 
 
 class ShardIndex:
-    """What a shard holds: E entries with I items, in key order. Columns are read when they are asked for.
+    """Content of a shard: E entries with I items, in key order. Columns are read when they are asked for.
 
     Attributes:
-        folder: Of the shard.
-        entries, items: Their numbers.
+        folder: Path of the shard.
+        entries, items: E and I.
         block: (E,) items of a block; 0 for an entry that is an item.
         offset, head, bytes, checksum: (E,) where the payload begins, bytes before it, its bytes, its xxh3-64.
     """
@@ -314,7 +314,7 @@ def checked_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
 
 
 def open_shard_index(folder: Path) -> ShardIndex:
-    """What is committed in a shard that is being written, or was when its builder died; nothing is written.
+    """Index the committed part of a shard that is being written, or was when its builder died; nothing is written.
 
     Errors as :func:`collect_index`.
     """

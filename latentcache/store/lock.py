@@ -137,7 +137,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether the process that took the lock is known to be gone, so that only workers of it can hold it."""
+    """Return True if the process that took the lock is known to be gone; only its workers can hold it."""
     if holder["host"] != os.uname().nodename or not isinstance(holder["pid"], int):
         return False
     try:
@@ -156,7 +156,7 @@ def _is_still_there(descriptor: int, path: Path) -> bool:
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
-    """What the holder wrote; one that has only just taken the lock is given a moment to write it."""
+    """Read the record of the holder; one that has just taken the lock gets a moment to write it."""
     for _ in range(_TRIES):
         with contextlib.suppress(OSError, ValueError, TypeError):
             return _UNKNOWN | dict(json.loads(os.pread(descriptor, 4096, 0)))

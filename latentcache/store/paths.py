@@ -1,4 +1,4 @@
-"""Where everything of a cache is, and which snapshot readers open. Normative text: docs/format/cache.md."""
+"""Paths of a cache, and the snapshot that readers open. Normative text: docs/format/cache.md."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class CachePaths:
         return [path for path in _listed(self.shards, only_folders=True) if path.suffix == OPEN_SUFFIX]
 
     def is_ours(self) -> bool:
-        """Whether a build was ever started here."""
+        """Return True if a build was ever started here."""
         return any(path.exists() for path in (self.current, self.building, self.lock))
 
     def _instead(self) -> str:
-        """What to do where no cache is: people often give DATA, whose cache is beside it."""
+        """Return the advice for a path without a cache: people often give DATA, whose cache is beside it."""
         given = shlex.quote(str(self.root))
         if (beside := self.root.with_name(f"{self.root.name}.latentcache")).is_dir():
             return f"give the cache of this data: {shlex.quote(str(beside))}"
@@ -133,7 +133,7 @@ class CachePaths:
 
 
 def _listed(folder: Path, *, only_folders: bool = False) -> list[Path]:
-    """What is in a folder, in the order of the names; ``glob`` would take a folder that may not be read for empty."""
+    """List a folder in the order of the names; ``glob`` would take a folder that may not be read for empty."""
     try:
         return sorted(path for path in folder.iterdir() if not only_folders or path.is_dir())
     except FileNotFoundError:

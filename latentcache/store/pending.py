@@ -103,7 +103,7 @@ def open_pending(root: Path, timeout_s: float = 600.0) -> Snapshot | None:
 
 
 class _Places:
-    """Where the rows of one field are, as far as they are known. R rows."""
+    """Places of the rows of one field, as far as they are known. R rows."""
 
     def __init__(self, key: NDArray[np.uint8]) -> None:
         keys = np.ascontiguousarray(key).view("S32")[:, 0]

@@ -257,7 +257,7 @@ def _positions(
 
 
 def shard_numbers(catalog: Catalog, known: FieldRows) -> NDArray[np.int32]:
-    """Where each shard of a snapshot is in the catalog; -1: it is damaged or gone."""
+    """Return the position of each shard of a snapshot in the catalog; -1: it is damaged or gone."""
     names = catalog.shards
     return np.array([names.index(one) if one in names else -1 for one in known.shards], dtype=np.int32)
 

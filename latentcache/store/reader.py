@@ -34,7 +34,7 @@ _NO_ROWS = np.zeros(0, dtype=np.intp)
 
 
 class _Field:
-    """What reading a field needs, in memory: 28 bytes an entry, 8 to 12 a row. Rows of few runs stay as they are."""
+    """Columns for reading a field, in memory: 28 bytes an entry, 8 to 12 a row. Rows of few runs stay as they are."""
 
     def __init__(self, rows: FieldRows, places: Any = None) -> None:
         self.rows, self.packed, self.pending = rows, rows.packing == "block", places is not None
@@ -128,7 +128,7 @@ class EntryReader:
     def located(
         self, field: str, rows: Ints, at: Ints, room: Any, start: Ints | None = None, length: Ints | None = None
     ) -> Located:
-        """Where items (or elements of them) are, to be read by :class:`Gathering`.
+        """Locate items (or elements of them), to be read by :class:`Gathering`.
 
         Arguments and errors as :meth:`gather`; ``room`` is the memory that each is read into, in bytes.
         """
@@ -264,7 +264,7 @@ class EntryReader:
 
 
 class Located(Pieces):
-    """Where n items of a field are; see :meth:`EntryReader.located`."""
+    """Places of n items of a field; see :meth:`EntryReader.located`."""
 
     def __init__(self, reader: EntryReader, field: _Field, rows: Ints, whole: bool, *pieces: Any) -> None:
         super().__init__(*pieces)
@@ -273,7 +273,7 @@ class Located(Pieces):
         """True if each item is an entry, and all of it is wanted."""
 
     def places(self, first: int, last: int) -> list[Place]:
-        """Where the bytes of some of them are, for reading ahead."""
+        """Return the places of the bytes of some of them, for reading ahead."""
         return list(zip(*self.columns[:3, first:last].tolist(), strict=True))
 
 

@@ -146,7 +146,7 @@ def store_error(error: lmdb.Error, folder: Path) -> StoreError:
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether the shard could grow: no full disk, no used-up quota, no limit on the size of a file."""
+    """Return True if the shard could grow: no full disk, no used-up quota, no file size limit."""
     probe = folder / _PROBE
     try:
         size = (folder / "data.mdb").stat().st_size

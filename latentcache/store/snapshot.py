@@ -188,17 +188,17 @@ class Snapshot(Value):
     complete: bool
     """False if a repair removed entries that no build has made again."""
     source: Mapping[str, Any] = field(repr=False)
-    """Where the samples came from: ``root`` (absolute), ``data_kind``, options."""
+    """Origin of the samples: ``root`` (absolute), ``data_kind``, options."""
     demo: bool
     """True if the entries are for trying the tool, not for training."""
     allow_failed: str
-    """How many inputs may be rejected, as the last build was told: a number, or a percentage such as ``2%``."""
+    """Limit of rejected inputs, as the last build was told: a number, or a percentage such as ``2%``."""
     fingerprint: str
     """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
     lease: object | None = field(default=None, compare=False, repr=False)
-    """What keeps its files from being collected while this object is in use."""
+    """Lease that keeps its files from being collected while this object is in use."""
     pending: Any = field(default=None, compare=False, repr=False)
-    """What finds the items of a build that has not ended; None for a finished one."""
+    """Lookup of the items of a build that has not ended; None for a finished one."""
     columns: ColumnFile | None = field(default=None, compare=False, repr=False)
     """All columns of samples and fields; None if they are not in a file."""
 

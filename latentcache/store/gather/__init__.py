@@ -98,7 +98,7 @@ LIBRARY = compiled(Path(__file__).with_name("_gather.so"))
 
 
 def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) -> Scaling | None:
-    """What a :class:`Reading` can do to values of a type; None: the caller has to."""
+    """Return the scaling that a :class:`Reading` can do to values of a type; None: the caller has to."""
     kind = _KINDS.get(dtype, 0) if LIBRARY and LIBRARY.hash else 0
     return Scaling(kind, np.ascontiguousarray(factor), np.ascontiguousarray(term)) if kind else None
 
