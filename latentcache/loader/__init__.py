@@ -1,1 +1,1 @@
-"""What a trainer imports: batches of one shape from a finished cache. Needs torch, never an encoder."""
+"""Batches of one shape from a finished cache, for a trainer. Needs torch, never an encoder."""

@@ -33,7 +33,7 @@ class Sent:
 
     batch: Batch
     event: Any = None
-    """Where the work of the device on it ends; as ``torch.cuda.Event``."""
+    """Event at the end of the device's work on the batch, as ``torch.cuda.Event``."""
 
 
 class Transfer:

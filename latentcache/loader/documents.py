@@ -126,7 +126,7 @@ class Documents:
         self._reader.gather(self.field, rows, out.view(np.uint8), at * width, start=start, length=length)
 
     def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
-        """Where pieces of documents are, as :meth:`gather` takes them; ``room``: elements of the memory of each."""
+        """Locate pieces of documents, given as in :meth:`gather`; ``room``: elements of the memory of each."""
         width, rows = self.dtype.itemsize, self._rows.take(document)
         return self._reader.located(self.field, rows, at * width, room * width, start, length.astype(np.int64))
 

@@ -30,7 +30,7 @@ _ROW_FORMATS = ("plain", "transformers", "flat", "torchtitan")
 
 
 class Format(Value):
-    """What a trainer calls things."""
+    """Names, arguments and latents that a trainer expects."""
 
     names: Mapping[str, str]
     """Name in the trainer -> name in the loader's batch; other columns are left out."""
@@ -166,7 +166,7 @@ def check_sample_format(
 
 
 def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    """Why a model cannot train on latents of a recipe and of these stored shapes; empty: it can."""
+    """List why a model cannot train on latents of a recipe and of these stored shapes; empty: it can."""
     affine = (recipe.read_time.affine if recipe is not None else None) or {}
     halves = 2 if recipe is not None and recipe.read_time.posterior else 1
     channels, wrong = shapes[0][0] // halves if shapes else None, []
@@ -199,7 +199,7 @@ def sample_format(batch: Batch, name: str | None) -> Batch:
 
 
 def _arguments(wanted: Mapping[str, str | Mapping[str, str]], batch: Batch) -> dict[str, Any]:
-    """What ``forward`` takes beside the noisy latents and the time, of what the batch has."""
+    """Return the arguments of ``forward`` beside the noisy latents and the time, as far as the batch has them."""
     found: dict[str, Any] = {}
     for name, of in wanted.items():
         if not isinstance(of, str):

@@ -273,7 +273,7 @@ class Loader:
         return self._transfer.receive(self._sent(index))
 
     def _works(self, plan: EpochPlan, begin: int) -> Iterator[_Step]:
-        """What makes each batch; several are planned at once, which costs little more than one."""
+        """Yield the work of each batch; several are planned at once, which costs little more than one."""
         plans = self._reader.plans and not self._substitutes.active  # a bad sample is said and counted once
         count = max(min(_PLANNED_ROWS // self.report.batches.batch_size, _PLANNED), 1) if plans else 1
         for first in range(begin, len(plan), count):
@@ -420,7 +420,7 @@ class SamplerIterator:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this iteration is."""
+        """Return the position of this iteration."""
         return self._loader._epochs.state(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

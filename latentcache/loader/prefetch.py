@@ -43,10 +43,10 @@ Made = TypeVar("Made")
 
 
 class Work(Protocol[Made_co]):
-    """What makes one result."""
+    """Work that makes one result."""
 
     def places(self) -> Sequence[Place]:
-        """Where its bytes are, as far as they are known."""
+        """Return the places of its bytes, as far as they are known."""
 
     def begin(self) -> None:
         """Begin with what goes on by itself; if that fails, :meth:`finish` does it again."""
@@ -100,7 +100,7 @@ class _Queue(Generic[Made]):
         self._asked.put(pause)
 
     def serve(self) -> None:
-        """What the thread does."""
+        """Make results on each request; runs in the thread."""
         while (pause := self._asked.get()) is not None:
             time.sleep(pause)
             self._lock.acquire()

@@ -31,7 +31,7 @@ from latentcache.value import Value
 
 
 class RowSettings(Value):
-    """How rows are served. Rows of equal settings can be in one batch."""
+    """Settings for rows of tokens. Rows of equal settings can be in one batch."""
 
     kind: str
     """``pack``, ``pad`` or ``chunk``."""

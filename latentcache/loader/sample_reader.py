@@ -280,7 +280,7 @@ class SampleReader:
         shapes: Sequence[tuple[int, ...]],
         found: Facts,
     ) -> _Located:
-        """Where the items of a field are, of batches that end at these places and have items of these shapes."""
+        """Locate the items of a field for batches that end at these places and have items of these shapes."""
         spec, counts, lengths = self._specs[name], np.diff(ends), found.get((name, "length"))
         if lengths is not None:
             longest = self._lengths[name] or max(int(lengths.max()), 1)
@@ -444,7 +444,7 @@ class SampleBatch:
         return name, stored if stored.dtype == dtype else stored.view(dtype), gatherings  # as bfloat16
 
     def _values(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """What is served: drawn, scaled and cast, unless that was done or a device does it."""
+        """Draw, scale and cast stored values, unless this was done before or a device does it."""
         reader, shape, draw = self._reader, stored.shape, self._reader._draws[name]
         values = name in reader._values and name not in reader._scaled and not reader._on_device
         if draw is None and not values:

@@ -43,7 +43,7 @@ _SAID: set[tuple[Path, int]] = set()
 
 
 class ReadSettings(Value):
-    """What a caller chooses about values: the arguments of ``cache.read(...)``, which says what they mean."""
+    """Options for values: the arguments of ``cache.read(...)``, which says what they mean."""
 
     scaled: bool = True
     latents: Draw | None = None
@@ -356,7 +356,7 @@ def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, 
 
 
 def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | None:
-    """What has a column of metadata, of the samples and of these fields; None: nothing has."""
+    """Find the holder of a column of metadata, among the samples and these fields; None: there is none."""
     samples = snapshot.samples
     if column in samples.inputs and samples.inputs[column].text is not None:
         return TEXTS

@@ -40,7 +40,7 @@ class Substitutes:
         return {_name(index, row): times for row, times in list(self._times.items())}
 
     def read(self, index: SampleIndex, batch: BatchIndex, read: Read[Made]) -> Made:
-        """What ``read`` gives for the rows of a batch, or for the rows that take the place of bad ones.
+        """Read the rows of a batch with ``read``, or the rows that take the place of bad ones.
 
         Raises:
             CorruptEntryError: A sample fails its check, under ``error``.

@@ -1,4 +1,4 @@
-"""From stored values to values that a model trains on: posterior draws, scale and shift, types.
+"""Values that a model trains on, made of stored values: posterior draws, scale and shift, types.
 
 The formulas are those of the pipelines in diffusers (``pipeline_flux.py``, ``pipeline_wan.py``,
 ``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once; a draw
@@ -47,7 +47,7 @@ class Affine:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any] | None) -> Affine:
-        """From ``ReadSpec.affine``; a kind that this version does not know is an error."""
+        """Make it from ``ReadSpec.affine``; a kind that this version does not know is an error."""
         given: dict[str, Any] = {"kind": "none", "scale": 1.0, "shift": 0.0, "patch": 1} | dict(spec or {})
         kind = given["kind"]
         if kind not in ("none", "scale-shift", "mean-std", "batch-norm"):

@@ -1,4 +1,4 @@
-"""What loaders are made of: samples of caches, or rows of tokens; ``combine`` makes several one. Needs no torch."""
+"""Views that loaders read: samples of caches, or rows of tokens; ``combine`` makes several one. Needs no torch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MAX_STEP = 1 << 24
 MAX_COPIES = 4
 
 Remainder = Literal["repeat", "drop", "partial", "pad", "error"]
-"""What happens to samples that do not fill a batch.
+"""Rule for samples that do not fill a batch.
 
 ``repeat``: the last batch is filled with samples of the same bucket. ``drop``: they are left out. ``partial``: the
 last batch is smaller, filled only up to equal sizes on all ranks. ``pad``: the last batch is filled with padding
@@ -39,7 +39,7 @@ class Bucket(Value):
     """Samples of one shape, or rows of one length."""
 
     label: str
-    """How messages name it: ``512x768`` (height x width, pixels) or ``4096 tokens``."""
+    """Name in messages: ``512x768`` (height x width, pixels) or ``4096 tokens``."""
     size: tuple[int, int, int] = (1, 1, 1)
     """Frames, and height and width in pixels, of images and clips."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -98,7 +98,7 @@ class BatchPlan(Value):
 
 
 class BucketPlan(Value):
-    """What one epoch does with one bucket."""
+    """Steps and samples of one bucket in one epoch."""
 
     bucket: Bucket
     number: int = 0
@@ -124,7 +124,7 @@ class BucketPlan(Value):
 
     @property
     def copies(self) -> int:
-        """How often an epoch serves one of its samples at most, if it repeats them to fill a batch; else 1."""
+        """Most occurrences of one of its samples in an epoch, if it repeats them to fill a batch; else 1."""
         return -(-self.served // self.samples) if self.samples and self.repeated else 1
 
     @property
@@ -146,7 +146,7 @@ class PlanReport(Value):
 
     @property
     def sources(self) -> tuple[MixedSource, ...]:
-        """What an epoch takes of each source; empty without weights."""
+        """Counts of each source in an epoch; empty without weights."""
         return self.mixture.sources if self.mixture else ()
 
     @cached_property

@@ -81,7 +81,7 @@ class RowPlan(Value, eq=False):
     """True if tokens attend to the documents before theirs in a row; the first token of a piece is then learned too.
     """
     dropped: Mapping[str, Dropped] = field(default_factory=lambda: dict.fromkeys(REASONS, Dropped()))
-    """What is in no row, by reason."""
+    """Documents and tokens that are in no row, by reason."""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -114,7 +114,7 @@ class RowPlan(Value, eq=False):
 
 
 def begins(ends: Ints) -> NDArray[np.int64]:
-    """Where parts begin that end there, one after the other from 0."""
+    """Return the start of each part, given the ends of parts that follow one another from 0."""
     return np.concatenate(([0], ends[:-1])).astype(np.int64) if len(ends) else np.empty(0, dtype=np.int64)
 
 
@@ -157,7 +157,7 @@ def joined(tables: Sequence[Rows], columns: Sequence[str]) -> Rows:
 
 
 def loss_spans(corpus: Corpus, plan: RowPlan) -> LossSpans:
-    """Where the learned tokens of all rows are: in a loss span, after a token that they may attend to.
+    """Find the learned tokens of all rows: in a loss span, after a token that they may attend to.
 
     So not the first token of a document or of a piece of one, and with cross-document attention not the first of the
     row. Cost: some 50 ns per span.

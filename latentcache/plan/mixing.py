@@ -32,7 +32,7 @@ Weight = int | float | str | Fraction
 
 
 class MixedSource(Value):
-    """What an epoch takes of one source."""
+    """Weight and counts of one source in an epoch."""
 
     name: str
     weight: Fraction
@@ -64,7 +64,7 @@ class Mixture(Value):
         return sum(source.samples for source in self.sources)
 
     def starts(self) -> list[int]:
-        """Where the entries of each source begin, and where the last ones end."""
+        """Return the start of the entries of each source, and the end of the last ones."""
         return list(accumulate((source.entries for source in self.sources), initial=0))
 
 

@@ -63,7 +63,7 @@ def rest_of_epoch(
 
 @dataclass(slots=True)
 class Position:
-    """Where one iteration is. The next one has its own, so one that goes on beside it counts for nothing."""
+    """Position of one iteration. The next one has its own, so one that goes on beside it counts for nothing."""
 
     seed: int | None
     epoch: int = 0
@@ -146,7 +146,7 @@ class Epochs:
         return position
 
     def _legs(self, position: Position) -> tuple[Leg, ...]:
-        """What was delivered of an epoch; the last leg has the sizes in use."""
+        """Return the legs of an epoch that were delivered; the last leg has the sizes in use."""
         batches = self.report.batches
         return (*position.earlier, (batches.batch_size, batches.world_size, position.delivered))
 
@@ -155,7 +155,7 @@ class Epochs:
         return rest_of_epoch(self._index, legs, remainder, seed=position.seed, epoch=position.epoch)
 
     def _facts(self) -> dict[str, Any]:
-        """What a checkpoint must agree with."""
+        """Return the values that a checkpoint must agree with."""
         mixture = self.report.mixture
         sources = [[one.entries, one.samples] for one in mixture.sources] if mixture else None
         return {"plan_id": self._index.identity, "remainder": self.report.batches.remainder, "weights": sources}

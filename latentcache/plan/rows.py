@@ -19,13 +19,13 @@ from latentcache.plan.numbers import choice
 from latentcache.plan.packing import best_fit
 
 Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
-"""What happens to documents that are longer than a row.
+"""Rule for documents that are longer than a row.
 
 ``error``: refuse. ``drop``: they are left out. ``truncate_right``: their ends are cut off. ``truncate_left``: their
 beginnings. ``split``: they become several pieces, and every token is in one.
 """
 NoLoss = Literal["drop", "error"]
-"""What happens to documents, pieces and rows without a learned token: left out and counted, or refused."""
+"""Rule for documents, pieces and rows without a learned token: left out and counted, or refused."""
 
 #: Documents that a message names.
 _NAMED = 5

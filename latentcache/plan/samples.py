@@ -1,4 +1,4 @@
-"""What is served, and the order of one epoch of it, as arithmetic: the same inputs give the same plan everywhere.
+"""Samples and their order in one epoch, as arithmetic: the same inputs give the same plan everywhere.
 
 Guarantee: every step has one bucket; all ranks see the same steps; the order depends on (seed, epoch) and the
 samples, not on worker counts or library versions. Rank ``r`` of ``W`` takes rows ``r, r + W, ...`` of a step, so two
@@ -114,14 +114,14 @@ class EpochPlan(Value, eq=False):
 
 
 def plan_report(index: SampleIndex, batches: BatchPlan) -> PlanReport:
-    """What an epoch does, bucket by bucket."""
+    """Count the steps and samples of an epoch, bucket by bucket."""
     report = count_steps(index.bucket, index.buckets, batches, index.mixture)
     found = sorted((one for one in report.buckets if one.copies > MAX_COPIES), key=lambda one: -one.copies)
     return replace(report, overfilled=tuple(_overfilled(index, one) for one in found))
 
 
 def _overfilled(index: SampleIndex, plan: BucketPlan) -> str:
-    """That a bucket is mostly repeats, with its first samples."""
+    """Say that a bucket is mostly repeats, and name its first samples."""
     held = np.flatnonzero(index.bucket == plan.number)[:_NAMED]
     more = ", ..." if plan.samples > _NAMED else ""
     named = f" ({', '.join(index.names_of(held))}{more})" if index.names_of is not None else ""
@@ -132,7 +132,7 @@ def _overfilled(index: SampleIndex, plan: BucketPlan) -> str:
 
 
 def times_counted(times: NDArray[np.integer] | None, samples: int) -> dict[int, int]:
-    """How many samples an epoch serves how often: ``{1: 90, 10: 5}``; without ``times`` (n,) each is served once."""
+    """Count samples by occurrences in an epoch: ``{1: 90, 10: 5}``; without ``times`` (n,) each is served once."""
     if times is None:
         return {1: samples}
     counts = np.bincount(times)

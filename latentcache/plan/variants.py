@@ -1,4 +1,4 @@
-"""Which stored variant of a sample an epoch serves: one of its crops, as it is or flipped; one of its captions.
+"""Draws of stored variants in an epoch: a crop of a sample, as it is or flipped; a caption.
 
 Guarantee: a draw depends on (seed, epoch, sample, occurrence) alone, so it is the same on every rank, in every
 worker, for any batch size and after a resume. A sample that an epoch serves several times is drawn anew each time.
