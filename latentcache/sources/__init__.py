@@ -1,1 +1,1 @@
-"""Where samples come from: folders of images with captions, tables, files of records."""
+"""Sources of samples: folders of images with captions, tables, files of records."""

@@ -175,7 +175,7 @@ def captions_in(value: Any) -> tuple[str, str]:
 
 
 def caption_fault(text: str) -> str:
-    """Why a text is not a caption; empty if it is one."""
+    """Describe the fault of a text as a caption; empty if there is none."""
     found = _NEVER_IN_CAPTIONS.search(text)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a reason word means: one table of the words for inputs that are not used, each with what to do about it.
+"""Table of reason words for inputs that are not used, each with a hint on what to do about it.
 
 Every word that the package puts on a file or a record is in :data:`HINTS`. Words are stable; hints may get better.
 """
@@ -160,7 +160,7 @@ _READ_MAGIC = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", 
 
 
 def hint_for(cause: str) -> str:
-    """What to do about a reason, one line; a general sentence for a word that is not in the table."""
+    """Return the hint for a reason, one line; a general sentence for a word that is not in the table."""
     return HINTS.get(cause, _GENERIC)
 
 
@@ -170,7 +170,7 @@ def cause_of(error: OSError) -> str:
 
 
 def sniff_cause(data: bytes) -> str:
-    """Why no decoder took these bytes, as a reason word.
+    """Find the reason word for bytes that no decoder took.
 
     ``truncated`` means that they begin like a supported format; ``unknown`` that they begin like nothing known.
     """

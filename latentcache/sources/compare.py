@@ -35,7 +35,7 @@ _GONE = frozenset({"not-found", "unlisted", "hidden"})
 
 
 class State(IntEnum):
-    """What became of a sample."""
+    """State of a sample, compared with the listing."""
 
     OK = 0
     TOUCHED = 1
@@ -93,7 +93,7 @@ def _content(samples: SampleTable, row: int, name: str) -> str:
 
 
 class Found(Value):
-    """What there is to say of one sample, file or record."""
+    """Finding about one sample, file or record."""
 
     category: str
     reason: str
@@ -132,7 +132,7 @@ class Compared:
         return np.flatnonzero(self.state == state)
 
     def found(self, row: int) -> Found:
-        """What there is to say of one sample."""
+        """Return the finding about one sample."""
         state, now = State(int(self.state[row])), int(self.place[row])
         (category, reason, hint), (path, line) = _WORDS[state], self.samples.where(row)
         cause, words = self._details.get(row, ("", ""))
@@ -351,7 +351,7 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
 
 
 def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
-    """What became of a sample that is not in the listing; ``said`` is what the listing says of names."""
+    """Find the state of a sample that is not in the listing; ``said`` is what the listing says of names."""
     ends = [end for end, letter in enumerate(name) if letter == "/"]
     above = (name.rpartition(":")[0], *(name[:end] for end in ends), *(name[: end + 1] for end in ends))
     now = next((said[place] for place in (name, *above) if place in said), None)

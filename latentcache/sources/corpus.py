@@ -1,4 +1,4 @@
-"""Which files of DATA hold records.
+"""Files of DATA that hold records.
 
 In this order: a folder that Hugging Face ``datasets`` saved (of a dict of data sets, ``train``), a folder with
 LLaMA-Factory's ``dataset_info.json``, else all files of records below the folder in the byte order of their names; if
@@ -158,7 +158,7 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
 
 
 def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: bool) -> list[Way | None]:
-    """How files that a snapshot read with these options are read; None: in no way that is known now."""
+    """Find the way of each file that a snapshot read with these options; None: no way that is known now."""
     try:
         forms = [form for _, form in read_dataset_info(root)[0]] if is_dataset_info(root) else []
     except SourceError:

@@ -67,10 +67,10 @@ _BLOCK = 1 << 14
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What a scan of images found beside the samples; ``inspect`` prints it."""
+    """Findings of a scan of images beside the samples; ``inspect`` prints them."""
 
     captions: dict[str, int] = field(default_factory=dict)
-    """Where captions are from -> how many: ``sidecar .txt``, ``class words``, ``none``."""
+    """Origin of captions -> how many: ``sidecar .txt``, ``class words``, ``none``."""
     first_without: str = ""
     several: int = 0
     """Samples with more than one caption."""

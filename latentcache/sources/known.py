@@ -1,4 +1,4 @@
-"""What the last snapshot says of the same files: matched by name, believed where the stat memo is trusted.
+"""Facts of the last snapshot about the same files: matched by name, believed if the stat memo is trusted.
 
 All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo and it
 was not written within two seconds of being hashed (``identity.stat``).
@@ -32,12 +32,12 @@ _SLICE = 1 << 14
 
 @dataclass(kw_only=True)
 class Scan:
-    """What a scan is asked for; see ``scan.scan``."""
+    """Request for a scan; see ``scan.scan``."""
 
     image_column: str = ""
-    """Of archives: column of the images, or the end of their names in a tar; empty: the only possible one."""
+    """Column of the images in archives, or the end of their names in a tar; empty: the only possible one."""
     caption_column: str = ""
-    """Of archives: column of the captions, or their key in the JSON members of a tar; empty: likewise."""
+    """Column of the captions in archives, or their key in the JSON members of a tar; empty: likewise."""
     videos: bool = False
     part: Part | None = None
     known: SampleTable | None = None
@@ -86,7 +86,7 @@ class Scan:
 
 
 class Scanned(Value):
-    """What a scan of images or of records found."""
+    """Result of a scan of images or of records."""
 
     samples: SampleTable
     rejected: tuple[Rejected, ...]

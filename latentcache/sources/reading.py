@@ -77,7 +77,7 @@ def stat_source(path: Path | str) -> StatMemo:
 
 
 def kind_of(mode: int) -> str:
-    """What a file that is not regular is, such as ``a named pipe``."""
+    """Name the kind of a file that is not regular, such as ``a named pipe``."""
     return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 

@@ -162,7 +162,7 @@ KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parq
 
 
 class Way(Value):
-    """How a file of records is read."""
+    """Way to read a file of records."""
 
     kind: str
     """json, text, parquet or arrow."""

@@ -1,4 +1,4 @@
-"""What DATA holds, as one table of samples: the only module that decides what DATA is.
+"""Scan of DATA into one table of samples: the only module that decides what DATA is.
 
 Files whose stat memo the last snapshot proves are not opened. Every file below DATA is in the samples' files, in
 ``rejected`` or in ``notes``.
@@ -39,7 +39,7 @@ _BLOCK = 1 << 12
 
 
 class SourceOptions(Value):
-    """What a user says about DATA. The manifest keeps it."""
+    """User options for DATA. The manifest keeps them."""
 
     kind: str = ""
     """``images`` or ``records``; empty: decided by DATA."""
@@ -109,7 +109,7 @@ class SourceOptions(Value):
 
 
 class Listing(Scanned):
-    """What DATA holds."""
+    """Contents of DATA."""
 
     root: Path
     """Absolute; names are below it. Of a single file: its folder."""
@@ -118,11 +118,11 @@ class Listing(Scanned):
     options: SourceOptions
     """As given, with the kind that was decided."""
     layout: Layout | None = None
-    """How the images are laid out: its word, why it was chosen, its sets. None: DATA are records."""
+    """Layout of the images: its word, why it was chosen, its sets. None: DATA are records."""
     _ways: Sequence[Way | None] = field(default=(), repr=False)
-    """How each file of records is read."""
+    """Way to read each file of records."""
     _records: Sequence[Record] = field(default=(), repr=False)
-    """Of each row, if the scan kept them."""
+    """Record of each row, if the scan kept them."""
 
     @property
     def no_caption(self) -> int:
@@ -248,7 +248,7 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
 
 
 def _kind(data: Path, tree: Tree) -> str:
-    """What DATA is; a folder of neither images nor records is one of images, whose error says what is there."""
+    """Find the kind of DATA. Without images and records a folder is one of images, whose error says what is there."""
     is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
     if not is_file:
         _check_folder(data)

@@ -89,7 +89,7 @@ class Level:
     """The wanted files of one folder."""
 
     prefix: str
-    """Of the names in it: empty for the root, else with ``/`` at the end."""
+    """Prefix of the names in it: empty for the root, else with ``/`` at the end."""
     names: list[str]
     """Without the prefix, in byte order."""
     stats: NDArray[np.uint64]

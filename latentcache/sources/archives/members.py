@@ -52,7 +52,7 @@ def is_read_by_workers(samples: SampleTable, name: str) -> bool:
 
 
 def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Place]:
-    """Where the images of some samples are."""
+    """Return the places of the images of some samples."""
     held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
     paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
     if held.line is None or SPAN not in samples.columns:

@@ -35,7 +35,7 @@ class Member(NamedTuple):
     """A plain file in a tar."""
 
     number: int
-    """From 1, counting all members, as ``tar -t`` lists them."""
+    """Number from 1, counting all members, as ``tar -t`` lists them."""
     name: str
     """As it is written, without ``./`` in front."""
     offset: int

@@ -1,1 +1,1 @@
-"""How data sets of other trainers are laid out: each module recognizes one convention and describes it."""
+"""Layouts of data sets of other trainers: each module recognizes one convention and describes it."""

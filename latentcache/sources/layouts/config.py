@@ -55,7 +55,7 @@ class Trainer(NamedTuple):
 
     word: str
     names: tuple[str, ...]
-    """Of the files in a folder."""
+    """Names of such files in a folder."""
     fits: Callable[[Any], bool]
     """True if a parsed file has this form."""
     read: Callable[[Config, Path | None, Any], Layout]

@@ -1,4 +1,4 @@
-"""Which layout DATA has: every convention is asked, and two that fit are an error.
+"""Layout of DATA: every convention is asked, and two that fit are an error.
 
 The plain folder is the last resort: images with caption files beside them, nested as one likes.
 """
@@ -38,7 +38,7 @@ _HEAD = 1 << 16
 
 
 def find_layout(data: Path, word: str = "", split: str = "", *, tree: Tree | None = None) -> Layout:
-    """How a folder, or what a configuration file names, is read; ``tree``: the folder, listed in part.
+    """Find the layout of a folder, or of what a configuration file names; ``tree``: the folder, listed in part.
 
     Raises:
         UsageError: There is no such layout, or DATA does not have it.

@@ -77,7 +77,7 @@ def _named(tree: Tree, base: str) -> list[Folder]:
 
 
 def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
-    """What kohya would leave out, or numbers that are hardly repeats."""
+    """Return a doubt: images that kohya would leave out, or numbers that are hardly repeats."""
     numbers = [folder.path.rpartition("/")[2].partition("_")[0] for folder in named]
     odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
     if odd:

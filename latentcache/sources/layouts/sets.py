@@ -27,18 +27,18 @@ CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_
 
 
 class CaptionRule(Value):
-    """Where the captions of a set are. A table decides alone; else the first source that has a text wins."""
+    """Rule for the captions of a set. A table decides alone; else the first source that has a text wins."""
 
     extensions: tuple[str, ...] = CAPTION_EXTENSIONS
-    """Of files beside the image: ``a.txt`` for each, then ``a.jpg.txt`` for each."""
+    """Extensions of files beside the image: ``a.txt`` for each, then ``a.jpg.txt`` for each."""
     table: str = ""
     """Metadata file, below the root: its rows are the samples."""
     tag_separator: str = ""
-    """Of kohya's metadata files: between caption and tags. Empty: the table is another one."""
+    """Separator of caption and tags in kohya's metadata files. Empty: the table is another one."""
     table_columns: tuple[str, ...] = ()
-    """Of a table: the column of file names, then those of captions; all that have a text are captions."""
+    """Columns of a table: first the file names, then the captions; all that have a text are captions."""
     table_fallback: str = ""
-    """Of a table: the column for rows without another caption."""
+    """Column of a table for rows without another caption."""
     table_stems: bool = False
     """True: file names in the table may lack their extension."""
     from_name: Callable[[str], str] | None = None
@@ -46,7 +46,7 @@ class CaptionRule(Value):
     text: str = ""
     """For images without any other caption."""
     text_source: str = ""
-    """What ``text`` is: ``class words``, ``prompt``; empty: there is none."""
+    """Kind of ``text``: ``class words``, ``prompt``; empty: there is none."""
     lines: str = ""
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
     lines_by_choice: bool = False
@@ -122,7 +122,7 @@ class ImageSet(Value):
     recursive: bool = True
     captions: CaptionRule = field(default_factory=CaptionRule)
     repeats: int = 1
-    """How often an image is seen in one epoch, from 1."""
+    """Occurrences of an image in one epoch, from 1."""
     class_words: str = ""
     is_reg: bool = False
     balance: str = ""
@@ -143,12 +143,12 @@ class ImageSet(Value):
 
     @property
     def prefix(self) -> str:
-        """Of the names in the folder."""
+        """Prefix of the names in the folder."""
         return self.folder and self.folder + "/"
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """Name of the set; by default its folder."""
         return self.name or self.folder or "."
 
     def as_json(self) -> dict[str, Any]:
@@ -159,10 +159,10 @@ class ImageSet(Value):
 
 
 class Layout(Value):
-    """How a data set is read."""
+    """Rules for reading a data set."""
 
     word: str
-    """Of ``--layout``: ``folder``, ``kohya``, ..."""
+    """Word of ``--layout``: ``folder``, ``kohya``, ..."""
     why: str
     """One sentence: what was seen."""
     root: Path
@@ -180,7 +180,7 @@ class Layout(Value):
     """Files that the layout itself was read from."""
     notes: tuple[Rejected, ...] = ()
     doubt: str = ""
-    """What speaks for a plain folder instead; empty: nothing does."""
+    """Reason for a plain folder instead; empty: there is none."""
 
     def owners(self, prefix: str) -> tuple[int, ...]:
         """Sets that may have images of the folder with this prefix, the deepest set first."""
