@@ -1,4 +1,4 @@
-"""From the name of a model or tokenizer to a file or folder on this disk.
+"""File or folder on this disk for the name of a model or tokenizer.
 
 Guarantee: a word that was meant as a path is never looked up on the network. The network is asked first, once: a
 local hub cache may hold a part of a repository or an old revision, and a recipe must not depend on that. Without a
@@ -24,7 +24,7 @@ _FILES = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".gguf", ".msgpack", "
 
 
 class Wanted(Value):
-    """What is looked for."""
+    """Model, pipeline or tokenizer to look for."""
 
     what: str
     """``model``, ``pipeline`` or ``tokenizer``."""

@@ -29,7 +29,7 @@ _ATTEMPTS = 32
 
 
 class CaptionVariants(Value):
-    """Which texts a caption stands for. Variant v is caption ``v % captions`` in tag order ``v // captions``."""
+    """Texts that a caption stands for. Variant v is caption ``v % captions`` in tag order ``v // captions``."""
 
     number: int = 1
     """Stored variants of a sample at most."""
@@ -45,11 +45,11 @@ class CaptionVariants(Value):
             raise UsageError(f"{flag}='': must not be empty", fix=f"leave {flag} out")
 
     def rule(self) -> dict[str, Any]:
-        """What decides the text of a variant; empty if every variant is a caption as it is written."""
+        """Return the settings that decide a variant's text; empty if every variant is a caption as it is written."""
         return {name: value for name, value in asdict(self).items() if name != "number"} if self.reorder else {}
 
     def count(self, text: str) -> int:
-        """How many variants are stored of a caption: every one of several captions equally often."""
+        """Count the stored variants of a caption: every one of several captions equally often."""
         captions = text.split(BETWEEN)
         orders = 1
         if self.reorder:

@@ -27,7 +27,7 @@ STARTS = ("first", "middle")
 
 
 class ClipSettings(Value):
-    """Which frames of a video are encoded."""
+    """Settings for the frames of a video that are encoded."""
 
     frames: tuple[int, ...]
     """Lengths of clips, ascending; a video gives one clip, of the longest that it has."""
@@ -69,7 +69,7 @@ class ClipSettings(Value):
 def clip_settings(
     frames: tuple[int, ...] | None, fps: int | None, start: str | None, before: ClipSettings | None, step: int
 ) -> ClipSettings | None:
-    """What settings, cache and model give; None if images are all that is encoded."""
+    """Combine settings, cache and model; None if images are all that is encoded."""
     lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
     if not lengths:
         if fps is not None or start is not None:

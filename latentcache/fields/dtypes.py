@@ -58,7 +58,7 @@ def as_floats(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class Limit(NamedTuple):
-    """What the stored values of a field satisfy: ``value & mask < below``, as unsigned integers of their width."""
+    """Condition on the stored values of a field: ``value & mask < below``, as unsigned integers of their width."""
 
     mask: int
     below: int

@@ -61,7 +61,7 @@ MAX_PIXELS = 100_000_000
 
 
 class PixelProfile(Value):
-    """How the bytes of a file become the pixels that an encoder gets. Every field is part of the identity."""
+    """Conversion of the bytes of a file to the pixels that an encoder gets. Every field is part of the identity."""
 
     resample: str = "lanczos-pil"
     """``lanczos-pil`` (Pillow) or ``lanczos-u8`` (torch, uint8, antialias): at most 2 levels apart."""
@@ -80,7 +80,7 @@ class PixelProfile(Value):
 
 
 class Normalization(Value):
-    """How raw latents become the latents that a model trains on; applied at read.
+    """Conversion of raw latents to the latents that a model trains on; applied at read.
 
     ``scale-shift``: ``(z - shift) * scale``. ``mean-std``: per channel ``(z - mean) / std * scale``.
     ``batch-norm``: 2x2 patches into channels ``(c, pi, pj)``, then ``(z - mean) / std``. ``none``: as stored.
@@ -128,7 +128,7 @@ class EncoderSpec(Value):
 
 
 class GeometrySettings(Value):
-    """Which sizes exist: resolutions in pixels (the side of a square of equal area), or explicit buckets."""
+    """Settings for sizes: resolutions in pixels (the side of a square of equal area), or explicit buckets."""
 
     resolutions: tuple[int, ...] = (512,)
     multiple: int = 64

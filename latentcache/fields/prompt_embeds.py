@@ -97,7 +97,7 @@ class PromptRecipe(FieldRecipe):
         return negative | ({"": EMPTY_VARIANT} if self.empty_prompt else {})
 
     def text(self, caption: str, variant: int) -> str:
-        """What is encoded for a variant of a caption."""
+        """Return the text to encode for a variant of a caption."""
         prompt = next((text for text, number in self.prompts.items() if number == variant), None)
         return self.captions.text(caption, variant) if prompt is None else prompt
 
@@ -126,7 +126,7 @@ class PromptRecipe(FieldRecipe):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one item; -1 is its true length."""
+        """Shape of one item; -1 is its true length."""
         row = self.width + (SCALE_BYTES if self.is_float8 else 0)
         return (-1 if self.trimmed else self.length, row) if self.is_sequence else (row,)
 
@@ -137,7 +137,7 @@ class PromptRecipe(FieldRecipe):
         return ReadSpec(prompts=self.prompts, texts=texts)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the embeddings of a caption's variant; not how many variants there are, and which prompts."""
+        """Return the settings that decide a variant's embeddings, without the number of variants and the prompts."""
         said, rule = self.as_json(), self.captions.rule()
         for name in ("captions", "empty_prompt", "negative_prompt"):
             del said[name]

@@ -36,7 +36,7 @@ class Group(Value):
     """One shape of items of a field: a bucket of images, or the ragged group of documents."""
 
     label: str
-    """How messages name it: ``1024x768`` (height x width, pixels); empty for a ragged field."""
+    """Name in messages: ``1024x768`` (height x width, pixels); empty for a ragged field."""
     shape: tuple[int, ...]
     """Shape of one item's payload; -1 in the first place is the ragged axis."""
     dims: tuple[int, int, int] = (1, 1, 1)
@@ -44,7 +44,7 @@ class Group(Value):
 
 
 class FieldSpec(Value):
-    """How items of a field are stored and put together in a batch."""
+    """Storage of the items of a field, and their collation in a batch."""
 
     dtype: str
     """Storage type, a name of ``fields.dtypes.DTYPES``."""
@@ -70,7 +70,7 @@ class FieldSpec(Value):
 
 
 class ReadSpec(Value):
-    """What the loader does to stored values. Nothing here changes stored bytes."""
+    """Operations of the loader on stored values. Nothing here changes stored bytes."""
 
     affine: Mapping[str, Any] | None = None
     """``kind`` (scale-shift, mean-std, batch-norm), ``scale``, ``shift``, ``mean``, ``std``, ``patch``."""
@@ -79,7 +79,7 @@ class ReadSpec(Value):
     flips: bool = False
     """True if the second half of the variants are the horizontal flips of the first half."""
     texts: str = ""
-    """What decides the texts of variants. Fields of one input are served together only if they have the same."""
+    """Settings that decide the texts of variants. Fields of one input are served together only if these are equal."""
     prompts: Mapping[str, int] = field(default_factory=dict)
     """Texts that belong to the field and to no sample -> variant of their item; one sample has their rows."""
 
@@ -97,7 +97,7 @@ class FieldRecipe(Value):
 
     @property
     def read_time(self) -> ReadSpec:
-        """What the loader applies."""
+        """Operations that the loader applies."""
         return ReadSpec()
 
     def identity(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Job:
     sample: int
     """Row of the sample table."""
     name: str
-    """Of the sample, for messages."""
+    """Name of the sample, for messages."""
     inputs: Mapping[str, Any]
     """Input name -> JSON value: ``{"path": ...}`` below the data root, ``{"text": ...}``, or a record, which is a
     ``Record`` in the build's own process."""
@@ -174,7 +174,7 @@ class Job:
 
 
 class Failure(Value):
-    """Why a sample gives no item."""
+    """Reason why a sample gives no item."""
 
     reason: str
     detail: str = ""
@@ -192,7 +192,7 @@ class Prepared:
 
     output: Output
     value: Any
-    """What the producer encodes: pixels, a record, ..."""
+    """Value that the producer encodes: pixels, a record, ..."""
     same: bytes = b""
     """16-byte hash of what the encoder gets; an entry with an equal one is copied and not encoded. Empty: none."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Prepared:
 
 
 class Read(Value):
-    """What reading the inputs of a job gave, beside its items."""
+    """Result of reading the inputs of a job, with its items."""
 
     content: bytes
     """Content hash of the field's inputs (16 bytes)."""
@@ -249,9 +249,9 @@ class Producer:
     """
 
     noise: Mapping[str, Any] = MappingProxyType({})
-    """How far two encodings of one input may differ, known after opening; see :func:`join_noise`."""
+    """Possible difference of two encodings of one input, known after opening; see :func:`join_noise`."""
     device: str = "cpu"
-    """Where the encoder runs, with the name of the card."""
+    """Device that the encoder runs on, with the name of the card."""
 
     def open(self) -> None:
         """Load what encoding needs; set :attr:`noise` and :attr:`device`. Called by the thread that encodes."""
@@ -277,7 +277,7 @@ class Producer:
 
 
 class ProducerContext(Value):
-    """What a worker tells a producer when it opens it."""
+    """Values that a worker gives a producer when it opens it."""
 
     root: str
     """DATA, absolute."""
@@ -294,11 +294,11 @@ class ProducerContext(Value):
 
 
 class Described(Value):
-    """What was found out about settings before anything is encoded."""
+    """Description of settings, made before anything is encoded."""
 
     recipe: FieldRecipe
     label: str
-    """How people call the encoder: the model's path, or its name."""
+    """Name of the encoder for people: the model's path, or its name."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """JSON that the producer is opened with in each worker."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -311,7 +311,7 @@ class Described(Value):
 
 
 class Difference(Value):
-    """How far a stored item is from the one made again."""
+    """Difference of a stored item from the one made again."""
 
     differs: bool
     largest: float = 0.0
@@ -320,14 +320,14 @@ class Difference(Value):
 
 
 class Cached(Value):
-    """What a field's settings may follow: the current snapshot's recipe and provenance, if there is one."""
+    """Current snapshot's recipe and provenance, if there is one, which a field's settings may follow."""
 
     recipe: FieldRecipe | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DescribeContext(Value):
-    """What a describer may use beside the settings."""
+    """Values that a describer may use beside the settings."""
 
     samples: SampleTable | None = None
     """None if no data is at hand (``verify``); then the cached recipe says which kind of data it was made for."""
@@ -339,11 +339,11 @@ class DescribeContext(Value):
     check_encoder: bool = False
     """True with ``check``: describe the recorded encoder as it is now, or raise."""
     followed: Described | None = None
-    """What the field of ``FieldKind.follows`` is in the same build; None: that field is not built."""
+    """Description of the field of ``FieldKind.follows`` in the same build; None: that field is not built."""
 
 
 class WorkSize(Value):
-    """How the work of a kind is divided. Costs are in the unit of ``FieldPlan.cost``."""
+    """Sizes by which the work of a kind is divided. Costs are in the unit of ``FieldPlan.cost``."""
 
     unit_cost: int = 1 << 20
     """Cost of the jobs that a worker is given at a time."""
@@ -379,7 +379,7 @@ class Settings(Value):
     """Options of a recipe, made with :func:`setting`; ``registry.checked`` checks them."""
 
     def __repr__(self) -> str:
-        """Those that were given."""
+        """Show only the options that were given."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
         return f"{type(self).__name__}({said})"
@@ -421,7 +421,7 @@ class FieldKind:
     None always means "not given", and then the current snapshot decides. The first one names the encoder."""
     recipe: type[FieldRecipe] = FieldRecipe
     shape: tuple[int, ...] = (-1,)
-    """Of the items of :meth:`plan`."""
+    """Shape of the items of :meth:`plan`."""
     packing: Literal["entry", "block"] = "entry"
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
@@ -442,7 +442,7 @@ class FieldKind:
     reasons: Mapping[str, str] = {}
     """Reasons of failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (a worker died there)."""
     encoder: str = "encoder"
-    """What people call the thing that makes the items: ``encoder``, ``tokenizer``."""
+    """Word for the maker of the items: ``encoder``, ``tokenizer``."""
     check_again: frozenset[str] = frozenset(
         {
             *("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost"),
@@ -525,7 +525,7 @@ class FieldKind:
         return found
 
     def text(self, text: str, variant: int, recipe: Recipe) -> str:
-        """What a variant is made of, from the text of its input: one of several, which are joined by NUL."""
+        """Return the text of a variant, from the text of its input: one of several, which are joined by NUL."""
         return CaptionVariants().text(text, variant)
 
     def limit(self, recipe: Recipe) -> Limit | None:
@@ -534,7 +534,7 @@ class FieldKind:
         return None if own else finite_limit(recipe.spec.dtype)
 
     def check(self, group: Group, payload: Array, recipe: Recipe) -> str:
-        """Why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
+        """Say why payloads with correct checksums are wrong all the same (not finite, id out of range); empty: right.
 
         ``payload`` is (n, ...) of n entries of one item; of blocks their items, of ragged items their elements.
         """
@@ -567,13 +567,13 @@ class FieldKind:
         )
 
     def describe(self, recipe: Recipe, provenance: Mapping[str, Any]) -> dict[str, str]:
-        """What ``info`` prints about the field: label -> text, in order."""
+        """Return the lines of ``info`` about the field: label -> text, in order."""
         return {}
 
     def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
-        """What a user should know of items that are made: (reason, sentence, rows), from the field's own columns."""
+        """Return remarks on made items for the user: (reason, sentence, rows), from the field's own columns."""
         return []
 
     def numbers(self, recipe: Recipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
-        """What ``info`` and ``build`` print beside items, from the field's own columns of a snapshot."""
+        """Return numbers that ``info`` and ``build`` print with items, from the field's own columns in a snapshot."""
         return {}

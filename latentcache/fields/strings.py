@@ -46,7 +46,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
-        """From strings; surrogate escapes become the bytes they stand for."""
+        """Make a column from strings; surrogate escapes become the bytes they stand for."""
         encoded = [text.encode("utf-8", "surrogateescape") for text in strings]
         ends = np.cumsum([len(part) for part in encoded], dtype=np.int64)
         return Strings(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
@@ -96,7 +96,7 @@ class Strings(Sequence[str]):
         return Strings.of(self.take(positions))
 
     def empty(self) -> tuple[int, int]:
-        """How many strings are empty, and the position of the first of them; -1: there is none."""
+        """Count empty strings, and find the position of the first of them; -1: there is none."""
         count, first = 0, -1
         for start in range(0, len(self), _EMPTY_SLICE):
             found = np.flatnonzero(np.diff(self._bounds(start, min(start + _EMPTY_SLICE, len(self)))) == 0)

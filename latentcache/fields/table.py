@@ -28,7 +28,7 @@ class Rejected(Value):
     detail: str = ""
     """One sentence with the numbers: line, offset, expected and found."""
     hint: str = ""
-    """What the user can do about it."""
+    """Hint on what the user can do about it."""
     line: int = 0
     """Line or row of the file, from 1; 0 for the file itself."""
     field: str = ""
@@ -103,7 +103,7 @@ class SampleTable(Value):
     def note(
         self, rows: Sequence[Any] | NDArray[Any], target: str, reason: str, detail: str, hint: str = ""
     ) -> Rejected:
-        """What a field, ``target``, says of samples, named by the first of them."""
+        """Make a note of a field, ``target``, on samples, named by the first of them."""
         first = self.names[int(rows[0])]
         return Rejected(name=first, reason=reason, detail=detail, hint=hint, count=len(rows), target=target)
 

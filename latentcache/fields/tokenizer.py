@@ -129,7 +129,7 @@ def _added(tokenizer: Mapping[str, Any], config: Mapping[str, Any], roles: set[s
 
 
 def _chosen(template: Any) -> str:
-    """Of several named templates, ``default``."""
+    """Choose ``default`` among several named templates."""
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
     if isinstance(template, Mapping):

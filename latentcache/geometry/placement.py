@@ -67,7 +67,7 @@ def flipped(placement: Placement) -> Placement:
 
 
 def enlarged(image: Size, bucket: Size) -> float:
-    """How many times as long a side becomes where an image is enlarged to cover a bucket; 1 or less: it is not."""
+    """Return the enlargement factor of an image that covers a bucket; 1 or less: it is not enlarged."""
     return max(bucket.height / image.height, bucket.width / image.width)
 
 

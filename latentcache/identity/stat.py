@@ -16,7 +16,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class StatMemo(NamedTuple):
-    """What ``lstat`` said when a source was hashed. Bytes, nanoseconds; ``seen_ns`` is when it was hashed."""
+    """Result of ``lstat`` when a source was hashed. Bytes, nanoseconds; ``seen_ns`` is when it was hashed."""
 
     size: int
     mtime_ns: int
@@ -27,7 +27,7 @@ class StatMemo(NamedTuple):
 
     @classmethod
     def of(cls, result: os.stat_result, *, seen_ns: int = 0) -> StatMemo:
-        """From a stat result; times before 1970 are wrapped into 64 bits."""
+        """Make it from a stat result; times before 1970 are wrapped into 64 bits."""
         times = result.st_mtime_ns & _WORD, result.st_ctime_ns & _WORD
         return cls(result.st_size, *times, result.st_ino, result.st_dev, seen_ns)
 

@@ -165,7 +165,7 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
 
 
 def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeContext) -> tuple[tuple[str, str], ...]:
-    """What ``encode_prompt`` gets, and which libraries clean the text, as canonical JSON."""
+    """Return the arguments of ``encode_prompt``, and which libraries clean the text, as canonical JSON."""
     values: dict[str, Any] = dict(found.output.arguments)
     known = dict(before.arguments) if before is not None and before.pipeline == found.cls else {}
     for name in (name for name, value in values.items() if value == FROM_CALL):
@@ -223,7 +223,7 @@ def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings
 
 
 def _index_folder(model: str) -> Path:
-    """Where ``model_index.json`` is, if there is one; of a hub id nothing else is downloaded."""
+    """Locate ``model_index.json``, if there is one; of a hub id nothing else is downloaded."""
     if (path := expanded(model)).exists() or not is_hub_id(model):
         return path
     return hub_folder(model, replace(_WANTED, what="model", flag="--model", files=(INDEX,), needed=()))

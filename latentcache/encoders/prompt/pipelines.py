@@ -22,7 +22,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 
 class Output(Value):
-    """How a pipeline makes one output of a prompt."""
+    """One output of a prompt, and how a pipeline makes it."""
 
     parts: tuple[str, ...]
     """Text encoders that are loaded; each has its tokenizer."""

@@ -199,7 +199,7 @@ class _PipelineEncoder:
             self._torch.cuda.empty_cache()
 
     def _run(self, texts: list[str], length: int) -> tuple[Any, list[_Length]]:
-        """What the pipeline makes of texts that are padded to a length: a tensor, or sequences without padding.
+        """Run the pipeline on texts padded to a length; return a tensor, or sequences without padding.
 
         Also the lengths that the first tokenizer found; full ones if it told none.
         """

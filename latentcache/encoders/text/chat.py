@@ -50,12 +50,12 @@ _FAILURES = (
 
 
 class _Style(Value):
-    """How a template without marks writes answers."""
+    """Answer style of a template without marks."""
 
     lead: str | None = None
     """Before every answer, also one that others follow; None: unknown. It carries no loss unless it is blank."""
     rest: str = ""
-    """Of the prompt for an answer, behind :attr:`lead`."""
+    """Rest of the prompt for an answer, behind :attr:`lead`."""
     header: str = ""
     """:attr:`lead` if the template never prompts for an answer."""
     enders: frozenset[str] = frozenset()
@@ -120,7 +120,7 @@ class ChatRenderer:
     def _tagged(
         self, told: Sequence[Message], chat: _Conversation, tagged: Sequence[tuple[int, int]]
     ) -> Sequence[tuple[int, int]]:
-        """Of the template's own marks, those of turns that carry loss."""
+        """Select the template's own marks of turns that carry loss."""
         answers = [number for number, message in enumerate(told) if message.role == "assistant"]
         if all(told[number].learned for number in answers):
             return tagged
@@ -175,7 +175,7 @@ class ChatRenderer:
         return begin, stop if stop and not text[stop:end].strip() else end
 
     def _probed_style(self) -> _Style:
-        """How the template writes answers, from conversations of its own."""
+        """Find the answer style of the template from probe conversations."""
         asked, said = self._said("user", "a"), self._said("assistant", _PROBE)
         try:
             bare, prompt = self._write(asked), self._write(asked, prompt=True)

@@ -1,4 +1,4 @@
-"""From the name of a tokenizer and settings to the description that every worker is made of, and to the recipe.
+"""Description of a tokenizer, which every worker is made of, and its recipe, from a name and settings.
 
 If a setting is not given and the cache has none: texts begin with the token that the tokenizer itself begins texts
 with, and end with its end token; the date that a template asks for is the fallback of Llama 3.1's template.
@@ -168,7 +168,7 @@ def _completed(
 
 
 def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> str:
-    """Why a check cannot read a recorded file that the settings follow; empty: it can. No hub id is looked up."""
+    """Say why a check cannot read a recorded file that the settings follow; empty: it can. No hub id is looked up."""
     word, template = settings.tokenizer or "", settings.chat_template
     if word == made.get("tokenizer") and not is_stub(word) and not Path(word).exists():
         return f"{'not looked up' if is_hub_id(word) else 'gone'}: {word}; name it with --tokenizer PATH"

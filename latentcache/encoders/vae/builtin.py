@@ -40,7 +40,7 @@ class Encoder:
     spec: EncoderSpec
     """Description of this encoder."""
     device: str = "cpu"
-    """Where it runs: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
+    """Device that it runs on: ``cpu``, or kind and name of a device. Other devices may round otherwise."""
 
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.

@@ -1,4 +1,4 @@
-"""What a diffusers autoencoder is: channels, factor, size multiple, normalization and identity of its latents.
+"""Properties of a diffusers autoencoder: channels, factor, size multiple, normalization and identity of its latents.
 
 Everything is read from ``config.json``, and for some classes from a few small tensors of the weights; a table has
 what the configuration of a class leaves open. Guarantee: a class that is not an image encoder is rejected by name
@@ -24,7 +24,7 @@ Config = Mapping[str, Any]
 
 
 class Family(Value):
-    """What the configuration of one class leaves open; as it is, of a class without a row."""
+    """Properties that the configuration of one class leaves open; by default, of a class without a row."""
 
     name: str = ""
     """Class name in diffusers; empty for a class without a row."""

@@ -1,4 +1,4 @@
-"""From the name of a model to files on this disk, one ``config.json`` and its weights, and to the encoder's tensors.
+"""Files on this disk for the name of a model, one ``config.json`` and its weights, and the encoder's tensors.
 
 Guarantee: a path that does not exist is never looked up on the network; pickle weights are never chosen. No torch;
 huggingface_hub only for a hub id.
