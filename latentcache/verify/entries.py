@@ -1,7 +1,7 @@
 """Check stored entries without reading payloads: shard indexes and file sizes against the columns of a snapshot.
 
 A damaged cache gives findings, never an exception: indexes are read and checked, never mapped. All comparisons are
-vectorised, about 1 us per entry; a damaged block is a finding for each of its samples.
+vectorized, about 1 us per entry; a damaged block is a finding for each of its samples.
 """
 
 from __future__ import annotations
