@@ -29,7 +29,7 @@ _ATTEMPTS = 32
 
 
 class CaptionVariants(Value):
-    """Texts that a caption stands for. Variant v is caption ``v % captions`` in tag order ``v // captions``."""
+    """Texts that are made of a caption. Variant v is caption ``v % captions`` in tag order ``v // captions``."""
 
     number: int = 1
     """Stored variants of a sample at most."""

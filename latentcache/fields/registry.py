@@ -95,14 +95,16 @@ def settings_of(field: str, said: Any) -> Any:
 def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a settings class: texts are parsed, types and what :func:`setting` says are checked."""
     known = {one.name: one.metadata for one in fields(kind)}
-    return {name: _checked(kind, name, value, known.get(name, {})) for name, value in given.items()}
+    return {name: _checked(kind, name, value, known.get(name)) for name, value in given.items()}
 
 
-def _checked(kind: Any, name: str, value: Any, about: Mapping[str, Any]) -> Any:
-    """One argument; ``about`` is the metadata of its setting."""
+def _checked(kind: Any, name: str, value: Any, found: Mapping[str, Any] | None) -> Any:
+    """One argument; ``found`` is the metadata of its setting, None if there is no such setting."""
+    about = found or {}
     flag, parse = about.get("flag") or f"--{name.replace('_', '-')}", about.get("parse")
     choices, least, most = about.get("choices", ()), about.get("min"), about.get("max")
-    fix = f"leave {flag} out, or give {flag}={'|'.join(choices) or about.get('metavar') or 'VALUE'}"
+    other = "" if found is None else f", or give {flag}={'|'.join(choices) or about.get('metavar') or 'VALUE'}"
+    fix = f"leave {flag} out{other}"
     if parse and isinstance(value, list | tuple):
         value = [parse(one) if isinstance(one, str) else one for one in value]
     elif parse and isinstance(value, str):

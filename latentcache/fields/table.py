@@ -28,7 +28,7 @@ class Rejected(Value):
     detail: str = ""
     """One sentence with the numbers: line, offset, expected and found."""
     hint: str = ""
-    """Hint on what the user can do about it."""
+    """Advice for the user."""
     line: int = 0
     """Line or row of the file, from 1; 0 for the file itself."""
     field: str = ""

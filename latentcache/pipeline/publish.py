@@ -1,4 +1,4 @@
-"""Make the next snapshot from the results of a run, and tell if it says anything new.
+"""Make the next snapshot from the results of a run, if it differs from the current one.
 
 Guarantee: a sample is in a field with all its items, or the field rejects it with a reason; a build that finds
 everything there publishes nothing.

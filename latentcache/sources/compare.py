@@ -84,7 +84,7 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
 
 
 def _content(samples: SampleTable, row: int, name: str) -> str:
-    """The content of an input in words; the size of a file that was not read."""
+    """Return the content hash of an input in hex, or the size of a file that was not read."""
     held = samples.inputs[name]
     content = np.asarray(held.content[row]).tobytes()
     if not any(content):
@@ -231,7 +231,7 @@ def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
 
 
 def _columns(found: Compared, rows: NDArray[np.intp]) -> None:
-    """Compare what else there is to an image."""
+    """Compare captions, points of focus and repeats."""
     state, columns = found.state, dict[State, Callable[[SampleTable], Any]]()
     columns[State.FOCUS_CHANGED] = focus_of
     if "caption" in found.samples.inputs:

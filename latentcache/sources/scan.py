@@ -248,7 +248,7 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
 
 
 def _kind(data: Path, tree: Tree) -> str:
-    """Find the kind of DATA. Without images and records a folder is one of images, whose error says what is there."""
+    """Find the kind of DATA. A folder without images and records counts as images: that error lists its files."""
     is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
     if not is_file:
         _check_folder(data)

@@ -88,7 +88,7 @@ def mend_shards(paths: CachePaths) -> list[Salvaged]:
 
 
 def recover_shard(paths: CachePaths, folder: Path) -> Salvaged | None:
-    """Seal what a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
+    """Seal the shard that a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
 
     A damaged one goes to ``quarantine/``, after everything intact was copied; returns what became of it.
     """

@@ -192,7 +192,7 @@ class Snapshot(Value):
     demo: bool
     """True if the entries are for trying the tool, not for training."""
     allow_failed: str
-    """Limit of rejected inputs, as the last build was told: a number, or a percentage such as ``2%``."""
+    """Rejected inputs that the last build tolerated: a number, or a percentage such as ``2%``."""
     fingerprint: str
     """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
     lease: object | None = field(default=None, compare=False, repr=False)

@@ -94,7 +94,7 @@ def _are_fine(view: View, descriptor: int, entries: NDArray[np.intp]) -> bool:
     places, dtype = (view.offset[entries] - head, head, view.bytes[entries]), numpy_dtype(view.rows.spec.dtype)
     try:
         found = scan(descriptor, *places, dtype, limit)
-    except (OSError, ValueError):  # or a payload is no number of values
+    except (OSError, ValueError):  # or a payload is not a whole number of values
         return False
     if found is None:
         return False

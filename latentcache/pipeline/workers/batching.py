@@ -53,9 +53,9 @@ def reason(kind: FieldKind, stage: str) -> str:
 
 
 def attempt(make: Callable[[], T], kind: FieldKind, *, bounded: bool = False) -> T | Failure:
-    """Return the result of ``make``. A sample that cannot be used, or that is too large for memory, gives a failure.
+    """Return the result of ``make``, or a failure if the sample is unusable or too large for memory.
 
-    In a process of limited memory (``bounded``) a lack of memory is raised: the job is then tried with all there is.
+    In a process of limited memory (``bounded``) a lack of memory is raised: the job then gets all of the memory.
     """
     try:
         return make()

@@ -115,7 +115,7 @@ class WorkerLoop:
         self._flushed = self._opened = False
 
     def run(self) -> None:
-        """Do the work until :meth:`stop` is called; raises what ends it."""
+        """Do the work until :meth:`stop` is called. Raises the error that ends it."""
         threads: list[threading.Thread] = []
         producer: Producer | None = None
         try:

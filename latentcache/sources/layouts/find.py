@@ -1,4 +1,4 @@
-"""Layout of DATA: every convention is asked, and two that fit are an error.
+"""Layout of DATA: each convention is tried, and two that fit are an error.
 
 The plain folder is the last resort: images with caption files beside them, nested as one likes.
 """
