@@ -35,13 +35,13 @@ class _Signature:
     """The signature of a class for ``help`` and ``inspect.signature``, made when they ask."""
 
     def __get__(self, _: object, kind: type) -> inspect.Signature:
-        told = []
+        parameters = []
         for one in fields(kind):
             default = inspect.Parameter.empty if one.default is MISSING else one.default
-            told.append(
+            parameters.append(
                 inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
             )
-        return inspect.Signature(told)
+        return inspect.Signature(parameters)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -97,8 +97,8 @@ class Value:
         return hash(self.__compared())
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={vars(self)[name]!r}" for name in self.__parts.shown)
-        return f"{type(self).__qualname__}({told})"
+        parameters = ", ".join(f"{name}={vars(self)[name]!r}" for name in self.__parts.shown)
+        return f"{type(self).__qualname__}({parameters})"
 
     def __compared(self) -> tuple[Any, ...]:
         return tuple(map(vars(self).__getitem__, self.__parts.compared))
@@ -122,9 +122,9 @@ def parsed(kind: Any, data: Any) -> Any:
     hints = _hints(kind)  # type: ignore[arg-type]
     optional = {one.name for one in fields(kind) if one.default is None}
     names = [one.name for one in fields(kind) if one.init]
-    said = dict(zip(names, data, strict=True)) if isinstance(data, list) else data
-    made = {name: parsed(hints[name], said[name]) for name in names if name in said or name not in optional}
-    return kind(**{**said, **made})  # type: ignore[operator]
+    found = dict(zip(names, data, strict=True)) if isinstance(data, list) else data
+    made = {name: parsed(hints[name], found[name]) for name in names if name in found or name not in optional}
+    return kind(**{**found, **made})  # type: ignore[operator]
 
 
 def _each(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:

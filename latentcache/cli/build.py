@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import Result, counted, findings, human_bytes, told
+from latentcache.cli.console import Result, counted, finding_lines, findings, human_bytes
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress, about, shared_entries
 from latentcache.errors import StrictError
@@ -85,7 +85,7 @@ def build(
             return summary(build_cache(settings, observer=display, on_second_signal=leave_at_once))
     except StrictError as error:
         found = findings((), error.notes)
-        return Result({"items": [one.as_json() for one in found]}, told(found), error=error)
+        return Result({"items": [one.as_json() for one in found]}, finding_lines(found), error=error)
 
 
 def summary(report: BuildReport) -> Result:
@@ -129,7 +129,7 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
 
 def _lines(report: BuildReport) -> Iterator[str]:
     """The summary as text."""
-    yield from told(findings(report.rejected, report.notes))
+    yield from finding_lines(findings(report.rejected, report.notes))
     plan = report.plan
     more = f" (more than --allow-failed {plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
     quarantined = f"{report.quarantined} quarantined{more}"
@@ -162,10 +162,10 @@ def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
         slow = {stage: seconds / span for stage, seconds in field.waits.items() if span >= 1}
         waits = ", ".join(f"{stage} {part:.0%}" for stage, part in slow.items() if part >= 0.01)
         numbers = ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in field.numbers.items())
-        facts = [f"{field.encoded} encoded, {field.cached} reused", _rate(field)] if len(report.fields) > 1 else []
-        facts = [one for one in (*facts, numbers, f"waits: {waits}" if waits else "") if one]
-        if facts:
-            yield f"  {name}: {'; '.join(facts)}"
+        details = [f"{field.encoded} encoded, {field.cached} reused", _rate(field)] if len(report.fields) > 1 else []
+        details = [one for one in (*details, numbers, f"waits: {waits}" if waits else "") if one]
+        if details:
+            yield f"  {name}: {'; '.join(details)}"
 
 
 def _rate(field: FieldDone) -> str:

@@ -103,8 +103,8 @@ def emit(command: str, result: Result) -> None:
 def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
     """Report an error from a signal handler that ends the process, without Python's streams."""
     ignore_signals()
-    said = "".join(f"{line}\n" for line in error_lines(error))
-    for descriptor, text in ((2, said), (1, Result(error=error).as_text(command) if as_json else "")):
+    message = "".join(f"{line}\n" for line in error_lines(error))
+    for descriptor, text in ((2, message), (1, Result(error=error).as_text(command) if as_json else "")):
         with contextlib.suppress(OSError):
             os.write(descriptor, text.encode("ascii", "backslashreplace"))
 
@@ -277,16 +277,16 @@ def findings(rejected: Iterable[Rejected], notes: Iterable[Rejected]) -> list[Fi
     return [Finding.of_rejected(category, one) for category, some in every.items() for one in some]
 
 
-def told(found: Iterable[Finding]) -> Iterator[str]:
+def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
     """Findings as text: the first ones of each category, and how many more there are."""
     for category, some in groupby(found, key=lambda one: one.category):
         every = list(some)
-        yield from chain.from_iterable(map(_told, every[:SHOWN]))
+        yield from chain.from_iterable(map(_finding_lines, every[:SHOWN]))
         if len(every) > SHOWN:
             yield f"... and {len(every) - SHOWN} more {category} (all of them with --json)"
 
 
-def _told(one: Finding) -> Iterator[str]:
+def _finding_lines(one: Finding) -> Iterator[str]:
     line, quarantined = f":{one.line}" if one.line else "", one.category == "quarantined"
     name = f"{one.path}{line}" if one.path else one.file or one.key
     if one.names:

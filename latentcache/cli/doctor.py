@@ -58,7 +58,7 @@ class Check(Value):
     """Advice as a command."""
     of_machine: bool = False
     """True if this machine is the problem, not the data or the model."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -67,8 +67,8 @@ class Check(Value):
 
     def as_json(self) -> dict[str, Any]:
         """One element of ``checks``."""
-        told = {"name": self.name, "state": self.state, "text": self.text, "hint": self.hint, "fix": self.fix}
-        return {key: value for key, value in told.items() if value} | dict(self.facts)
+        shown = {"name": self.name, "state": self.state, "text": self.text, "hint": self.hint, "fix": self.fix}
+        return {key: value for key, value in shown.items() if value} | dict(self.details)
 
     def lines(self) -> Iterator[str]:
         """The check as text."""
@@ -76,7 +76,7 @@ class Check(Value):
         yield from (f"  {name}: {text}" for name, text in (("hint", self.hint), ("fix", self.fix)) if text)
 
 
-class _Asked(Value):
+class _Request(Value):
     """The arguments of the command."""
 
     data: Path | None
@@ -107,9 +107,9 @@ def doctor(
     as_json: flags.Json = False,
 ) -> Result:
     """Check this machine, a model, a tokenizer and DATA before a build."""
-    asked = _Asked(data=data, out=out_folder, requested=requested, source=source, device=device)
+    given = _Request(data=data, out=out_folder, requested=requested, source=source, device=device)
     found: list[Check] = []
-    for check in _checks(asked):
+    for check in _checks(given):
         found.append(check)
         for line in () if as_json else check.lines():  # now: some checks take seconds
             out(line)
@@ -120,26 +120,26 @@ def doctor(
     return Result(payload, [last], exit_code=exit_code)
 
 
-def _checks(asked: _Asked) -> Iterator[Check]:
+def _checks(given: _Request) -> Iterator[Check]:
     yield _packages()
-    device = _tried("device", _device, asked)
+    device = _tried("device", _device, given)
     yield device
     if device.problem:  # the rest is looked at all the same
-        asked = replace(asked, device="auto")
+        given = replace(given, device="auto")
     yield _limits()
-    yield _tried("disk", _place, asked)
-    for name, settings in asked.requested.fields.items():
+    yield _tried("disk", _place, given)
+    for name, settings in given.requested.fields.items():
         check = _tried(name, _encoder, name, settings)
         if check.text:
             yield check
-    if asked.data is None:
+    if given.data is None:
         return
     try:
-        plan = _plan(asked, asked.data)
+        plan = _plan(given, given.data)
     except LatentcacheError as error:
         yield _failed("data", error)
         return
-    yield _findings(plan, asked)
+    yield _findings(plan, given)
     yield _tried("space", _space, plan)
     for name in plan.fields:
         yield _tried("time", _time, plan, name)
@@ -161,7 +161,7 @@ def _failed(name: str, error: LatentcacheError) -> Check:
         problem=True,
         text=f"{error.what}{why}",
         of_machine=isinstance(error, _ENVIRONMENT),
-        facts={"slug": error.slug, "where": error.where},
+        details={"slug": error.slug, "where": error.where},
         **{"fix" if is_command else "hint": error.fix},
     )
 
@@ -183,11 +183,11 @@ def _packages() -> Check:
         text=f"{text}; compiled reader: {'used' if LIBRARY else 'not there'}",
         fix=f"pip install {missing}" if missing else "",
         of_machine=bool(missing),
-        facts={"versions": versions, "compiled_reader": LIBRARY is not None},
+        details={"versions": versions, "compiled_reader": LIBRARY is not None},
     )
 
 
-def _device(asked: _Asked) -> Check:
+def _device(given: _Request) -> Check:
     """The device that encoders will run on; torch is imported by a worker, and only where there is a CUDA device."""
     from latentcache.encoders.versions import cuda_count, cuda_version
     from latentcache.pipeline.devices import devices_for
@@ -195,53 +195,55 @@ def _device(asked: _Asked) -> Check:
     from latentcache.pipeline.workers.process import WarmWorker
 
     host = f"{counted(cpu_count(), 'CPU core')}, {human_bytes(host_memory())} of memory"
-    facts: dict[str, Any] = {"cores": cpu_count(), "host_memory": host_memory(), "driver": cuda_version()}
-    fix = asked.build("--device cpu")
-    devices_for(asked.device, needs_torch=True)
-    if asked.device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
-        if asked.device.startswith("cuda"):
+    details: dict[str, Any] = {"cores": cpu_count(), "host_memory": host_memory(), "driver": cuda_version()}
+    fix = given.build("--device cpu")
+    devices_for(given.device, needs_torch=True)
+    if given.device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
+        if given.device.startswith("cuda"):
             raise DeviceError("this machine has no CUDA device", fix=fix or "give --device cpu")
-        return Check(name="device", text=f"no CUDA device in use; {host}", facts=facts)
-    with WarmWorker(asked.device) as worker:
-        facts |= worker.ask("latentcache.encoders.versions:device_facts")
-    driver = f"driver for CUDA {facts['driver']}" if facts["driver"] else "no driver"
-    if facts["usable"]:
-        memory = f"{human_bytes(facts['free_bytes'])} of {human_bytes(facts['total_bytes'])} free"
-        return Check(name="device", text=f"{facts['name']}, {memory}, {driver}; {host}", facts=facts)
-    built = f"torch {facts['torch']} is built for {'CUDA ' + facts['cuda'] if facts['cuda'] else 'the CPU only'}"
+        return Check(name="device", text=f"no CUDA device in use; {host}", details=details)
+    with WarmWorker(given.device) as worker:
+        details |= worker.ask("latentcache.encoders.versions:device_report")
+    driver = f"driver for CUDA {details['driver']}" if details["driver"] else "no driver"
+    if details["usable"]:
+        memory = f"{human_bytes(details['free_bytes'])} of {human_bytes(details['total_bytes'])} free"
+        return Check(name="device", text=f"{details['name']}, {memory}, {driver}; {host}", details=details)
+    built = (
+        f"torch {details['torch']} is built for {'CUDA ' + details['cuda'] if details['cuda'] else 'the CPU only'}"
+    )
     text, hint = f"the CUDA device cannot be used: {built}, {driver}", "install the torch build that fits the driver"
-    return Check(name="device", problem=True, text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
+    return Check(name="device", problem=True, text=text, hint=hint, fix=fix, of_machine=True, details=details)
 
 
 def _limits() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0  # noqa: PTH112 - the system's
-    facts = {"open_files": soft, "shared_memory_free": shm}
+    details = {"open_files": soft, "shared_memory_free": shm}
     text, hint, fix = f"{soft} open files, {human_bytes(shm)} of shared memory free", "", ""
     if soft < _LEAST_FILES:
         text = f"{text}; caches need {_LEAST_FILES}"
         fix = f"ulimit -n {4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)}"
     elif shm < _LEAST_SHM:
         hint = "DataLoader workers pass batches through /dev/shm: give a container --shm-size 2g"
-    return Check(name="limits", text=text, hint=hint, fix=fix, facts=facts)
+    return Check(name="limits", text=text, hint=hint, fix=fix, details=details)
 
 
-def _place(asked: _Asked) -> Check:
+def _place(given: _Request) -> Check:
     """The disk of the cache."""
     from latentcache.pipeline.preflight import check_paths, free_bytes
     from latentcache.pipeline.settings import beside
 
-    cache = asked.out or (beside(asked.data) if asked.data else Path.cwd())
-    if asked.data is not None:
-        check_paths(asked.data, cache)
+    cache = given.out or (beside(given.data) if given.data else Path.cwd())
+    if given.data is not None:
+        check_paths(given.data, cache)
     free, kind = free_bytes(cache), file_system(cache)
     text = f"{human_bytes(free)} free at {cache}{f' on {kind}' if kind else ''}"
-    facts = {"cache": str(cache), "free_bytes": free, "file_system": kind}
+    details = {"cache": str(cache), "free_bytes": free, "file_system": kind}
     if kind not in _NETWORK and not kind.startswith("fuse."):
-        return Check(name="disk", text=text, facts=facts)
+        return Check(name="disk", text=text, details=details)
     hint = "build on a local disk, then copy the cache: readers need no locks"
-    fix = asked.build(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), cache.name)))}")
-    return Check(name="disk", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
+    fix = given.build(f"--out {shlex.quote(str(Path(tempfile.gettempdir(), cache.name)))}")
+    return Check(name="disk", text=f"{text}: a network file system", hint=hint, fix=fix, details=details)
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
@@ -269,27 +271,27 @@ def _encoder(name: str, settings: Any) -> Check:
     return Check(name=name, text=text, hint=hint)
 
 
-def _plan(asked: _Asked, data: Path) -> BuildPlan:
+def _plan(given: _Request, data: Path) -> BuildPlan:
     """Plan a build of DATA."""
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.settings import BuildSettings
 
-    given = {"source": asked.source, **asked.requested.build}
-    return plan_build(BuildSettings(data=data, out=asked.out, device=asked.device, **given))
+    options = {"source": given.source, **given.requested.build}
+    return plan_build(BuildSettings(data=data, out=given.out, device=given.device, **options))
 
 
-def _findings(plan: BuildPlan, asked: _Asked) -> Check:
+def _findings(plan: BuildPlan, given: _Request) -> Check:
     from latentcache.pipeline.report import quarantined
 
     rejected, notes = quarantined(plan.rejected), sum(note.count for note in plan.notes)
     entries = f"{counted(plan.to_make, 'entry', 'entries')} to make, {plan.cached} reused"
     text = f"{counted(plan.samples, 'sample')}, {entries}{shared_entries(plan.duplicates)}"
-    facts = {"samples": plan.samples, "entries_to_make": plan.to_make, "quarantined": rejected, "notes": notes}
+    details = {"samples": plan.samples, "entries_to_make": plan.to_make, "quarantined": rejected, "notes": notes}
     hint, fix = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else "", ""
     if rejected:
-        first, fix = plan.rejected[0], asked.build(f"--allow-failed {rejected}")
+        first, fix = plan.rejected[0], given.build(f"--allow-failed {rejected}")
         text = f"{text}, {rejected} rejected, the first is {first.name} [{first.reason}]"
-    return Check(name="data", problem=bool(rejected), text=text, hint=hint, fix=fix, facts=facts)
+    return Check(name="data", problem=bool(rejected), text=text, hint=hint, fix=fix, details=details)
 
 
 def _space(plan: BuildPlan) -> Check:
@@ -297,14 +299,14 @@ def _space(plan: BuildPlan) -> Check:
 
     check_space(plan)
     text = f"about {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
-    return Check(name="space", text=text, facts={"bytes_to_write": plan.bytes_to_write})
+    return Check(name="space", text=text, details={"bytes_to_write": plan.bytes_to_write})
 
 
 def _time(plan: BuildPlan, name: str) -> Check:
     """The time and the bytes of a field, from a few of its items."""
     work = plan.fields[name]
     if not len(work.todo):
-        return Check(name="time", text=f"{name}: nothing to encode", facts={"field": name, "seconds": 0.0})
+        return Check(name="time", text=f"{name}: nothing to encode", details={"field": name, "seconds": 0.0})
     warnings, started = list[str](), time.monotonic()
     result = _probed(plan, name, warnings)
     done = result.progress
@@ -312,15 +314,15 @@ def _time(plan: BuildPlan, name: str) -> Check:
     times = work.cost / done.cost_done if done.cost_done else 0.0
     seconds = open_s + result.encode_s * times
     num_bytes = int(done.written_bytes * times) if work.recipe.spec.ragged else work.bytes_to_write
-    facts = {"field": name, "seconds": round(seconds, 1), "bytes": num_bytes, "probed": result.encoded}
+    details = {"field": name, "seconds": round(seconds, 1), "bytes": num_bytes, "probed": result.encoded}
     if not result.encoded:
         text = f"{name}: none of {len(result.failed)} inputs of the largest group could be encoded"
-        return Check(name="time", problem=True, text=text, facts=facts)
+        return Check(name="time", problem=True, text=text, details=details)
     group = work.plan.groups[work.plan.group[work.todo[0]]].label
     measured = f"{counted(result.encoded, 'entry', 'entries')}{f', {group} first,' if group else ''}"
     text = f"{name}: about {clock(seconds)} and {human_bytes(num_bytes)} (estimate from {measured} in"
     text = f"{text} {result.encode_s:.1f} s and {open_s:.1f} s to open the encoder)"
-    return Check(name="time", text=text, hint="; ".join(warnings), facts=facts)
+    return Check(name="time", text=text, hint="; ".join(warnings), details=details)
 
 
 def _probed(plan: BuildPlan, name: str, warnings: list[str]) -> RunResult:

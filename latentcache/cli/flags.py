@@ -166,9 +166,9 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
     def with_options(**given: Any) -> int:
         as_json, words = given["as_json"], ""
         if "source" in instead:
-            said = {attribute: given.pop(attribute) for attribute in _SOURCE}
-            given["source"] = {name: value for name, value in said.items() if value not in (None, [])} or None
-            words = _words((_SOURCE[attribute][1].split()[0], value) for attribute, value in said.items())
+            of_source = {attribute: given.pop(attribute) for attribute in _SOURCE}
+            given["source"] = {name: value for name, value in of_source.items() if value not in (None, [])} or None
+            words = _words((_SOURCE[attribute][1].split()[0], value) for attribute, value in of_source.items())
         if "requested" in instead:
             values = {one: given.pop(one) for one in options}
             requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))

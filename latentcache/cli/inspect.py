@@ -44,8 +44,8 @@ def inspect(
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.plan.numbers import tolerated
 
-    asked = {"source": source, **requested.build}
-    settings = BuildSettings(data=data, out=out_folder, allow_failed=allow_failed, **asked)
+    given = {"source": source, **requested.build}
+    settings = BuildSettings(data=data, out=out_folder, allow_failed=allow_failed, **given)
     plan: BuildPlan | None = None
     error: LatentcacheError | None = None
     try:

@@ -59,13 +59,13 @@ class ProgressDisplay:
         self._shown = now
         return True
 
-    def _show(self, done: int, total: int, facts: str, left: str) -> None:
+    def _show(self, done: int, total: int, details: str, left: str) -> None:
         """Show numbers, facts and the time left, which no narrow terminal may cut off."""
         if sys.stderr.isatty():
-            console.redraw(f"{done}/{total} {left}, {facts}")
+            console.redraw(f"{done}/{total} {left}, {details}")
             self._is_drawn = True
         else:
-            say(f"{done}/{total} {facts}, {left}")
+            say(f"{done}/{total} {details}, {left}")
 
 
 class BuildProgress(ProgressDisplay):
@@ -98,9 +98,9 @@ class BuildProgress(ProgressDisplay):
             self._started = time.monotonic()
         self._field = progress.field
         if self._due():
-            self._show(progress.done, progress.total, *self._told(progress))
+            self._show(progress.done, progress.total, *self._details(progress))
 
-    def _told(self, progress: Progress) -> tuple[str, str]:
+    def _details(self, progress: Progress) -> tuple[str, str]:
         """Rates and counts, and the time left."""
         elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
         encoded, reused = progress.encoded, progress.copied + progress.skipped
@@ -138,9 +138,9 @@ def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
 
 def captions_text(captions: Mapping[str, int], first_without: str, several: int) -> str:
     """Return the origins of captions, the number of images with several, and the first image without one."""
-    told = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
-    told += f", {counted(several, 'sample')} with several" if several else ""
-    return f"{told} (the first without a caption is {first_without})" if first_without else told
+    line = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
+    line += f", {counted(several, 'sample')} with several" if several else ""
+    return f"{line} (the first without a caption is {first_without})" if first_without else line
 
 
 def field_lines(field: FieldWork) -> Iterator[tuple[str, str]]:

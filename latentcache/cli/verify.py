@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, counted, human_bytes, say, told
+from latentcache.cli.console import SHOWN, Result, counted, finding_lines, human_bytes, say
 from latentcache.cli.flags import argument, option
 from latentcache.errors import UsageError
 
@@ -147,7 +147,7 @@ def _confirmed(plan: Repair, *, yes: bool) -> bool:
 
 def _lines(report: VerifyReport) -> Iterator[str]:
     """Findings as text, most severe first, then counts and fixes."""
-    yield from told(report.findings)
+    yield from finding_lines(report.findings)
     counts = ", ".join(
         f"{number} {name}"
         for name, number in report.counts.items()

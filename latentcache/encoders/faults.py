@@ -1,6 +1,6 @@
 """Errors of torch and of devices, in the words of this package. No torch here.
 
-Tells a lack of memory (halve the batch and go on) from a lost device (end the work) and from a fault of the model or
+Distinguishes a lack of memory (halve the batch and go on), a lost device (end the work), and a fault of the model or
 of a size. Guarantee: the translated error has no context, so no frame keeps a tensor alive; after a lack of memory
 the unused blocks of the allocator are freed, here and nowhere else.
 """
@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = ("outofmemoryerror", "out of memory", "not enough memory", "can
 _DEVICE_FAILED = ("cuda error", "cudnn", "cublas", "nccl", "device-side assert", "hip error", "acceleratorerror")
 
 
-class Guard(Value):
+class Translator(Value):
     """Runs the work of one encoder on one device and translates its errors."""
 
     device: torch.device

@@ -96,7 +96,7 @@ class PixelProducer(Producer):
     def host_bytes(self, job: Job) -> int:
         """File, decoded image and crops at the peak of decoding."""
         crops = 3 * int(sum(np.prod(self._groups[output.group].dims) for output in job.outputs))
-        height, width = (int(side) for side in job.facts.get("original_size", (0, 0)))
+        height, width = (int(side) for side in job.sample_columns.get("original_size", (0, 0)))
         place = list(job.inputs.values())[-1]
         if place is None:
             return crops
@@ -147,8 +147,8 @@ class PixelProducer(Producer):
 def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:
     """The plan was made for the size and the frames of the header; others mean another file."""
     frames = image.clip[:1] if isinstance(image, EncodedClip) else ()
-    planned = [int(side) for side in job.facts.get("original_size", ())]
-    planned = [*map(int, filter(None, job.facts.get(CLIP, ())[:1])), *planned]
+    planned = [int(side) for side in job.sample_columns.get("original_size", ())]
+    planned = [*map(int, filter(None, job.sample_columns.get(CLIP, ())[:1])), *planned]
     found = [*frames, image.size.height, image.size.width]
     if len(planned) > 1 and planned != found:
         was, now = ("x".join(map(str, one)) for one in (planned, found))

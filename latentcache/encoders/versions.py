@@ -16,7 +16,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 def cuda_count() -> int:
     """Number of CUDA devices that this process may use, asked of the driver; 0 if there is no driver."""
-    return _asked_of_driver("cuDeviceGetCount")
+    return _driver_number("cuDeviceGetCount")
 
 
 def on_cuda(device: str) -> bool:
@@ -26,31 +26,31 @@ def on_cuda(device: str) -> bool:
 
 def cuda_version() -> str:
     """Newest version of CUDA that the driver supports, such as 12.8; empty if there is no driver."""
-    version = _asked_of_driver("cuDriverGetVersion")
+    version = _driver_number("cuDriverGetVersion")
     return f"{version // 1000}.{version % 1000 // 10}" if version else ""
 
 
-def device_facts(device: str = "auto") -> dict[str, Any]:
-    """Facts about the device of this process, for ``doctor``: ``usable``, and ``cuda`` that torch was built for."""
+def device_report(device: str = "auto") -> dict[str, Any]:
+    """Describe the device of this process, for ``doctor``: ``usable``, and ``cuda`` that torch was built for."""
     import torch
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}
+    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}
     if device.startswith("cpu") or not torch.cuda.is_available():
-        return facts
+        return found
     free, total = torch.cuda.mem_get_info()
     name = torch.cuda.get_device_name()
-    return facts | {"usable": True, "name": name, "free_bytes": free, "total_bytes": total}
+    return found | {"usable": True, "name": name, "free_bytes": free, "total_bytes": total}
 
 
-def _asked_of_driver(function: str) -> int:
+def _driver_number(function: str) -> int:
     number = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
-        asked = getattr(driver, function)(ctypes.byref(number)) == 0
+        succeeded = getattr(driver, function)(ctypes.byref(number)) == 0
     except (OSError, AttributeError):
-        asked = False
-    return number.value if asked else 0
+        succeeded = False
+    return number.value if succeeded else 0
 
 
 @cache

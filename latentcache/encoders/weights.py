@@ -125,13 +125,13 @@ def read_headers(paths: Iterable[Path | str]) -> dict[str, TensorInfo]:
 
 def fingerprint(tensors: Tensors) -> str:
     """Hex of xxh3-128 over the canonical JSON of ``[name, dtype, shape, xxh3-64 in hex]``, in name order."""
-    facts = []
+    described = []
     for name, info in sorted(tensors.items()):
         digest = xxhash.xxh3_64()
         for chunk in _chunks(info):
             digest.update(chunk)
-        facts.append([name, info.dtype, list(info.shape), digest.hexdigest()])
-    return xxhash.xxh3_128_hexdigest(canonical_json(facts))
+        described.append([name, info.dtype, list(info.shape), digest.hexdigest()])
+    return xxhash.xxh3_128_hexdigest(canonical_json(described))
 
 
 def fingerprint_memo(tensors: Tensors, known: Mapping[str, Any] | None) -> dict[str, Any]:

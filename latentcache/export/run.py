@@ -120,7 +120,7 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
     parts = {"train": cache}
     if settings.validation:
         parts = dict(zip(("train", "validation"), cache.split(settings.validation), strict=True))
-    facts, dtype = _facts(cache, settings), cache.documents().dtype.name
+    metadata, dtype = _metadata(cache, settings), cache.documents().dtype.name
     documents = {name: part.documents() for name, part in parts.items()}
     for one in documents.values() if settings.format != "hf-disk" else ():
         reject_masked(one, settings.format)
@@ -134,10 +134,10 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
             "tokens_dropped": {name: dict(one.tokens_dropped) for name, one in rows.items()},
             "rows": {name: len(one) for name, one in rows.items()},
         }
-        facts["overflow"] = settings.overflow
+        metadata["overflow"] = settings.overflow
     with atomic_folder(settings.out) as folder:
         if not rows:
-            write, tokenizer = FILES[settings.format], facts["tokenizer"]
+            write, tokenizer = FILES[settings.format], metadata["tokenizer"]
             written = write_splits(
                 documents, lambda name, batches: write(folder, name, dtype, batches, tokenizer), on_progress
             )
@@ -151,12 +151,12 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
             from latentcache.export.hf_disk import export_hf_disk
 
             trainer = settings.trainer or "plain"
-            export_hf_disk(folder, rows, trainer, settings.layout, facts["fingerprint"], on_progress)
-            facts |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
+            export_hf_disk(folder, rows, trainer, settings.layout, metadata["fingerprint"], on_progress)
+            metadata |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
             efficiency = {name: one.packing_efficiency for name, one in rows.items()}
             more = {"for": trainer, "packing_efficiency": efficiency}
-        seal(folder, facts | about)
-    return {"part": facts["part"], **more, **about}
+        seal(folder, metadata | about)
+    return {"part": metadata["part"], **more, **about}
 
 
 def write_splits(
@@ -208,7 +208,7 @@ def _rows(cache: Cache, settings: ExportSettings) -> Any:
     return cache.rows(**wanted)
 
 
-def _facts(cache: Cache, settings: ExportSettings) -> dict[str, Any]:
+def _metadata(cache: Cache, settings: ExportSettings) -> dict[str, Any]:
     documents, snapshot = cache.documents(), cache.snapshots[0]
     rows = snapshot.fields[documents.field]
     return {
@@ -259,12 +259,12 @@ def _require_free(out: Path) -> None:
         raise UsageError(f"{out} exists", where=str(out), fix=fix)
 
 
-def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+def seal(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Make every file of the folder durable, and write the metadata beside them.
 
     Args:
         folder: The folder of :func:`atomic_folder`.
-        facts: Metadata; ``bytes`` of each file are added.
+        metadata: What is true of the whole export; ``bytes`` of each file are added.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for file in files:
@@ -272,4 +272,4 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
     for parent in {file.parent for file in files}:
         sync_folder(parent)
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
-    write_json(folder / METADATA, {"schema": SCHEMA, **facts, "bytes": sizes})
+    write_json(folder / METADATA, {"schema": SCHEMA, **metadata, "bytes": sizes})

@@ -64,7 +64,7 @@ class Limit(NamedTuple):
     below: int
 
     def holds(self, values: NDArray[Any]) -> bool:
-        """True if it does for all values. The largest numbers tell, in a fiftieth of the time of ``isfinite``."""
+        """True if it does for all values. The largest numbers decide, in a fiftieth of the time of ``isfinite``."""
         if not values.size or not self.mask:
             return True
         unsigned, sign = values.view(f"<u{values.itemsize}"), 1 << 8 * values.itemsize - 1

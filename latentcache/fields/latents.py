@@ -201,11 +201,11 @@ class LatentsRecipe(FieldRecipe):
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values; sizes as ``[height, width]``."""
-        said = super().as_json()
-        said["geometry"]["buckets"] = [[bucket.height, bucket.width] for bucket in self.geometry.buckets]
+        values = super().as_json()
+        values["geometry"]["buckets"] = [[bucket.height, bucket.width] for bucket in self.geometry.buckets]
         if self.geometry.clips is None:
-            del said["geometry"]["clips"]
-        return said
+            del values["geometry"]["clips"]
+        return values
 
     def group(self, bucket: Size, frames: int = 1) -> Group:
         """The items of one bucket: images, or clips of so many frames."""

@@ -32,7 +32,7 @@ class Paired(Latents):
 
     follows = "latents"
 
-    def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
+    def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """As given, else beside latents wherever the data has such images."""
         there = self.inputs[1] in samples.inputs
         return fields.get(self.name) or (fields.get(self.follows) or LatentsSettings() if there else None)

@@ -138,10 +138,10 @@ class PromptRecipe(FieldRecipe):
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide a variant's embeddings, without the number of variants and the prompts."""
-        said, rule = self.as_json(), self.captions.rule()
+        shown, rule = self.as_json(), self.captions.rule()
         for name in ("captions", "empty_prompt", "negative_prompt"):
-            del said[name]
-        return said | ({"captions": rule} if rule else {})
+            del shown[name]
+        return shown | ({"captions": rule} if rule else {})
 
 
 class PromptSettings(Settings):
@@ -190,18 +190,18 @@ class PromptEmbeds(FieldKind):
     describer = "latentcache.encoders.prompt.describe:describe_sequence"
     producer = "latentcache.encoders.prompt.producer:PromptProducer"
 
-    def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
+    def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """As given; else the text encoders of the pipeline that encodes the images, if there are captions."""
-        said = fields.get("prompt_embeds") or PromptSettings()
-        if said.text_encoder == NONE:
+        shown = fields.get("prompt_embeds") or PromptSettings()
+        if shown.text_encoder == NONE:
             return None
-        model, own = said.text_encoder or getattr(fields.get("latents"), "model", None), fields.get(self.name)
+        model, own = shown.text_encoder or getattr(fields.get("latents"), "model", None), fields.get(self.name)
         own = fields.get(PromptEmbeds.name) if held else own
         if model is None or "caption" not in samples.inputs:
             return own
-        if said.text_encoder is None and not np.asarray(samples.inputs["caption"].content).any():
+        if shown.text_encoder is None and not np.asarray(samples.inputs["caption"].content).any():
             return own
-        return load(_FOLLOWED)(self.name, model, said) or own
+        return load(_FOLLOWED)(self.name, model, shown) or own
 
     def plan(self, samples: SampleTable, recipe: PromptRecipe) -> FieldPlan:
         """Items of the samples with a caption, and of the prompts; the content of a caption is known before."""

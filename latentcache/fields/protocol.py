@@ -64,7 +64,7 @@ class FieldSpec(Value):
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
 
     def variant_of(self, numbers: Any) -> NDArray[np.integer]:
-        """(n,) the variant of each number of a row; the rest tells apart focus crops. A prompt keeps its number."""
+        """(n,) the variant of each number of a row; the rest distinguishes focus crops. A prompt keeps its number."""
         given = np.asarray(numbers)
         return np.where(given < self.first_prompt, given % max(self.variants, 1), given)
 
@@ -167,7 +167,7 @@ class Job:
     ``Record`` in the build's own process."""
     content: bytes = b""
     """Content hash of the field's inputs; empty if it is known only after reading."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    sample_columns: Mapping[str, Any] = field(default_factory=dict)
     """The sample's columns, such as ``original_size``."""
     outputs: tuple[Output, ...] = ()
     cost: int = 1
@@ -381,8 +381,8 @@ class Settings(Value):
     def __repr__(self) -> str:
         """Show only the options that were given."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-        return f"{type(self).__name__}({said})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"{type(self).__name__}({shown})"
 
 
 def followed(settings: S, **cached: Any) -> S:
@@ -434,8 +434,8 @@ class FieldKind:
     ragged_columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """The same for columns with several values per row (loss spans), stored as (ends, values)."""
     work: WorkSize = WorkSize()
-    facts: tuple[str, ...] | None = None
-    """Columns of the samples that its producer needs in ``Job.facts``; None: all."""
+    sample_columns: tuple[str, ...] | None = None
+    """Columns of the samples that its producer needs in ``Job.sample_columns``; None: all."""
     makes_jobs: bool = False
     """True if :meth:`Producer.make` takes many small jobs of known content and one item, in place of ``prepare`` and
     ``encode``: it saves most of the work on each."""
@@ -455,7 +455,7 @@ class FieldKind:
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
-    def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
+    def resolved(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """Settings of this field in a build, or None; ``fields`` are those given, ``held``: the cache has it."""
         return fields.get(self.name)
 

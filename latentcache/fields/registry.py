@@ -80,16 +80,16 @@ def field_kind(name: str) -> FieldKind | None:
     return _kind(_OWN[name]) if name in _OWN else field_kinds().get(name)
 
 
-def settings_of(field: str, said: Any) -> Any:
+def settings_of(field: str, raw: Any) -> Any:
     """Settings of a field as the dataclass of its kind, checked; None and settings of unknown kinds stay."""
     kind = field_kind(field)
-    if kind is None or said is None or not is_dataclass(kind.settings):
-        return said
-    if isinstance(said, kind.settings):
-        said = {one.name: getattr(said, one.name) for one in fields(said)}
-    if not isinstance(said, Mapping):
-        raise UsageError(f"fields={{{field!r}: {said!r}}}: must be dict", fix=f"fields={{{field!r}: {{}}}}")
-    return kind.settings(**checked(kind.settings, said))
+    if kind is None or raw is None or not is_dataclass(kind.settings):
+        return raw
+    if isinstance(raw, kind.settings):
+        raw = {one.name: getattr(raw, one.name) for one in fields(raw)}
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"fields={{{field!r}: {raw!r}}}: must be dict", fix=f"fields={{{field!r}: {{}}}}")
+    return kind.settings(**checked(kind.settings, raw))
 
 
 def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:

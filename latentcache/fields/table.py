@@ -86,7 +86,7 @@ class SampleTable(Value):
     inputs: Mapping[str, Input]
     """By input name: ``image``, ``caption``, ``record``. The first one names the sample's own file."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """(S, ...) facts about inputs, such as ``original_size`` (S, 2) uint32: height, width in pixels; 0 if unknown."""
+    """(S, ...) columns of inputs, such as ``original_size`` (S, 2) uint32: height, width in pixels; 0 if unknown."""
 
     def __len__(self) -> int:
         return len(self.names)

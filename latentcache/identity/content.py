@@ -41,7 +41,7 @@ def canonical_json(value: Any) -> bytes:
         TypeError: A float is inside: its spelling would depend on the writer. Pass ``repr()`` or ``hex()``.
             Or a name is no text: JSON would spell ``1`` and ``"1"`` alike.
     """
-    _refuse_ambiguous(value)
+    _check_unambiguous(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
@@ -50,7 +50,7 @@ def json_hash(value: Any) -> bytes:
     return content_hash(canonical_json(value))
 
 
-def _refuse_ambiguous(value: Any) -> None:
+def _check_unambiguous(value: Any) -> None:
     if isinstance(value, float):
         raise TypeError(f"a float ({value!r}) cannot be part of an identity")
     names = value if isinstance(value, dict) else ()
@@ -59,4 +59,4 @@ def _refuse_ambiguous(value: Any) -> None:
             raise TypeError(f"a name in an identity must be text, got {name!r}")
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     for child in children:
-        _refuse_ambiguous(child)
+        _check_unambiguous(child)

@@ -199,7 +199,7 @@ class Cache(View):
         Raises:
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
-        self._refuse_weights("split")
+        self._check_no_weights("split")
         held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self.parts]
         training = self._some([~one for one in held], ", training part")
         return training, self._some(held, ", validation part")
@@ -210,7 +210,7 @@ class Cache(View):
         Raises:
             UsageError: There is no such file, or the cache has weights.
         """
-        self._refuse_weights("of_source")
+        self._check_no_weights("of_source")
         unknown = [name for name in names if name not in self.sources]
         if unknown:
             raise UsageError(f"no source {unknown[0]!r} in {self.path}", fix=f"use one of {', '.join(self.sources)}")
@@ -226,7 +226,7 @@ class Cache(View):
         Raises:
             UsageError: ``times`` is below 1, or the cache has weights.
         """
-        self._refuse_weights("repeated")
+        self._check_no_weights("repeated")
         times = whole("times", times, 1, MAX_SAMPLES // max(len(self), 1))
         parts = [replace(part, multiple=part.multiple * times) for part in self.parts]
         return self._with(parts, f", {times} times")
@@ -266,10 +266,10 @@ class Cache(View):
         settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), captions=bool(captions),
                                 caption_dropout=caption_dropout, dtype=dtype, repeats=bool(repeats))  # fmt: skip
         if settings.repeats != self.settings.repeats:
-            self._refuse_weights("read(repeats=)")
+            self._check_no_weights("read(repeats=)")
         view = Cache(self.parts, settings, self.checksum, self.mixture, self._note)
         if self._has_samples and replace(settings, repeats=True) != ReadSettings():
-            view._reader_of(None)  # refuses what is not stored
+            view._reader_of(None)  # raises an error if it is not stored
         return view
 
     @python_words()
@@ -318,7 +318,7 @@ class Cache(View):
         from latentcache.loader.row_reader import RowPart, RowSettings
         from latentcache.loader.rows import Rows
 
-        self._refuse_weights("rows")
+        self._check_no_weights("rows")
         given = {"pack": pack, "pad": pad, "chunk": chunk}
         kinds = [kind for kind, length in given.items() if length is not None]
         if len(kinds) != 1:
@@ -431,7 +431,7 @@ class Cache(View):
     def _held(self, by: str) -> int:
         return len(self)
 
-    def _refuse_unlike(self, other: Cache) -> None:
+    def _check_alike(self, other: Cache) -> None:
         """Fields with equal recipes, and equal read settings, can be in one batch."""
         first = self.snapshots[0]
         if other.settings != self.settings:
@@ -464,8 +464,8 @@ class Cache(View):
     def _with(self, parts: Sequence[Part], note: str) -> Cache:
         return Cache(parts, self.settings, self.checksum, None, self._note + note)
 
-    def _refuse_weights(self, what: str) -> None:
-        """Refuse what would make another mixture.
+    def _check_no_weights(self, what: str) -> None:
+        """Raise an error for a call that would change the mixture.
 
         Raises:
             UsageError: The cache has weights.

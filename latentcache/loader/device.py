@@ -28,7 +28,7 @@ _IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class InFlight:
     """A batch on its way."""
 
     batch: Batch
@@ -43,10 +43,10 @@ class Transfer:
         self.device, self._stream = _checked(device), stream
         self._under_way: deque[tuple[Any, Batch]] = deque()
 
-    def send(self, batch: Batch, finish: Finish) -> Sent:
+    def send(self, batch: Batch, finish: Finish) -> InFlight:
         """Begin to copy the tensors of a batch, which ``finish`` completes there; it may never be received."""
         if self._stream is None and self.device.type == "cpu":
-            return Sent(finish(batch))
+            return InFlight(finish(batch))
         if get_worker_info() is not None:
             raise UsageError(
                 f"device='{self.device}': not possible in a worker of a DataLoader",
@@ -54,7 +54,7 @@ class Transfer:
                 fix="iterate over the loader itself (it reads ahead), or use a loader with device='cpu' in workers",
             )
         if self._stream is None and self.device.type != "cuda":
-            return Sent(finish(moved(batch, self.device)))
+            return InFlight(finish(moved(batch, self.device)))
         stream = self._stream = self._stream or CudaStream(self.device)
         while self._under_way and (len(self._under_way) >= _IN_FLIGHT or self._under_way[0][0].query()):
             try:
@@ -64,13 +64,15 @@ class Transfer:
             event.synchronize()
         copied, event = stream.copy(batch, finish)
         self._under_way.append((event, batch))
-        return Sent(copied, event)
+        return InFlight(copied, event)
 
-    def receive(self, sent: Sent) -> Batch:
+    def receive(self, copied: InFlight) -> Batch:
         """The batch, on the device, for the caller's current stream."""
-        if sent.event is not None and self._stream is not None:
-            self._stream.join([value for value in sent.batch.values() if isinstance(value, torch.Tensor)], sent.event)
-        return sent.batch
+        if copied.event is not None and self._stream is not None:
+            self._stream.join(
+                [value for value in copied.batch.values() if isinstance(value, torch.Tensor)], copied.event
+            )
+        return copied.batch
 
     def __getstate__(self) -> dict[str, Any]:
         # Opening does not touch the device: the process may be one that cannot use it.

@@ -28,9 +28,9 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
-from latentcache.loader.device import Batch, Sent, Transfer
+from latentcache.loader.device import Batch, InFlight, Transfer
 from latentcache.loader.prefetch import Work, announced, read_ahead
-from latentcache.loader.ranks import find_ranks, refuse_double_sharding
+from latentcache.loader.ranks import check_double_sharding, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
 from latentcache.plan.numbers import real, whole
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Batches that are planned together at most, and their rows.
 _PLANNED, _PLANNED_ROWS = 12, 512
 #: Buckets that a warning names.
-_TOLD = 3
+_SHOWN = 3
 
 
 class Loader:
@@ -88,7 +88,7 @@ class Loader:
         self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
         self._epochs, self._position = Epochs(reader.index, batches), Position(seed)
         self._substitutes = Substitutes(on_error)
-        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+        self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
         self._sampled = False
         """True if a DataLoader serves this epoch."""
         self._warn()
@@ -154,7 +154,7 @@ class Loader:
         Raises:
             UsageError: It is not a whole number from 0, or accelerate would deal the batches of this rank out again.
         """
-        refuse_double_sharding(self.world_size)
+        check_double_sharding(self.world_size)
         if whole("epoch", epoch, 0) != self.epoch:
             self._position, self._sampled = Position(self.seed, int(epoch)), False
 
@@ -255,22 +255,22 @@ class Loader:
             MissingEntryError: A shard is gone.
         """
         index = self._reader.index
-        asked = checked_rows(rows, len(index.bucket))
+        chosen = checked_rows(rows, len(index.bucket))
         epoch = self.epoch if epoch is None else whole("epoch", epoch, 0)
-        found = index.bucket[asked]
+        found = index.bucket[chosen]
         bucket = int(found.max())
         if int(found.min()) != bucket:
-            first = dict(zip(found.tolist(), asked.tolist(), strict=True))
+            first = dict(zip(found.tolist(), chosen.tolist(), strict=True))
             raise UsageError(
                 f"rows: samples of {len(first)} buckets",
                 where=", ".join(f"{row}: {index.buckets[one]}" for one, row in sorted(first.items())[:8]),
                 why="all samples of a batch have one shape",
                 fix="ask for the samples of one bucket at a time",
             )
-        return self._make(BatchIndex(epoch, -1, asked, bucket, None, self.seed or 0))
+        return self._make(BatchIndex(epoch, -1, chosen, bucket, None, self.seed or 0))
 
     def _make(self, index: BatchIndex) -> Batch:
-        return self._transfer.receive(self._sent(index))
+        return self._transfer.receive(self._in_flight(index))
 
     def _works(self, plan: EpochPlan, begin: int) -> Iterator[_Step]:
         """Yield the work of each batch; several are planned at once, which costs little more than one."""
@@ -284,7 +284,7 @@ class Loader:
                     works = self._reader.works(indices)
             yield from map(_Step, repeat(self), indices, works)
 
-    def _sent(self, index: BatchIndex, work: Work[Batch] | None = None) -> Sent:
+    def _in_flight(self, index: BatchIndex, work: Work[Batch] | None = None) -> InFlight:
         """A batch on its way to the device."""
         reader, is_pad, numbers = self._reader, index.is_pad, None
 
@@ -339,25 +339,25 @@ class Loader:
 
     def _warn(self) -> None:
         """Say what a user would not expect: excluded samples, batches of padding, buckets that are mostly repeats."""
-        blank, found, said = self.report.blank_batches, self.report.overfilled, list[str]()
+        blank, found, lines = self.report.blank_batches, self.report.overfilled, list[str]()
         if self.excluded:
-            said.append(
+            lines.append(
                 f"{self.excluded} samples of {self._title} lack a field that was asked for and are not served;"
                 " `latentcache verify` names them"
             )
         if blank:
-            said.append(
+            lines.append(
                 f"{blank} batches of all ranks hold padding only: a mean over their labels is nan; divide the sum of"
                 " losses by the labels of all ranks, as the Trainer of transformers does, or take a batch_size of 2"
                 " or more, fewer ranks, or remainder='repeat' or 'drop'"
             )
         if found:
-            more = f"; {len(found) - _TOLD} more buckets too" if len(found) > _TOLD else ""
-            said.append(
-                f"{'; '.join(found[:_TOLD])}{more}: use remainder='partial' or 'drop', a smaller"
+            more = f"; {len(found) - _SHOWN} more buckets too" if len(found) > _SHOWN else ""
+            lines.append(
+                f"{'; '.join(found[:_SHOWN])}{more}: use remainder='partial' or 'drop', a smaller"
                 " batch_size, or fewer buckets"
             )
-        for one in said:
+        for one in lines:
             warnings.warn(one, stacklevel=4)
 
 
@@ -376,8 +376,8 @@ class _Step:
         if self.work is not None:
             self.work.begin()
 
-    def finish(self) -> Sent:
-        return self.loader._sent(self.index, self.work)
+    def finish(self) -> InFlight:
+        return self.loader._in_flight(self.index, self.work)
 
 
 class Sampler(TorchSampler[BatchIndex]):
@@ -479,7 +479,7 @@ class LoaderIterable(IterableDataset[Batch]):
         Raises:
             UsageError: In a worker process, or if accelerate would deal the batches of this rank out again.
         """
-        refuse_double_sharding(self._loader.world_size)
+        check_double_sharding(self._loader.world_size)
         if get_worker_info() is not None:
             raise UsageError(
                 "loader.iterable() in a worker of a DataLoader",
@@ -497,9 +497,9 @@ def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
     except (TypeError, ValueError, RuntimeError):  # lists of several lengths, a tensor that numpy cannot take
         found = np.empty(0)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size or found.min() < 0 or found.max() >= count:
-        said = repr(rows)
+        text = repr(rows)
         raise NoSuchRowError(
-            f"rows={said if len(said) <= 60 else said[:60] + '...'}: must be whole numbers from 0 to {count - 1}",
+            f"rows={text if len(text) <= 60 else text[:60] + '...'}: must be whole numbers from 0 to {count - 1}",
             fix="batch([0])",
         )
     return found.astype(np.int64, copy=False)

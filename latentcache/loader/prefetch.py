@@ -71,7 +71,7 @@ class _Queue(Generic[Made]):
         self._works, self._depth, self._lock, self._closed = iter(works), depth, threading.Lock(), False
         self._begun = deque[Work[Made]]()
         self._ready = SimpleQueue[tuple[Made | None, BaseException | None]]()
-        self._asked = SimpleQueue[float | None]()
+        self._requests = SimpleQueue[float | None]()
         self._thread: threading.Thread | None = None
 
     def take(self) -> Made:
@@ -80,7 +80,7 @@ class _Queue(Generic[Made]):
             if self._lock.acquire(blocking=False):
                 self._make(1)
             else:
-                self._asked.put(0.0)
+                self._requests.put(0.0)
         made, error = self._ready.get()
         if error is not None:
             try:
@@ -97,11 +97,11 @@ class _Queue(Generic[Made]):
             self._thread = threading.Thread(target=self.serve, name="latentcache-read-ahead", daemon=True)
             self._thread.start()
             _RUNNING[self._thread] = self
-        self._asked.put(pause)
+        self._requests.put(pause)
 
     def serve(self) -> None:
         """Make results on each request; runs in the thread."""
-        while (pause := self._asked.get()) is not None:
+        while (pause := self._requests.get()) is not None:
             time.sleep(pause)
             self._lock.acquire()
             self._make(self._depth)
@@ -130,7 +130,7 @@ class _Queue(Generic[Made]):
     def end(self, *, wait: bool = False) -> None:
         """Have the thread end after what it is doing."""
         self._closed, self._works, self._begun = True, iter(()), deque()
-        self._asked.put(None)
+        self._requests.put(None)
         if wait and self._thread is not None:
             self._thread.join()
         while not self._ready.empty():
@@ -190,7 +190,7 @@ def announced(works: Iterable[Work[Made]]) -> Iterator[Work[Made]]:
 
     Decides nothing about what is read, only when the disk begins; nothing here can fail a read.
     """
-    coming: deque[Work[Made]] = deque()
+    pending: deque[Work[Made]] = deque()
     calm, ahead = 0, _ANNOUNCED
     for number, work in enumerate(works):
         if _HAS_ADVICE and (calm < _CALM or not number % _SELDOM):
@@ -203,10 +203,10 @@ def announced(works: Iterable[Work[Made]]) -> Iterator[Work[Made]]:
                     announce(places)
                     small = _ANNOUNCED_BYTES // max(sum(size for *_, size in places), 1)
                     ahead = max(_ANNOUNCED, min(small, _ANNOUNCED_MOST))
-        coming.append(work)
-        while len(coming) > ahead:
-            yield coming.popleft()
-    yield from coming
+        pending.append(work)
+        while len(pending) > ahead:
+            yield pending.popleft()
+    yield from pending
 
 
 def announce(places: Sequence[Place]) -> None:

@@ -47,8 +47,8 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]
     return whole("rank", numbers[0], 0, total - 1, why="ranks count from 0"), total, found
 
 
-def refuse_double_sharding(world_size: int) -> None:
-    """Refuse to serve the batches of one rank to a class of accelerate that deals them out to all ranks again."""
+def check_double_sharding(world_size: int) -> None:
+    """Raise an error if a class of accelerate would shard the batches of one rank a second time."""
     frame = sys._getframe() if world_size > 1 and "accelerate" in sys.modules else None
     while frame is not None:
         if type(frame.f_locals.get("self")).__name__ in _SHARDING:

@@ -184,7 +184,7 @@ class Rows(View, Dataset[Batch]):
         if silent:
             warnings.warn(
                 f"{dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be learned of"
-                f" them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses them)",
+                f" them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' raises an error)",
                 stacklevel=3,
             )
 
@@ -198,7 +198,7 @@ class Rows(View, Dataset[Batch]):
         """Tokens or documents in all rows."""
         return self.tokens if by == "tokens" else sum(len(np.unique(plan.document)) for plan in self.row_plans)
 
-    def _refuse_unlike(self, other: Rows) -> None:
+    def _check_alike(self, other: Rows) -> None:
         if other.settings != self.settings:
             raise UsageError(
                 "combine: these rows cannot be in one batch",

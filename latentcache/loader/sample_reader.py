@@ -33,10 +33,10 @@ from latentcache.plan.variants import drawn_of_samples
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 
-Turn = tuple[int, int]
+Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
-Facts = dict[tuple[str, str], Any]
+Metadata = dict[tuple[str, str], Any]
 """Field (or the samples) and name of a column -> its values for all samples: (n, ...), or a list of n texts."""
 _Located = tuple[str, Sequence[tuple[int, ...]], Sequence[tuple[Located, Sequence[int]]]]
 """A field, the (B, ...) of each batch, where items are, and which of those belong to each batch."""
@@ -134,12 +134,12 @@ class SampleReader:
 
     def works(self, batches: Sequence[BatchIndex]) -> list[SampleBatch]:
         """Batches of one epoch: drawn where a posterior is stored; for a device as stored, else scaled and cast."""
-        turn = batches[0].seed, batches[0].epoch
+        epoch = batches[0].seed, batches[0].epoch
         counts = [len(batch.rows) for batch in batches]
         ends = [0, *accumulate(counts)]
         split = self._selection.split(np.concatenate([batch.rows for batch in batches]))
-        chosen = [self._chosen(self._sources[number], local, turn) for number, _, local in split]
-        found = _merged([at for _, at, _ in split], [facts for _, facts in chosen])
+        chosen = [self._chosen(self._sources[number], local, epoch) for number, _, local in split]
+        found = _merged([at for _, at, _ in split], [described for _, described in chosen])
         buckets = [self.index.buckets[batch.bucket] for batch in batches]
         if "target_size" in self.metadata:
             found[SAMPLES, "target_size"] = np.repeat([bucket.size[1:] for bucket in buckets], counts, axis=0)
@@ -152,7 +152,7 @@ class SampleReader:
             ]
             fields.append(self._located(name, rows, ends, shapes, found))
         return [
-            SampleBatch(self, fields, found, number, slice(*ends[number : number + 2]), turn)
+            SampleBatch(self, fields, found, number, slice(*ends[number : number + 2]), epoch)
             for number in range(len(batches))
         ]
 
@@ -207,13 +207,13 @@ class SampleReader:
                 scaling = affine.scaling(spec.dtype)
                 self._scaled |= {} if scaling is None else {name: scaling}
 
-    def _chosen(self, source: _Source, local: Ints, turn: Turn) -> tuple[dict[str, Ints], Facts]:
+    def _chosen(self, source: _Source, local: Ints, epoch: Epoch) -> tuple[dict[str, Ints], Metadata]:
         """Rows of each field that n samples of one part are served with, and what describes them."""
         joined = source.joined
         sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
-        variants = self._variants(source, local, sample, again, turn)
+        variants = self._variants(source, local, sample, again, epoch)
         rows = {name: self._items(source, name, local, variants) for name in self.fields}
-        found: Facts = {}
+        found: Metadata = {}
         for name in self.fields:
             if self._draws[name] or "keys" in self.metadata:
                 found[name, "key"] = source.keys(name, rows[name])
@@ -224,7 +224,7 @@ class SampleReader:
         for name, holder in self.metadata.items():
             column = METADATA.get(name, name)
             if holder == TEXTS:
-                found[SAMPLES, name] = self._texts(source, column, sample, variants, again, turn)
+                found[SAMPLES, name] = self._texts(source, column, sample, variants, again, epoch)
             elif holder == SAMPLES or holder in rows:
                 found[SAMPLES, name] = source.column(holder, column)[rows.get(holder, sample)].astype(np.int64)
         return rows, found
@@ -240,7 +240,7 @@ class SampleReader:
             found[drawn == DROPPED] = source.empty[name]
         return found
 
-    def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, turn: Turn) -> Variants:
+    def _variants(self, source: _Source, local: Ints, sample: Ints, again: Ints | None, epoch: Epoch) -> Variants:
         """First input -> (n,) variant of each sample: one draw for all fields of this input."""
         dropout, drawn = self._settings.caption_dropout, dict[str, Ints]()
         for lead, (names, allowed) in self._choices.items():
@@ -248,15 +248,15 @@ class SampleReader:
             every = [rows[:, np.minimum(allowed, rows.shape[1] - 1)] for rows in stored]
             counts = [(rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) for rows in every]
             held = np.minimum.reduce(counts) + np.uint64(1)  # a field may have lost variants that others have
-            drawn[lead] = allowed[(drawn_of_samples(lead, sample, turn, again) % held).astype(np.intp)]
+            drawn[lead] = allowed[(drawn_of_samples(lead, sample, epoch, again) % held).astype(np.intp)]
         if dropout:
-            draws = drawn_of_samples("dropout", sample, turn, again)
+            draws = drawn_of_samples("dropout", sample, epoch, again)
             held = drawn.get(CAPTION, np.zeros(len(draws), dtype=np.int64))
             drawn[CAPTION] = np.where(draws < np.uint64(min(int(dropout * 2**64), 2**64 - 1)), DROPPED, held)
         return drawn
 
     def _texts(
-        self, source: _Source, name: str, sample: Ints, variants: Variants, again: Ints | None, turn: Turn
+        self, source: _Source, name: str, sample: Ints, variants: Variants, again: Ints | None, epoch: Epoch
     ) -> list[str]:
         """Names, or texts of an input: what the items that are served were made of; of no item, any of several."""
         texts: list[str] = source.strings(name).take(sample)
@@ -264,7 +264,7 @@ class SampleReader:
             return texts
         several, drawn = BETWEEN in "".join(texts), variants.get(name)
         if drawn is None and several and self._settings.captions and name not in self._leads.values():
-            draws = drawn_of_samples(name, sample, turn, again)
+            draws = drawn_of_samples(name, sample, epoch, again)
             drawn = (draws >> np.uint64(1)).astype(np.int64)
         if not several and name not in self._made and (drawn is None or not drawn.any()):
             return texts  # each is what is served
@@ -278,7 +278,7 @@ class SampleReader:
         items: Sequence[tuple[_Source, Ints, Ints]],
         ends: Sequence[int],
         shapes: Sequence[tuple[int, ...]],
-        found: Facts,
+        found: Metadata,
     ) -> _Located:
         """Locate the items of a field for batches that end at these places and have items of these shapes."""
         spec, counts, lengths = self._specs[name], np.diff(ends), found.get((name, "length"))
@@ -302,9 +302,9 @@ class SampleReader:
             row = np.array([prompt_row(fields[name], text)])
             if row[0] < 0:
                 continue
-            facts: Facts = {(name, "length"): source.lengths(name, row)} if self._specs[name].ragged else {}
-            found = self._located(name, [(source, none, row)], (0, 1), [fields[name].groups[0].shape], facts)
-            batch |= SampleBatch(self, [found], facts, 0, slice(0, 1), (0, 0)).finish()
+            described: Metadata = {(name, "length"): source.lengths(name, row)} if self._specs[name].ragged else {}
+            found = self._located(name, [(source, none, row)], (0, 1), [fields[name].groups[0].shape], described)
+            batch |= SampleBatch(self, [found], described, 0, slice(0, 1), (0, 0)).finish()
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -389,10 +389,16 @@ class SampleBatch:
     """One of several batches that were planned together: its number, and its own samples among those of all."""
 
     def __init__(
-        self, reader: SampleReader, fields: Sequence[_Located], facts: Facts, number: int, own: slice, turn: Turn
+        self,
+        reader: SampleReader,
+        fields: Sequence[_Located],
+        described: Metadata,
+        number: int,
+        own: slice,
+        epoch: Epoch,
     ) -> None:
-        self._reader, self._fields, self._number, self._own, self._turn = reader, fields, number, own, turn
-        self._facts = {name: values[own] for name, values in facts.items()}
+        self._reader, self._fields, self._number, self._own, self._epoch = reader, fields, number, own, epoch
+        self._described = {name: values[own] for name, values in described.items()}
         self._begun: list[tuple[str, torch.Tensor, list[Gathering]]] | None = None
 
     def places(self) -> list[Place]:
@@ -408,18 +414,20 @@ class SampleBatch:
         """The batch."""
         if self._begun is None:
             self.begin()
-        begun, self._begun, facts, batch = self._begun or [], None, self._facts, Batch()
+        begun, self._begun, described, batch = self._begun or [], None, self._described, Batch()
         for name, stored, gatherings in begun:
             for gathering in gatherings:
                 gathering.finish()
             batch[name] = self._values(name, stored)
-            if (name, "length") in facts:
-                batch[f"{name}_mask"] = torch.from_numpy(np.arange(stored.shape[1]) < facts[name, "length"][:, None])
+            if (name, "length") in described:
+                batch[f"{name}_mask"] = torch.from_numpy(
+                    np.arange(stored.shape[1]) < described[name, "length"][:, None]
+                )
         for name in self._reader.metadata:
-            if name == "keys" and (SAMPLES, "names") in facts:  # not of a prompt
-                batch[name] = {field: torch.from_numpy(facts[field, "key"]) for field in self._reader.fields}
-            elif (SAMPLES, name) in facts:
-                found = facts[SAMPLES, name]
+            if name == "keys" and (SAMPLES, "names") in described:  # not of a prompt
+                batch[name] = {field: torch.from_numpy(described[field, "key"]) for field in self._reader.fields}
+            elif (SAMPLES, name) in described:
+                found = described[SAMPLES, name]
                 batch[name] = found if isinstance(found, list) else torch.from_numpy(found)
         return batch
 
@@ -431,8 +439,8 @@ class SampleBatch:
         kind, dtype = numpy_dtype(spec.dtype), TORCH[spec.dtype]
         memory = reader._pool.take(math.prod(shape) * kind.itemsize)
         values = memory.view(kind).reshape(shape)
-        if (name, "length") in self._facts:
-            for item, length in zip(values, self._facts[name, "length"].tolist(), strict=True):
+        if (name, "length") in self._described:
+            for item, length in zip(values, self._described[name, "length"].tolist(), strict=True):
                 item[length:] = spec.pad_value
         gatherings = []
         for located, ends in parts:
@@ -450,19 +458,21 @@ class SampleBatch:
         if draw is None and not values:
             return stored
         with without_team():
-            if draw is not None and (name, "key") in self._facts:
+            if draw is not None and (name, "key") in self._described:
                 half = (shape[0], shape[1] // 2, *shape[2:])
                 drawn = torch.from_numpy(reader._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-                posterior(stored, self._facts[name, "key"], drawn, draw, self._turn, self._facts[SAMPLES, "again"])
+                posterior(
+                    stored, self._described[name, "key"], drawn, draw, self._epoch, self._described[SAMPLES, "again"]
+                )
                 stored = drawn
             return reader._valued(name, stored) if values else stored
 
 
-def _merged(at: Sequence[Ints], parts: Sequence[Facts]) -> Facts:
+def _merged(at: Sequence[Ints], parts: Sequence[Metadata]) -> Metadata:
     """Columns of several parts as columns of all samples; ``at`` has the places of each part."""
     if len(parts) == 1:
         return parts[0]
-    order, merged = np.argsort(np.concatenate(at)), Facts()
+    order, merged = np.argsort(np.concatenate(at)), Metadata()
     for name, first in parts[0].items():
         if isinstance(first, list):
             every = [one for part in parts for one in part[name]]

@@ -39,7 +39,7 @@ METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_lef
 #: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket.
 SAMPLES, TEXTS, BUCKET = "", "texts of inputs", "bucket"
 #: Snapshots whose empty captions were said in this process: cache, number.
-_SAID: set[tuple[Path, int]] = set()
+_WARNED: set[tuple[Path, int]] = set()
 
 
 class ReadSettings(Value):
@@ -107,15 +107,15 @@ class Joined:
 class Selection:
     """The samples of parts that have some fields, in buckets, as a plan takes them. Picklable.
 
-    ``asked``: names of fields and of metadata; None: everything that there is.
+    ``requested``: names of fields and of metadata; None: everything that there is.
     """
 
     def __init__(
-        self, parts: Sequence[Part], asked: Sequence[str] | None, settings: ReadSettings, mixture: Mixture | None
+        self, parts: Sequence[Part], requested: Sequence[str] | None, settings: ReadSettings, mixture: Mixture | None
     ) -> None:
-        self._given = tuple(parts), asked, settings, mixture
+        self._given = tuple(parts), requested, settings, mixture
         self.parts, self.settings = tuple(parts), settings
-        self.fields, self.metadata = _asked(parts[0].snapshot, asked)
+        self.fields, self.metadata = _requested(parts[0].snapshot, requested)
         """Fields of a batch, and its metadata by name: what has each."""
         _check_texts(parts[0].snapshot, self.fields)
         self.joined = [join(part, self.fields, repeats=settings.repeats) for part in parts]
@@ -149,7 +149,7 @@ class Selection:
 
     def _buckets(self) -> tuple[tuple[Bucket, ...], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
-        met: dict[Bucket, int] = {}
+        positions: dict[Bucket, int] = {}
         numbers = []
         for part, joined in zip(self.parts, self.joined, strict=True):
             code: Any = np.intp(0)  # of each sample, or of all
@@ -164,11 +164,11 @@ class Selection:
                 used = np.flatnonzero(counts)
                 found = [{**found[one // len(own)], name: own[one % len(own)]} for one in used.tolist()]
                 code = (np.cumsum(counts > 0) - 1)[code]
-            of_part = [met.setdefault(_bucket(groups), len(met)) for groups in found]
+            of_part = [positions.setdefault(_bucket(groups), len(positions)) for groups in found]
             numbers.append(np.broadcast_to(np.array([*of_part, 0], dtype=np.int32)[code], len(joined.sample)))
-        order = tuple(sorted(met, key=lambda one: (*size_rank(one.size), one.shapes)))
+        order = tuple(sorted(positions, key=lambda one: (*size_rank(one.size), one.shapes)))
         final = np.zeros(max(len(order), 1), dtype=np.int32)
-        final[[met[one] for one in order]] = np.arange(len(order))
+        final[[positions[one] for one in order]] = np.arange(len(order))
         return order, final[np.concatenate(numbers)]
 
     def _identify(self) -> str:
@@ -211,17 +211,17 @@ def split(starts: Ints, rows: Ints) -> Split:
 
 def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
     """Texts of one input are the same in all fields."""
-    said: dict[str, str] = {}
+    rules: dict[str, str] = {}
     for name in fields:
         kind, recipe = snapshot.fields[name].kind, snapshot.fields[name].recipe
         own = snapshot.samples.inputs.get(kind.inputs[0]) if kind is not None else None
         if recipe is not None and own is not None and own.text is not None:
-            said.setdefault(recipe.read_time.texts, name)
-    if len(said) > 1:
-        one, other = list(said.values())[:2]
+            rules.setdefault(recipe.read_time.texts, name)
+    if len(rules) > 1:
+        one, other = list(rules.values())[:2]
         raise UsageError(
             f"{one} and {other} hold other variants of captions",
-            why=" and ".join(said),
+            why=" and ".join(rules),
             fix=f"build both again with the same --caption-variants, or leave {other} out of fields=",
             slug="other-captions",
         )
@@ -335,12 +335,14 @@ def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
     return names
 
 
-def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked or ()))
-    fields = default_fields(snapshot) if asked is None else tuple(name for name in names if name in snapshot.fields)
+def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    names = list(dict.fromkeys([requested] if isinstance(requested, str) else requested or ()))
+    fields = (
+        default_fields(snapshot) if requested is None else tuple(name for name in names if name in snapshot.fields)
+    )
     found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
     possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": BUCKET}
-    if asked is None:
+    if requested is None:
         return fields, {"names": TEXTS} | possible
     known = [*snapshot.fields, "names", "keys", "meta", *possible]
     unknown = [name for name in names if name not in known]
@@ -372,9 +374,9 @@ def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | Non
 def warn_of_empty(snapshot: Snapshot, *, stacklevel: int) -> None:
     """Say once in a process for each snapshot that samples are without a caption, unless by choice."""
     about, caption = (snapshot.paths.root, snapshot.number), snapshot.samples.inputs.get("caption")
-    if caption is None or caption.text is None or about in _SAID or snapshot.empty_by_choice:
+    if caption is None or caption.text is None or about in _WARNED or snapshot.empty_by_choice:
         return
-    _SAID.add(about)
+    _WARNED.add(about)
     count, first = caption.text.empty()
     if count:
         every = "all" if count == len(caption.text) else f"{count} of {len(caption.text)}"

@@ -38,7 +38,7 @@ class View:
 
         def _index_of(self, fields: Sequence[str] | None) -> SampleIndex: ...
         def _reader_of(self, fields: Sequence[str] | None) -> Reader: ...
-        def _refuse_unlike(self, other: Any) -> None: ...
+        def _check_alike(self, other: Any) -> None: ...
         def _combined(self, parts: Sequence[Any], mix: Mixture | None) -> Self: ...
 
     def plan(
@@ -166,7 +166,7 @@ def combine(
     if weights is None and samples is not None:
         raise UsageError(f"samples={samples!r}: only allowed with weights", fix="pass weights too, as [1, 1]")
     for one in found[1:]:
-        found[0]._refuse_unlike(one)
+        found[0]._check_alike(one)
     first, mix = found[0], None
     if weights is not None:
         units = None if by == "rows" else [Fraction(len(one), max(one._held(by), 1)) for one in found]

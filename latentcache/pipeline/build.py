@@ -1,7 +1,7 @@
 """``build_cache``: scan, describe, compare, encode field by field, publish one snapshot.
 
 Guarantee: a second build of unchanged data encodes and publishes nothing and loads no encoder; a killed build is
-continued by the next one; sources are only read. Everything that can refuse a build is checked before anything is
+continued by the next one; sources are only read. Everything that can reject a build is checked before anything is
 encoded or written.
 """
 
@@ -44,7 +44,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending
 from latentcache.store.publish import NewSnapshot
 
-#: Settings that each worker is told.
+#: Settings that are sent to each worker.
 _OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every", "stream")
 #: Reads what the heads of files say of samples: the column :data:`_SIZE`, and others beside it.
 _HEADERS, _SIZE = "latentcache.images.headers:fill_sizes", "original_size"
@@ -138,7 +138,7 @@ class _Build:
         fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
         settings = {
-            name: known[name].asked(fields, self.samples, held=name in stored) if name in known else fields[name]
+            name: known[name].resolved(fields, self.samples, held=name in stored) if name in known else fields[name]
             for name in names
         }
         found = {name: one for name, one in settings.items() if one is not None or fields.get(name, name) is None}
@@ -329,7 +329,7 @@ class _Build:
         return run.run(self.observer.advanced)
 
     def task(self, work: FieldWork) -> Task:
-        """Return the task that tells a worker how to make a field."""
+        """Return the task for the workers of a field."""
         settings, described = self.settings, work.described
         return Task(
             field=work.kind.name,

@@ -156,16 +156,18 @@ class FieldWork:
         samples, sample = listing.samples, self.plan.sample[self.todo]
         starts = np.flatnonzero(np.diff(sample, prepend=-1))
         rows, ends = sample[starts], np.append(starts[1:], len(sample))
-        content, wanted = self.kind.content(samples), self.kind.facts
-        told = {name: column for name, column in samples.columns.items() if wanted is None or name in wanted}
+        content, wanted = self.kind.content(samples), self.kind.sample_columns
+        columns_now = {name: column for name, column in samples.columns.items() if wanted is None or name in wanted}
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
             own = slice(starts[first], ends[first + len(chosen) - 1])
             packed = np.asarray(content[chosen]).tobytes()
             hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
-            columns = [np.asarray(column[chosen]).tolist() for column in told.values()]
-            facts: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(chosen))
+            columns = [np.asarray(column[chosen]).tolist() for column in columns_now.values()]
+            sample_columns: Iterable[tuple[Any, ...]] = (
+                zip(*columns, strict=True) if columns else repeat((), len(chosen))
+            )
             sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
             items = self.todo[own]
             each = zip(
@@ -176,7 +178,7 @@ class FieldWork:
                 chosen.tolist(),
                 samples.names.take(chosen),
                 hashes,
-                facts,
+                sample_columns,
                 (ends - starts)[first : first + _JOBS].tolist(),
                 np.maximum(sums, 1).tolist(),
                 strict=True,
@@ -186,7 +188,7 @@ class FieldWork:
                     name=name,
                     inputs=next(inputs)[1],
                     content=b"" if known == _UNREAD else known,
-                    facts=dict(zip(told, values, strict=True)),
+                    sample_columns=dict(zip(columns_now, values, strict=True)),
                     outputs=tuple(islice(outputs, count)),
                     cost=cost,
                 )
@@ -207,12 +209,12 @@ def field_work(
     ``samples`` have all header columns that the kind needs; ``rejected`` ones are known to be unusable, by row. After
     an ``unfinished`` build, committed items of unread inputs count as cached.
     """
-    plan, refused = kind.plan(samples, described.recipe), dict(rejected)
+    plan, failed = kind.plan(samples, described.recipe), dict(rejected)
     for row, one in plan.rejected:
-        refused.setdefault(row, replace(one, target=kind.name))
-    if refused:
+        failed.setdefault(row, replace(one, target=kind.name))
+    if failed:
         usable = np.ones(len(samples), dtype=np.bool_)
-        usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
+        usable[np.fromiter(failed, dtype=np.intp, count=len(failed))] = False
         rows = usable_items(plan, usable, described.recipe.spec.first_prompt)
         plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})
     kept = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
@@ -225,7 +227,7 @@ def field_work(
         plan=plan,
         kept=kept,
         place=place,
-        rejected=refused,
+        rejected=failed,
         noise={} if kept is None else kept.noise,
     )
     find_items(work, samples, catalog)

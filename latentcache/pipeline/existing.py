@@ -32,8 +32,10 @@ class Existing(Value):
     damage: str = ""
     """Problem of the current snapshot, if an older one or none replaces it."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """Facts of the snapshot, else the build state: ``fields`` {name: {recipe, provenance}}, ``source``, ``part``,
-    ``allow_failed``. Empty: no build began."""
+    """Settings of the snapshot, else of the build state. Empty: no build began.
+
+    ``fields`` {name: {recipe, provenance}}, ``source``, ``part``, ``allow_failed``.
+    """
     unfinished: bool = False
     """True if a build began and has not ended."""
 
@@ -68,11 +70,11 @@ class Existing(Value):
 
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
-        stored, asked = self.state.get("part"), settings.part
-        wanted = "" if asked is not None and asked.endswith("/1") else asked
+        stored, requested = self.state.get("part"), settings.part
+        wanted = "" if requested is not None and requested.endswith("/1") else requested
         if None not in (stored, wanted) and wanted != stored:
             raise UsageError(
-                f"--part={asked}: this cache holds {f'part {stored}' if stored else 'all'} of its data",
+                f"--part={requested}: this cache holds {f'part {stored}' if stored else 'all'} of its data",
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
                 fix="give each part, and the whole, a folder of its own with --out",
@@ -98,9 +100,9 @@ def read_existing(settings: BuildSettings) -> Existing:
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
         else:
-            told = {"source": found.source.get("options") or {}, "part": found.part}
-            told |= {"fields": found.fields, "allow_failed": found.allow_failed}
-            return Existing(snapshot=found, damage=damage, state=told, unfinished=bool(state))
+            state_now = {"source": found.source.get("options") or {}, "part": found.part}
+            state_now |= {"fields": found.fields, "allow_failed": found.allow_failed}
+            return Existing(snapshot=found, damage=damage, state=state_now, unfinished=bool(state))
     if damage and not state and not settings.fields:
         raise CacheDamagedError(
             "the manifest is damaged, so the settings of this cache are unknown",

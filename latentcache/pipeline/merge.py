@@ -1,7 +1,7 @@
 """``merge_caches``: finished caches of one recipe become one, such as the parts that several machines built.
 
 Guarantee: the rows and item keys are those of one build; every copied entry passed its check; parts are only read.
- Parts that are missing, unfinished, made by another recipe or from other files are refused before anything is
+ Parts that are missing, unfinished, made by another recipe or from other files are rejected before anything is
  written; what a merge copied before it failed is used by the next one.
 """
 
@@ -98,7 +98,7 @@ def _opened(part: Path) -> Snapshot:
 
 
 def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) -> None:
-    """Refuse a cache whose fields or recipes differ from the first one's."""
+    """Reject a cache whose fields or recipes differ from the first one's."""
     differences = list[tuple[str, str, str]]()
     for name in sorted({*first.fields, *snapshot.fields}):
         kind, one, other_one = kind_of(name), first.fields.get(name), snapshot.fields.get(name)
@@ -121,7 +121,7 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
 
 
 def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path) -> None:
-    """Refuse parts of one data set that are not all there, or of several divisions."""
+    """Reject an incomplete set of parts, or parts of several divisions."""
     numbers = [Part.parse(one.part or "0/1") for one in snapshots]
     wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
     found = [f"{one.index}/{one.of}" for one in numbers]

@@ -1,6 +1,6 @@
 """Checks before a build: places and free space. All of them run before anything is encoded or written.
 
-Guarantee: a command that is refused leaves the cache as it was; a folder that it made is removed again.
+Guarantee: a command that is rejected leaves the cache as it was; a folder that it made is removed again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_IMAGES = (
 
 
 def check_paths(data: Path, cache: Path) -> None:
-    """Refuse a cache inside the data, or in a folder that holds something else."""
+    """Reject a cache inside the data, or in a folder that holds something else."""
     if not data.exists():
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")
     with writing(cache):
@@ -46,7 +46,7 @@ def check_paths(data: Path, cache: Path) -> None:
 
 
 def check_out(cache: Path) -> None:
-    """Refuse a folder that holds something else than a cache."""
+    """Reject a folder with files that are not of a cache."""
     if cache.exists() and not cache.is_dir():
         raise UsageError(f"--out={cache}: a file is there", where=str(cache), fix="give a folder")
     if cache.is_dir() and not CachePaths(cache).is_ours() and any(cache.iterdir()):
@@ -101,7 +101,7 @@ def free_bytes(cache: Path) -> int:
 
 
 def check_space(plan: BuildPlan) -> None:
-    """Refuse a build that does not fit."""
+    """Reject a build that does not fit on the disk."""
     if plan.to_make and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
         raise DiskFullError(
             "the disk is too full for this build",
@@ -113,7 +113,7 @@ def check_space(plan: BuildPlan) -> None:
 
 
 def check_source(options: SourceOptions | None, kind: str, data: Path) -> None:
-    """Refuse settings that DATA of this kind would ignore."""
+    """Reject settings that DATA of this kind would ignore."""
     unused, other = (_OF_RECORDS, "records") if kind == "images" else (_OF_IMAGES, "images")
     for name in unused:
         if getattr(options, name, None) not in (None, "", (), False):
@@ -124,7 +124,7 @@ def check_source(options: SourceOptions | None, kind: str, data: Path) -> None:
 
 
 def check_notes(notes: Sequence[Rejected], data: Path) -> None:
-    """Refuse data of which anything is not used; what a configuration asks for is answered by the options."""
+    """Reject data with unused files; options decide about settings of a configuration."""
     notes = [note for note in notes if note.reason != "config-asks"]
     if not notes:
         return

@@ -46,7 +46,7 @@ def publish(
     current: Snapshot | None,
     started: float,
 ) -> BuildReport:
-    """Publish what runs made, unless it tells what the current snapshot does. Errors as publishing has.
+    """Publish the results of runs, unless they equal the current snapshot. Errors as publishing has.
 
     ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source. ``catalog`` was
     loaded after the runs. ``root`` is that of the data.
@@ -252,7 +252,7 @@ def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
 
 
 def _comparable(manifest: Mapping[str, Any]) -> Any:
-    """Return the facts that make a snapshot a new one, without its time and the machines that made its entries."""
+    """Return the values that make a snapshot a new one, without its time and the machines that made its entries."""
     named = ("complete", "allow_failed", "shards", "inputs", "columns", "rejected")
     fields = [
         (name, {**one, "provenance": one["provenance"].get("decoders"), "noise": None})

@@ -39,7 +39,7 @@ class Reencode:
     def __init__(self, device: str = "auto") -> None:
         self.device = ""
         """Device of the last encoder; empty until one is open."""
-        self._asked = device
+        self._device = device
 
     def encode(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None
@@ -64,7 +64,9 @@ class Reencode:
                     name=samples.names[sample],
                     inputs=given,
                     content=np.asarray(content[sample]).tobytes(),
-                    facts={name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()},
+                    sample_columns={
+                        name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()
+                    },
                     outputs=tuple(_output(held, row) for row in items),
                 )
                 yield from _encoded(producer, kind, job)
@@ -74,7 +76,7 @@ class Reencode:
 
     def _opened(self, held: FieldRows, root: Path, described: Described) -> Producer:
         options = {"max_pixels": MAX_PIXELS}
-        context = ProducerContext(root=str(root), device=self._asked, groups=held.groups, options=options)
+        context = ProducerContext(root=str(root), device=self._device, groups=held.groups, options=options)
         producer: Producer = load(kind_of(held.name).producer)(described.producer, described.recipe, context)
         producer.open()
         self.device = producer.device

@@ -1,6 +1,6 @@
 """The plan of a build before the work, its progress, and a report after it.
 
-The report holds facts; the command line turns them into text and into the JSON of the contract.
+The report holds numbers and names; the command line turns them into text and into the JSON of the contract.
 """
 
 from __future__ import annotations

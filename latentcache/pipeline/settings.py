@@ -75,15 +75,15 @@ class BuildSettings:
     def __repr__(self) -> str:
         """The values that differ from their defaults."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
-        said = {one.name: given[one.name] for one in fields(self) if given[one.name] not in (one.default, {})}
-        said |= {name: str(value) for name, value in said.items() if isinstance(value, Path)}
-        said |= {} if self.source is None else {"source": self.source.as_json()}
-        return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in said.items())})"
+        shown = {one.name: given[one.name] for one in fields(self) if given[one.name] not in (one.default, {})}
+        shown |= {name: str(value) for name, value in shown.items() if isinstance(value, Path)}
+        shown |= {} if self.source is None else {"source": self.source.as_json()}
+        return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @python_words()
     def __post_init__(self) -> None:
         made = checked(BuildSettings, {one.name: getattr(self, one.name) for one in fields(self)})
-        made["fields"] = {name: settings_of(name, said) for name, said in made["fields"].items()}
+        made["fields"] = {name: settings_of(name, shown) for name, shown in made["fields"].items()}
         for name, value in made.items():
             object.__setattr__(self, name, value)
         devices_for(self.device, needs_torch=False)  # for the errors

@@ -31,7 +31,7 @@ Remainder = Literal["repeat", "drop", "partial", "pad", "error"]
 
 ``repeat``: the last batch is filled with samples of the same bucket. ``drop``: they are left out. ``partial``: the
 last batch is smaller, filled only up to equal sizes on all ranks. ``pad``: the last batch is filled with padding
-rows, which have no loss and count as nothing. ``error``: refuse.
+rows, which have no loss and count as nothing. ``error``: raise an error.
 """
 
 

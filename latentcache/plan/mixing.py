@@ -92,11 +92,11 @@ def mixture(
         )
     if units is not None:
         fractions = [part * unit for part, unit in zip(fractions, units, strict=True)]
-    met: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     called = []
     for name in names:
-        met[name] += 1
-        called.append(name if met[name] == 1 else f"{name} ({met[name]})")
+        uses[name] += 1
+        called.append(name if uses[name] == 1 else f"{name} ({uses[name]})")
     if 0 in entries:
         raise UsageError(f"weights: {called[entries.index(0)]} has no entries", fix="leave it out")
     if samples is None:  # the source with the most entries for its weight is served once

@@ -3,7 +3,7 @@
 Guarantee: only delivered batches count. With the same rows per step the rest of an epoch is exactly the rest of its
 plan, however ranks divide a step; with other sizes what the epoch still has to serve is laid out as an epoch of its
 own, and nothing is repeated or dropped that the old sizes would have needed to fill their steps. A state is a few
-plain values, the same on every rank; a state of other samples is refused by name. Cost: that of planning the epoch.
+plain values, the same on every rank; a state of other samples raises an error. Cost: that of planning the epoch.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Epochs:
         """For a checkpoint: plain values, the same on every rank."""
         head = {"version": STATE_VERSION, "seed": position.seed, "epoch": position.epoch}
         legs = list(map(list, self._legs(position)))
-        return {**head, "legs": legs, "snapshot": self._index.snapshot, **self._facts()}
+        return {**head, "legs": legs, "snapshot": self._index.snapshot, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> Position:
         """The position of a checkpoint; batch size and number of ranks may differ from those of the checkpoint.
@@ -125,7 +125,7 @@ class Epochs:
                 fix=_ANOTHER,
                 slug="resume-version",
             ) from error
-        for name, now in self._facts().items():
+        for name, now in self._identity().items():
             if state.get(name) != now:
                 raise PlanError(
                     "this checkpoint belongs to another cache, to other contents of it, or to other settings",
@@ -142,7 +142,7 @@ class Epochs:
             earlier = tuple(before)
         position = Position(seed, epoch, earlier, delivered, is_loaded=True)
         if earlier or self.remaining(position) < 0:
-            self._rest(position)  # refuses what does not fit
+            self._rest(position)  # raises an error if the state does not fit
         return position
 
     def _legs(self, position: Position) -> tuple[Leg, ...]:
@@ -154,7 +154,7 @@ class Epochs:
         legs, remainder = self._legs(position), self.report.batches.remainder
         return rest_of_epoch(self._index, legs, remainder, seed=position.seed, epoch=position.epoch)
 
-    def _facts(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """Return the values that a checkpoint must agree with."""
         mixture = self.report.mixture
         sources = [[one.entries, one.samples] for one in mixture.sources] if mixture else None

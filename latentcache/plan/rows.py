@@ -21,11 +21,11 @@ from latentcache.plan.packing import best_fit
 Overflow = Literal["error", "drop", "truncate_right", "truncate_left", "split"]
 """Rule for documents that are longer than a row.
 
-``error``: refuse. ``drop``: they are left out. ``truncate_right``: their ends are cut off. ``truncate_left``: their
-beginnings. ``split``: they become several pieces, and every token is in one.
+``error``: raise an error. ``drop``: leave them out. ``truncate_right``: cut off the ends. ``truncate_left``: cut off
+the beginnings. ``split``: they become several pieces, and every token is in one.
 """
 NoLoss = Literal["drop", "error"]
-"""Rule for documents, pieces and rows without a learned token: left out and counted, or refused."""
+"""Rule for documents, pieces and rows without a learned token: left out and counted, or an error."""
 
 #: Documents that a message names.
 _NAMED = 5

@@ -2,7 +2,7 @@
 
 Guarantee: a draw depends on (seed, epoch, sample, occurrence) alone, so it is the same on every rank, in every
 worker, for any batch size and after a resume. A sample that an epoch serves several times is drawn anew each time.
-Samples are told apart by their numbers, because many may have the same content or caption.
+Samples are distinguished by their numbers, because many may have the same content or caption.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
         return f"line {samples.where(row)[1]}"
     if state == State.CAPTION_CHANGED:
         text = samples.inputs["caption"].text
-        said = text[row] if text is not None else ""
-        return (said if len(said) <= 80 else said[:79] + "…") or "(no caption)"
+        reasons = text[row] if text is not None else ""
+        return (reasons if len(reasons) <= 80 else reasons[:79] + "…") or "(no caption)"
     if state == State.CHANGED:
         return _content(samples, row, next(iter(samples.inputs)))
     if state == State.REPEATS_CHANGED:
@@ -140,8 +140,8 @@ class Compared:
         reason = f"{name}-changed" if name else cause if state == State.UNREADABLE else reason
         hint = hint if name or not cause else hint_for(cause)
         words = words or (_value(self.now.samples, now, state) if now >= 0 else _GONE_WORDS)
-        said = {"expected": _value(self.samples, row, state), "found": words, "hint": hint}
-        return Found(category=category, reason=reason, path=path, line=line, field=name, **said)
+        reasons = {"expected": _value(self.samples, row, state), "found": words, "hint": hint}
+        return Found(category=category, reason=reason, path=path, line=line, field=name, **reasons)
 
 
 def compare(
@@ -168,9 +168,9 @@ def compare(
         labels, there = Strings.of(item.label for item in rejected), now.samples.names
         place = np.concatenate([match_names(samples.names, there), match_names(labels, there)])
         state = np.full(len(place), State.OK, dtype=np.uint8)
-    count, met = len(samples), np.zeros(len(now.samples) + 1, dtype=np.bool_)
-    met[place] = True  # the last one is for -1
-    new = np.flatnonzero(~met[:-1])
+    count, matched = len(samples), np.zeros(len(now.samples) + 1, dtype=np.bool_)
+    matched[place] = True  # the last one is for -1
+    new = np.flatnonzero(~matched[:-1])
     found = Compared(samples=samples, now=now, state=state[:count], place=place[:count], new=new)
     if chosen is not None:
         found.state[~chosen] = State.NOT_CHECKED
@@ -181,16 +181,16 @@ def compare(
         _contents(found, rows[found.state[rows] <= State.TOUCHED], name)
     if own == "image":
         _columns(found, rows)
-    said = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
+    reasons = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
     rows = np.flatnonzero((found.state == State.OK) & (found.place < 0))
     found.state[rows] = State.REMOVED
     of_file = np.asarray(samples.inputs[own].file)[rows]
     names = samples.files.names.take(of_file) if own == "record" else samples.names.take(rows)
-    for row, name in zip(rows.tolist(), names, strict=True) if said else ():
-        found.state[row], words = _absent(name, said)
+    for row, name in zip(rows.tolist(), names, strict=True) if reasons else ():
+        found.state[row], words = _absent(name, reasons)
         if words[1]:
             found._details[row] = words
-    _rejected(found, own, rejected, state[count:], place[count:], said)
+    _rejected(found, own, rejected, state[count:], place[count:], reasons)
     return found
 
 
@@ -216,17 +216,17 @@ def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
         state[row], words = _unusable(error.slug, error.what) if error else (State.CHANGED, ("", ""))
         if not is_own:
             path = places(now.samples, place[[row]], name)[0]["path"]
-            said = words[1] or _content(now.samples, int(place[row]), name)
-            state[row], words = State.INPUT_CHANGED, (name, f"{path}: {said}")
+            reasons = words[1] or _content(now.samples, int(place[row]), name)
+            state[row], words = State.INPUT_CHANGED, (name, f"{path}: {reasons}")
         if words[1]:
             found._details[row] = words
     if is_own:
         where = np.full(len(files), -1, dtype=np.int64)
         where[then] = there  # one for all samples of a file
-        met, touched = np.flatnonzero(where >= 0), np.zeros(len(files), dtype=np.bool_)
-        equal = (np.asarray(files.content)[met] == now.samples.files.content[where[met]]).all(axis=1)
-        moved = (np.asarray(files.stat)[met, :5] != now.samples.files.stat[where[met], :5]).any(axis=1)
-        touched[met] = equal & moved
+        matched, touched = np.flatnonzero(where >= 0), np.zeros(len(files), dtype=np.bool_)
+        equal = (np.asarray(files.content)[matched] == now.samples.files.content[where[matched]]).all(axis=1)
+        moved = (np.asarray(files.stat)[matched, :5] != now.samples.files.stat[where[matched], :5]).any(axis=1)
+        touched[matched] = equal & moved
         state[rows[same & content.any(axis=1) & touched[then]]] = State.TOUCHED
 
 
@@ -251,7 +251,7 @@ def _rejected(
     then: Sequence[Rejected],
     state: NDArray[np.uint8],
     place: NDArray[np.int64],
-    said: Mapping[str, Rejected],
+    reasons: Mapping[str, Rejected],
 ) -> None:
     """Files and records that are rejected now, and (R,) those that the snapshot rejected."""
     now, still = found.now, Strings.of(item.label for item in found.now.rejected)
@@ -266,7 +266,7 @@ def _rejected(
         elif row >= 0:
             others.append(_recorded(item, ("stale", "source-changed"), _value(now.samples, row, State.CHANGED)))
         elif item.label not in labels:
-            became, (cause, words) = _absent(item.name, said)
+            became, (cause, words) = _absent(item.name, reasons)
             category, reason, _ = _WORDS[became]
             others.append(_recorded(item, (category, cause if became == State.UNREADABLE else reason), words))
     found.others = tuple(others)
@@ -346,15 +346,15 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
     rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
     place = np.searchsorted(theirs, mine) + rank
     inside = np.flatnonzero(place < len(theirs))
-    met = inside[theirs[place[inside]] == mine[inside]]
-    return order[met], other[place[met]]
+    matched = inside[theirs[place[inside]] == mine[inside]]
+    return order[matched], other[place[matched]]
 
 
-def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
-    """Find the state of a sample that is not in the listing; ``said`` is what the listing says of names."""
+def _absent(name: str, reasons: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
+    """Find the state of a sample that is not in the listing; ``reasons`` is what the listing says of names."""
     ends = [end for end, letter in enumerate(name) if letter == "/"]
     above = (name.rpartition(":")[0], *(name[:end] for end in ends), *(name[: end + 1] for end in ends))
-    now = next((said[place] for place in (name, *above) if place in said), None)
+    now = next((reasons[place] for place in (name, *above) if place in reasons), None)
     if now is None:
         return State.REMOVED, ("", "")
     if now.name != name and now.reason not in _UNREADABLE:  # its folder is passed over as a whole
@@ -371,8 +371,8 @@ def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
 
 
 def _quarantined(item: Rejected, line: int = 0) -> Found:
-    said = {"reason": item.reason, "path": item.name, "field": item.field, "found": item.detail, "hint": item.hint}
-    return Found(category="quarantined", line=line or item.line, **said)
+    reasons = {"reason": item.reason, "path": item.name, "field": item.field, "found": item.detail, "hint": item.hint}
+    return Found(category="quarantined", line=line or item.line, **reasons)
 
 
 def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Found:

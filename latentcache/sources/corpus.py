@@ -95,8 +95,8 @@ class RecordFiles:
     def note_unused(self) -> None:
         """Note files below the root that nothing names."""
         state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in self.names}
-        said = (item.name for item in (*self.rejected, *self.notes))
-        walk = Walk(self.root, frozenset(), used={*self.names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME})
+        reported = (item.name for item in (*self.rejected, *self.notes))
+        walk = Walk(self.root, frozenset(), used={*self.names, *reported, *state, INFO_NAME, DICT_NAME, STATE_NAME})
         any(False for _ in walk)
         self.walked(walk)
 
@@ -263,7 +263,7 @@ def read_dataset_info(
 
 
 def splits_of(names: Sequence[str]) -> list[str]:
-    """Split of each file as ``datasets`` tells it; empty: none.
+    """Split of each file as ``datasets`` finds it; empty: none.
 
     If all are named ``train-00000-of-00001.parquet``, by that; else by words in the folders; else in the file names.
     """
@@ -282,22 +282,22 @@ def for_training(splits: Sequence[str]) -> list[str]:
     return [one or TRAIN for one in splits] if len({*splits}) > 1 else [*splits]
 
 
-def which_split(root: Path, splits: Sequence[str], asked: str) -> str:
+def which_split(root: Path, splits: Sequence[str], given: str) -> str:
     """The split that is read: the one that is asked for, else ``train``, or the only one.
 
     Raises:
         UsageError: There is no such split.
         SourceAmbiguousError: There are several, and none of them is ``train``.
     """
-    if asked and asked not in splits:
+    if given and given not in splits:
         good = max(splits, key=lambda one: one == TRAIN, default="")
         raise UsageError(
-            f"--split={shlex.quote(asked)}: DATA has no such split",
+            f"--split={shlex.quote(given)}: DATA has no such split",
             where=str(root),
             why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
             fix=f"--split={shlex.quote(good)}" if good else "leave --split out",
         )
-    chosen = asked or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
+    chosen = given or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
     if chosen not in splits:
         raise SourceAmbiguousError(
             f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",

@@ -193,7 +193,7 @@ class _Files:
         if role == "split" or name in self._layout.used:
             return
         if extension_of(name) == ".json":
-            self.walk.pass_over(name)
+            self.walk.skip(name)
         elif other:
             self.walk.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
         else:
@@ -221,7 +221,7 @@ class ImageScan(Scan):
             walk.notes.add(note)
         bad, read, units = list[Rejected](), dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
         if tables:
-            listed = listed_images(layout, walk.root, files.by_set(), walk.said())
+            listed = listed_images(layout, walk.root, files.by_set(), walk.named())
             units, bad, read = _with_rows(files, layout.sets, units, listed), listed.rejected, listed.tables
             for item in listed.notes:
                 walk.notes.add(item)
@@ -246,10 +246,10 @@ class ImageScan(Scan):
         good = captions.read(units, bad)
         units = units if good.all() else units.take(good)
         samples = _samples(units, held, captions.column(units), layout.sets, reading)
-        found, said = Found(), samples.inputs["caption"].text
-        assert said is not None
-        found.count(layout.sets, units, said, samples.names)
-        for item in (*found.notes(), *captions.unused_lines(units, said)):
+        found, captioned = Found(), samples.inputs["caption"].text
+        assert captioned is not None
+        found.count(layout.sets, units, captioned, samples.names)
+        for item in (*found.notes(), *captions.unused_lines(units, captioned)):
             walk.notes.add(item)
         if not len(samples) and not walk.rejected and not bad and self.part is None:
             raise _nothing(walk, layout, walk.notes.all())
@@ -288,17 +288,17 @@ class ImageScan(Scan):
         for name in [name for name in samples.inputs if name != "caption"]:
             own = samples.inputs[name]
             rows = np.flatnonzero((own.file >= 0) & ~own.content.any(axis=1))
-            asked, matched = np.full(len(rows), self.hash_all), np.arange(len(rows))
+            to_hash, matched = np.full(len(rows), self.hash_all), np.arange(len(rows))
             if out:
-                asked |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
+                to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
             if old is not None and name in old.inputs and len(matched):
                 before = match_names(samples.names.select(rows[matched]), old.names)
                 matched, before = matched[before >= 0], before[before >= 0]
                 then = np.asarray(old.inputs[name].content)[before]
                 alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
-                asked[matched] |= alike & then.any(axis=1) & (self.chosen is None or self.chosen[before])
-            samples, failed = with_hashes(root, samples, name, rows[asked], self.stopping)
-            hashed += int(np.count_nonzero(asked))
+                to_hash[matched] |= alike & then.any(axis=1) & (self.chosen is None or self.chosen[before])
+            samples, failed = with_hashes(root, samples, name, rows[to_hash], self.stopping)
+            hashed += int(np.count_nonzero(to_hash))
             unread |= {(name, row): error for row, error in failed.items()}
             if old is not None and name == "image" and len(matched):
                 same = then.any(axis=1) & (then == samples.inputs[name].content[rows[matched]]).all(axis=1)

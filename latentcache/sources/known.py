@@ -1,4 +1,4 @@
-"""Facts of the last snapshot about the same files: matched by name, believed if the stat memo is trusted.
+"""Values of the last snapshot for the same files: matched by name, believed if the stat memo is trusted.
 
 All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo and it
 was not written within two seconds of being hashed (``identity.stat``).
@@ -181,9 +181,9 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     wanted, there = _hashes(names, front, mine), _hashes(others, front, theirs)
     order = np.argsort(there, kind="stable")
     found = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
-    met = np.flatnonzero(there[found] == wanted)
-    for start in range(0, len(met), _SLICE):
-        rows = front + met[start : start + _SLICE]
+    matched = np.flatnonzero(there[found] == wanted)
+    for start in range(0, len(matched), _SLICE):
+        rows = front + matched[start : start + _SLICE]
         places = front + found[rows - front]
         equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
         place[rows[equal]] = places[equal]
@@ -219,7 +219,7 @@ class Known:
         table: The snapshot's samples; None: nothing is known.
         names: (F,) files of now.
         memos: (F, 6) their stats, not trusted; kept and filled in.
-        rejected: Of the same snapshot; one with stat and content tells the content of a file that has no sample.
+        rejected: Of the same snapshot; one with stat and content has the content of a file without a sample.
     """
 
     def __init__(

@@ -188,7 +188,7 @@ class LineReader:
             first = self._read()
             if first.startswith(UTF16_BOMS):
                 raise fault("not-utf8", "it begins with the byte order mark of UTF-16, expected UTF-8", path)
-            refuse_packed(first, path)
+            check_not_packed(first, path)
             self.head = first.removeprefix(codecs.BOM_UTF8)
         except BaseException:
             self._file.close()
@@ -251,7 +251,7 @@ class LineReader:
         return chunk
 
 
-def refuse_packed(head: bytes, path: Path) -> None:
+def check_not_packed(head: bytes, path: Path) -> None:
     """Raise ``compressed`` for a file whose first bytes are those of a packed one."""
     for magic, name in _PACKED.items():
         if head.startswith(magic):

@@ -127,8 +127,8 @@ def record_from_json(data: Mapping[str, Any] | Record, content: bytes = b"") -> 
     if "text" in data:
         return text_record(content=content, **data)
     messages = tuple(
-        Message(role=role, content=said, learned=learned, fields=tuple((name, value) for name, value in fields))
-        for role, said, learned, fields in data["messages"]
+        Message(role=role, content=written, learned=learned, fields=tuple((name, value) for name, value in fields))
+        for role, written, learned, fields in data["messages"]
     )
     return chat_record(content=content, **{**data, "messages": messages})
 
@@ -167,15 +167,15 @@ class Way(Value):
     kind: str
     """json, text, parquet or arrow."""
     form: RecordFormat | None = None
-    """Known from a dataset_info.json; None: the first record tells."""
+    """Known from a dataset_info.json; None: the first record decides."""
     text_lines: bool = False
     """True if each line of a text is a document, rather than the whole file."""
 
     def reading(self, part: str) -> bytes:
         """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
         form = None if self.form is None else asdict(self.form)
-        said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
-        return json_hash(said)
+        written = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
+        return json_hash(written)
 
 
 TEXT = RecordFormat(form="text")
@@ -360,10 +360,10 @@ def _messages(record: Mapping[str, Any], form: RecordFormat, names: Mapping[str,
         where = f"{form.messages}[{number}]"
         if not isinstance(turn, dict):
             raise fault("record-field", f"expected an object, found {shown(turn)}", where)
-        said = _part(turn, form.role_tag, str, where=f"{where}.{form.role_tag}")
-        role = names.get(said, "")
+        written = _part(turn, form.role_tag, str, where=f"{where}.{form.role_tag}")
+        role = names.get(written, "")
         if not role:
-            expected = f"expected one of {listed(list(names))}, found {shown(said)}"
+            expected = f"expected one of {listed(list(names))}, found {shown(written)}"
             raise fault("role-order", expected, f"{where}.{form.role_tag}")
         if role == "call" and not turn.get("tool_calls"):
             messages.append(_called(turn, form, where))
@@ -374,9 +374,9 @@ def _messages(record: Mapping[str, Any], form: RecordFormat, names: Mapping[str,
 
 def _called(turn: Mapping[str, Any], form: RecordFormat, where: str) -> Message:
     """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
-    said, place = _content(turn, form, where), f"{where}.{form.content_tag}"
-    thought = _THOUGHT.fullmatch(said)
-    calls = _json_in(thought[2] if thought else said, place)
+    written, place = _content(turn, form, where), f"{where}.{form.content_tag}"
+    thought = _THOUGHT.fullmatch(written)
+    calls = _json_in(thought[2] if thought else written, place)
     fields = (("tool_calls", _tool_calls(_wrapped(calls), place, "")),)
     content = thought[1] if thought else ""
     return Message(role="assistant", content=content, learned=_learned(turn, where), fields=fields)

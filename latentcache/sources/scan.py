@@ -79,9 +79,9 @@ class SourceOptions(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
-        said = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
-        said |= {name: list(value) for name, value in said.items() if isinstance(value, tuple)}
-        return said | ({"part": str(self.part)} if self.part else {})
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        given |= {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
+        return given | ({"part": str(self.part)} if self.part else {})
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ class SourceOptions(Value):
 
     def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
         """A layout with what is said here, and the options with folders named from its root, as ``paired_with``."""
-        said = {name: getattr(self, name) for name in CAPTION_OPTIONS}
-        sets = tuple(replace(one, captions=one.captions.with_options(said)) for one in layout.sets)
+        given = {name: getattr(self, name) for name in CAPTION_OPTIONS}
+        sets = tuple(replace(one, captions=one.captions.with_options(given)) for one in layout.sets)
         if self.repeats is False:
             sets = tuple(replace(one, repeats=1, balance="") for one in sets)
         folders = {"masks": (self.masks,), "controls": self.controls}

@@ -148,7 +148,7 @@ class Walk:
                 fix = "move the images out of it, or the folder away"
                 raise SourceError("folders lie too deep in each other", where=path, why=why, fix=fix) from None
 
-    def said(self) -> set[str]:
+    def named(self) -> set[str]:
         """Names that are rejected or noted so far."""
         return {item.name for item in (*self.rejected, *self.notes.all())}
 
@@ -275,9 +275,9 @@ class Walk:
         if name.rpartition("/")[2] in TABLE_NAMES:
             self.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
         else:
-            self.pass_over(name)
+            self.skip(name)
 
-    def pass_over(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         """Count a file that no reader takes."""
         extension = extension_of(name)
         self.others[extension] += 1
@@ -395,7 +395,7 @@ class Tree:
     def _list(self, below: str) -> Folder:
         path = f"{self.root}/{below}" if below else str(self.root)
         try:
-            names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
+            names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names show what they are
         except OSError:
             return Folder(below)  # the walk says why
         plain = common_endings(names, _PLAIN)

@@ -110,7 +110,7 @@ def raise_unreadable(error: Exception, path: Path) -> None:
     A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
-    if isinstance(cause, DiskFullError):  # told already
+    if isinstance(cause, DiskFullError):  # reported already
         raise cause
     if not isinstance(cause, OSError) or cause.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return
@@ -124,7 +124,7 @@ def raise_unreadable(error: Exception, path: Path) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Tell what the system could not read from what is damaged."""
+    """Distinguish files that the system could not read from damaged ones."""
     try:
         yield
     except CacheDamagedError as error:

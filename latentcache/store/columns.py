@@ -39,7 +39,7 @@ _BYTE = np.dtype("u1")
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
-#: Bytes of a header that tell of one column, at most, beside its name.
+#: Bytes of a header per column, at most, beside its name.
 _ROOM = 400
 #: Bytes of columns that are moved up to their header.
 _SMALL = 1 << 20
@@ -366,7 +366,7 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
         metadata: More names of the file's ``__metadata__``.
 
     Returns:
-        The xxh3-64 of its header, which tells of every column. Errors as ``write_atomically``.
+        The xxh3-64 of its header, which describes every column. Errors as ``write_atomically``.
     """
     forms: dict[str, Any] = {}
     header: dict[str, Any] = {}

@@ -153,10 +153,10 @@ def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
     Snapshots that name the shard keep reading it, and the collector removes it when none does. The reason
     (``damaged`` or ``compacted``) is for people.
     """
-    mark = paths.tombstone(shard)
-    if not mark.exists():
+    stone = paths.tombstone(shard)
+    if not stone.exists():
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(mark, {"schema": 1, "reason": reason, "since": since})
+        write_json(stone, {"schema": 1, "reason": reason, "since": since})
 
 
 def places_of(source: Path) -> NDArray[Any]:

@@ -98,7 +98,7 @@ def _take(path: Path, descriptor: int, folder: int = -1) -> None:
     if not free:
         left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
         raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
-    if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
+    if not _is_still_there(descriptor, path):  # its holder was rejected, and removed its new cache folder
         raise _held_by(_UNKNOWN, path, "it has just given this cache up")
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -64,7 +64,7 @@ class CachePaths:
 
         Raises (as all that lists a folder):
             CacheDamagedError: There is something else in the place of the folder.
-            StoreError: The system refuses to list it.
+            StoreError: The system cannot list it.
         """
         dead = self.tombstoned()
         return [path for path in self.all_sealed() if path.name not in dead]

@@ -251,8 +251,8 @@ def _positions(
     for start in range(0, count if len(values) else 0, _SLICE):
         numbers = column(slice(start, min(start + _SLICE, count)))
         at = np.minimum(np.searchsorted(values, numbers), len(values) - 1)
-        met = np.flatnonzero(values[at] == numbers)
-        found[at[met]] = met + start
+        hits = np.flatnonzero(values[at] == numbers)
+        found[at[hits]] = hits + start
     return found[which]
 
 
@@ -266,19 +266,19 @@ def publish_snapshot(
     paths: CachePaths,
     new: NewSnapshot,
     current: Snapshot | None = None,
-    told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
+    is_known: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
 ) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
 
-    ``told`` is shown the manifest first, and says if it tells nothing new. If all columns are those of ``current``,
+    ``is_known`` gets the manifest first; True: it says nothing new. If all columns are those of ``current``,
     they are not encoded for that. Returns the snapshot's number; 0 if nothing was published.
     """
     number = max(paths.snapshots(), default=0) + 1
     if current is not None and _has_columns_of(new, current):
         prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
-        if told(_manifest(_needed_shards(new), number, prints)[0]):
+        if is_known(_manifest(_needed_shards(new), number, prints)[0]):
             return 0
-    if not write_snapshot(paths.snapshot(number), new, number, told):
+    if not write_snapshot(paths.snapshot(number), new, number, is_known):
         return 0
     with writing(paths.snapshot(number)):
         sync_folder(paths.snapshots_folder)
@@ -290,9 +290,9 @@ def write_snapshot(
     folder: Path,
     new: NewSnapshot,
     number: int = 0,
-    told: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
+    is_known: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
 ) -> bool:
-    """Write all files of a snapshot; False if its manifest tells nothing new, and nothing is left of them."""
+    """Write all files of a snapshot; False if its manifest has nothing new; then they are removed."""
     make_folder(folder)
     new = _needed_shards(new)
     columns = _sample_columns(new.samples)
@@ -300,7 +300,7 @@ def write_snapshot(
         columns |= {f"fields/{one.name}/{name}": values for name, values in _field_columns(one).items()}
     signature = write_columns(folder / COLUMNS, columns)
     manifest, listed = _manifest(new, number, (_fingerprint(new.samples, new.fields), f"{signature:016x}"))
-    if told(manifest):
+    if is_known(manifest):
         shutil.rmtree(folder, ignore_errors=True)
         return False
     write_atomically(folder / REJECTED, listed)

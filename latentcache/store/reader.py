@@ -160,7 +160,7 @@ class EntryReader:
             header = checked_head(self.file(int(one.shard[entry])).descriptor, place, length)
         except (CorruptEntryError, OSError) as error:
             raise self.corrupt(one, entry, getattr(error, "why", str(error))) from error
-        self.hold(one, entry, header.payload_checksum)  # else it is the head of another entry
+        self.check_hash(one, entry, header.payload_checksum)  # else it is the head of another entry
         return header
 
     def prove(self, one: _Field, rows: Ints) -> None:
@@ -169,7 +169,9 @@ class EntryReader:
         for entry in entries.tolist():
             if one.pending and one.proven[entry] and self.checksum == "first":
                 continue
-            self.hold(one, entry, checksum(self._pread(one, entry, int(one.size[entry]), int(one.offset[entry]))))
+            self.check_hash(
+                one, entry, checksum(self._pread(one, entry, int(one.size[entry]), int(one.offset[entry])))
+            )
             if one.pending:  # there each row is an entry, and those of a block are in one place
                 one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
         one.remember(entries)
@@ -240,7 +242,7 @@ class EntryReader:
             raise self.corrupt(one, entry, why)
         return data
 
-    def hold(self, one: _Field, entry: int, found: int) -> None:
+    def check_hash(self, one: _Field, entry: int, found: int) -> None:
         """Raise unless the payload of an entry has its checksum."""
         if found != int(one.checksum[entry]):
             raise self.corrupt(one, entry, f"payload checksum: expected {int(one.checksum[entry]):016x}")
@@ -336,7 +338,7 @@ class Gathering(Reading):
             hashes = hashes[self._new]
         wrong = np.flatnonzero(hashes != one.checksum[entries])
         for at in wrong.tolist():
-            self._located.reader.hold(one, int(entries[at]), int(hashes[at]))
+            self._located.reader.check_hash(one, int(entries[at]), int(hashes[at]))
         one.remember(entries)
 
 

@@ -297,7 +297,7 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
     manifest = load_manifest(folder)
     try:
         shards = manifest["shards"]
-        facts = {name: manifest[name] for name in ("complete", "source", "demo", "allow_failed", "fingerprint")}
+        kept = {name: manifest[name] for name in ("complete", "source", "demo", "allow_failed", "fingerprint")}
         if manifest["snapshot"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
             raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
         file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16), lasts=number > 0)
@@ -314,7 +314,7 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
         fields=opened,
         shards=tuple(shards),
         columns=file,
-        **facts,
+        **kept,
     )
 
 

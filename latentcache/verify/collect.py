@@ -109,7 +109,7 @@ def collect(
         UsageError: ``keep`` below 1 or a negative ``grace_s``.
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version.
-        CacheDamagedError: The current snapshot is damaged, so that nothing tells what is needed.
+        CacheDamagedError: The current snapshot is damaged, so that nothing shows what is needed.
         CacheLockedError: A build, a repair or another collection is at work here.
     """
     if keep < 1 or not grace_s >= 0:
@@ -232,7 +232,7 @@ class _Collector:
                 by = tuple(holders(folder / "manifest.json"))
                 old = replace(old, reason="leased", until="until its readers close the cache", holders=by)
             if remove and old.number != self.paths.current_snapshot():
-                self._hold_for(folder, old)
+                self._keep_for(folder, old)
             yield old
 
     def _on_disk(self) -> Iterator[_Old]:
@@ -271,7 +271,7 @@ class _Collector:
             index = folder / "index.safetensors"
             grace, until = self._grace(index if index.exists() else folder)  # since it was sealed
             if needing:
-                self._hold_for(folder, kept[-1] if kept else needing[0])
+                self._keep_for(folder, kept[-1] if kept else needing[0])
             elif folder.name in tombstoned:
                 self._remove(folder, "tombstoned")
             elif self.paths.building.exists():
@@ -313,7 +313,7 @@ class _Collector:
         end = datetime.fromtimestamp(since + self.grace_s, UTC).isoformat(timespec="seconds")
         return "grace", f"until {end}, for readers without a lease"
 
-    def _hold_for(self, path: Path, old: _Old) -> None:
+    def _keep_for(self, path: Path, old: _Old) -> None:
         self._add("held", old.reason, path, until=old.until, holders=old.holders, snapshot=old.number)
 
     def _remove(self, path: Path, reason: str) -> None:

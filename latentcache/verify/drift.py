@@ -43,7 +43,7 @@ class Reencode(Protocol):
 def reencode_samples(
     store: Store,
     reencode: Reencode,
-    asked: Mapping[str, Described],
+    descriptions: Mapping[str, Described],
     root: Path,
     fine: NDArray[np.bool_],
     number: int,
@@ -58,7 +58,7 @@ def reencode_samples(
     try:
         for view in store.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
-            rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), asked.get(view.name)
+            rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
             given = store.snapshot, root, view.name, rows, described
             for row, made in reencode.encode(*given) if known and rows else ():
                 difference = _compare(store, reader, view, row, made, reencode.device)

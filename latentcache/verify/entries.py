@@ -113,7 +113,7 @@ class Store:
         """Rejected inputs that are no samples of the snapshot: no field could use them."""
         rejected = dict[tuple[str, int], Rejected]()
         for one in reversed(self.snapshot.rejected):
-            if one.content or not rejected.get((one.name, one.line), one).content:  # one that tells of which bytes
+            if one.content or not rejected.get((one.name, one.line), one).content:  # one that names its bytes
                 rejected[one.name, one.line] = one
         names = {one.label: place for place, one in rejected.items()}
         if any(one.target for one in rejected.values()):

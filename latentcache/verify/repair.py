@@ -62,7 +62,7 @@ class Repair(Value):
     """Entries that were copied out of damaged shards."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts of a repair for ``verify --json``."""
+        """Return the numbers of a repair for ``verify --json``."""
         removed = self.removals if self.done else ()
         return {
             "done": self.done,

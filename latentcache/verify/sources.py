@@ -102,8 +102,8 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
                 first.reason,
                 some,
                 field=first.field,
-                expected=partial(_told, compared, some, "expected"),
-                found=partial(_told, compared, some, "found"),
+                expected=partial(_sides, compared, some, "expected"),
+                found=partial(_sides, compared, some, "found"),
                 hint=first.hint,
             )
     new = Findings(compared.now.samples)
@@ -113,7 +113,7 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
     return chosen & looked
 
 
-def _told(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> str:
+def _sides(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> str:
     return str(getattr(compared.found(int(rows[place])), side))
 
 

@@ -81,7 +81,7 @@ def verify_cache(
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
     selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
-    settings = {name: settings_of(name, said) for name, said in (fields or {}).items()}
+    settings = {name: settings_of(name, given) for name, given in (fields or {}).items()}
     look: dict[str, Any] = {"data": None if data is None else Path(data)}
     if settings or reencode:
         look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
@@ -107,20 +107,20 @@ def check_cache(
     if depth.untrusted:
         check_outside(cache)
     snapshot = _opened(cache)
-    asked = {} if requested is None else requested(snapshot)
+    described = {} if requested is None else requested(snapshot)
     unnamed = depth.untrusted and data is None
     root = None if unnamed else find_data(cache, snapshot, data)
     store = Store(snapshot)
     chosen = choose(snapshot, depth.selection)
     compared = _look(store, depth, root, chosen)
     looked = chosen.samples if root is None else note_sources(store, compared, chosen.samples)
-    changes = check_recipes(store, asked)
+    changes = check_recipes(store, described)
     again = None
     if reencode is not None and root is not None:
         from latentcache.verify.drift import reencode_samples
 
         fine, draw = looked & ~store.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
-        again = reencode_samples(store, reencode, asked, root, fine, *draw)
+        again = reencode_samples(store, reencode, described, root, fine, *draw)
     fixes = replace(
         commands,
         cache=cache,
@@ -148,7 +148,7 @@ def check_cache(
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=int((~categorized).sum()),
-        not_compared=_not_compared(store, None if again is not None else asked),
+        not_compared=_not_compared(store, None if again is not None else described),
         recipe_diff=changes,
         confidence=_stated(store, depth, chosen, looked) if clean else "",
         reencoded=again,
@@ -196,14 +196,14 @@ def _opened(cache: Path) -> Snapshot:
     return snapshot
 
 
-def _not_compared(store: Store, asked: Mapping[str, Described] | None) -> tuple[str, ...]:
-    """Words of the encoders that were not given, and fields whose kind is not there; ``asked``: None after drift."""
+def _not_compared(store: Store, described: Mapping[str, Described] | None) -> tuple[str, ...]:
+    """Words of the encoders that were not given, and fields whose kind is not there."""
     words = []
     for name, view in store.views.items():
-        found = (asked or {}).get(name)
+        found = (described or {}).get(name)
         if view.rows.kind is None:
             words.append(f"plan and values of {name} (its kind is not installed)")
-        elif asked is not None and not (found and found.producer):
+        elif described is not None and not (found and found.producer):
             reason = f" ({found.notes[0]})" if found and found.notes else ""
             words.append(f"{view.rows.kind.encoder}{reason}")
     return tuple(dict.fromkeys(words))

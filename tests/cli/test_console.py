@@ -50,9 +50,9 @@ def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
     assert (known is error) == isinstance(error, EmptyPlanError)
 
 
-def test_a_name_is_told_as_it_is_with_the_fix_of_its_reason():
+def test_a_name_is_shown_as_it_is_with_the_fix_of_its_reason():
     small = Rejected(name="a  b.png", reason="too-small", detail="8x8 pixels")
-    assert list(console.told(console.findings([small], []))) == [
+    assert list(console.finding_lines(console.findings([small], []))) == [
         "quarantined a  b.png [too-small]: 8x8 pixels",
         f"  fix: {HINTS['too-small']}",
     ]

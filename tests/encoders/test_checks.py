@@ -1,7 +1,7 @@
-from latentcache.encoders.versions import device_facts
+from latentcache.encoders.versions import device_report
 
 
 def test_the_device_is_asked():
-    found = device_facts("cpu")
+    found = device_report("cpu")
     assert not found["usable"]
     assert found["torch"]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from latentcache.encoders.faults import Guard, first_line
+from latentcache.encoders.faults import Translator, first_line
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 
-GUARD = Guard(device=torch.device("cpu"), name="stub", label="my model")
+GUARD = Translator(device=torch.device("cpu"), name="stub", label="my model")
 
 
 def fails_with(error):

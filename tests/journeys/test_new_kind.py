@@ -161,7 +161,7 @@ def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cach
 
 
 @pytest.mark.slow
-def test_images_that_kill_or_hang_its_encoder_are_convicted_and_no_others(data, tmp_path):
+def test_images_that_kill_or_hang_its_encoder_are_quarantined_and_no_others(data, tmp_path):
     for number, name in enumerate(("poison", "endless")):
         EDGES.write(data, 50 + number).rename(data / f"{name}.png")
     deadline = {"LATENTCACHE_WORKER_DEADLINE": "1"}

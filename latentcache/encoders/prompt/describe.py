@@ -46,8 +46,8 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
         found = Described(recipe=before, label=model, provenance=made)
     elif not model:
-        said = [one.name.replace("_", "-") for one in fields(settings) if getattr(settings, one.name) is not None]
-        what = f"--{said[0]}: needs --text-encoder" if said else f"field {name}: no pipeline was named"
+        named = [one.name.replace("_", "-") for one in fields(settings) if getattr(settings, one.name) is not None]
+        what = f"--{named[0]}: needs --text-encoder" if named else f"field {name}: no pipeline was named"
         raise UsageError(what, fix="--text-encoder=PIPELINE")
     else:
         found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
@@ -146,8 +146,8 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     old = before.captions if before is not None else CaptionVariants()
     if before is not None:
         settings = followed(settings, empty_prompt=before.empty_prompt, negative_prompt=before.negative_prompt)
-    said = followed(settings, shuffle_tags=old.reorder, keep_tags=old.keep, tag_separator=old.separator)
-    if not said.shuffle_tags and (settings.keep_tags or settings.tag_separator):
+    named = followed(settings, shuffle_tags=old.reorder, keep_tags=old.keep, tag_separator=old.separator)
+    if not named.shuffle_tags and (settings.keep_tags or settings.tag_separator):
         flag = "--keep-tags" if settings.keep_tags else "--tag-separator"
         fix = f"add --shuffle-tags, or leave {flag} out"
         raise UsageError(f"{flag}: only shuffled tags are taken apart", fix=fix)
@@ -155,8 +155,8 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     if not number:
         text = samples.inputs["caption"].text if samples is not None else None
         several = captions_at_most(text) if text is not None else 1
-        number = min(max(several, DEFAULT_VARIANTS if said.shuffle_tags else 1), MOST_VARIANTS)
-    variants: Any = {"reorder": said.shuffle_tags, "keep": said.keep_tags, "separator": said.tag_separator}
+        number = min(max(several, DEFAULT_VARIANTS if named.shuffle_tags else 1), MOST_VARIANTS)
+    variants: Any = {"reorder": named.shuffle_tags, "keep": named.keep_tags, "separator": named.tag_separator}
     return {
         "captions": CaptionVariants(number=number, **variants),
         "empty_prompt": bool(settings.empty_prompt),
@@ -212,14 +212,14 @@ class Pipeline(Value):
     """Commit, for a folder of the local hub cache."""
 
 
-def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings | None:
+def text_settings(name: str, model: str, named: PromptSettings) -> PromptSettings | None:
     """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named."""
     stub = is_stub(model)
-    if said.text_encoder is None and (stub or not (_index_folder(model) / INDEX).is_file()):
+    if named.text_encoder is None and (stub or not (_index_folder(model) / INDEX).is_file()):
         return None
-    if not stub and name not in _row(pipeline_folder(model)[0] if said.text_encoder else _index_folder(model)):
+    if not stub and name not in _row(pipeline_folder(model)[0] if named.text_encoder else _index_folder(model)):
         return None
-    return replace(said, text_encoder=model)
+    return replace(named, text_encoder=model)
 
 
 def _index_folder(model: str) -> Path:

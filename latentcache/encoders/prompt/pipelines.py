@@ -1,6 +1,6 @@
 """The table of pipelines: which parts of each encode a prompt, and how to ask its own code for the values.
 
-A row is facts about one class of diffusers 0.42, read in its ``encode_prompt`` and ``__call__``. Lengths are the
+A row describes one class of diffusers 0.42, read in its ``encode_prompt`` and ``__call__``. Lengths are the
 defaults of ``__call__``, which a user of the pipeline gets. No torch here: the functions call methods of a pipeline.
 
 ``masked``: the text encoder gets the attention mask, so shorter padding gives the same values for the tokens of the

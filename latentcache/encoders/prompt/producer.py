@@ -146,7 +146,7 @@ class _PipelineEncoder:
     def __init__(self, pipeline: Pipeline, recipe: PromptRecipe, device: str) -> None:
         import torch
 
-        from latentcache.encoders.faults import Guard
+        from latentcache.encoders.faults import Translator
         from latentcache.encoders.vae.encoder import choose_device, device_name
 
         self._torch, self._recipe = torch, recipe
@@ -154,11 +154,11 @@ class _PipelineEncoder:
         self._device = choose_device(device)
         self._budget = _CPU_TOKENS if self._device.type == "cpu" else _TOKENS
         self.device = device_name(self._device)
-        self._guard = Guard(device=self._device, name=recipe.pipeline, label=self._folder)
+        self._errors = Translator(device=self._device, name=recipe.pipeline, label=self._folder)
         self._seen: list[_Length] = []
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
         _keep_memory(self._device.type == "cpu")
-        self._pipe = self._guard.run(lambda: self._opened(pipeline), "its text encoders")
+        self._pipe = self._errors.run(lambda: self._opened(pipeline), "its text encoders")
 
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many of its tokens are beyond the length."""
@@ -201,7 +201,7 @@ class _PipelineEncoder:
     def _run(self, texts: list[str], length: int) -> tuple[Any, list[_Length]]:
         """Run the pipeline on texts padded to a length; return a tensor, or sequences without padding.
 
-        Also the lengths that the first tokenizer found; full ones if it told none.
+        Also the lengths that the first tokenizer found; full ones if it gave none.
         """
         self._seen.clear()
 
@@ -209,9 +209,9 @@ class _PipelineEncoder:
             with self._torch.inference_mode(), suppress(_Stop):
                 return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
 
-        values, full = self._guard.run(encoded, f"{len(texts)} captions"), self._recipe.length
-        told = self._seen[: len(texts)]
-        return values, told if len(told) == len(texts) else [_Length(full, full, 0)] * len(texts)
+        values, full = self._errors.run(encoded, f"{len(texts)} captions"), self._recipe.length
+        counted = self._seen[: len(texts)]
+        return values, counted if len(counted) == len(texts) else [_Length(full, full, 0)] * len(texts)
 
     def _measured(self, texts: Sequence[str]) -> list[_Length]:
         """The length of each text; the text encoders stop before they run."""
@@ -266,7 +266,7 @@ class _PipelineEncoder:
         return cls(**given)
 
     def _watched(self, tokenizer: Any) -> Any:
-        """The tokenizer, which also tells how long each text is and how much of it is cut."""
+        """The tokenizer, which also notes the length of each text and how much is cut."""
         seen, base = self._seen, type(tokenizer)
 
         def call(own: Any, text: Any = None, *args: Any, **options: Any) -> Any:

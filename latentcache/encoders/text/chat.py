@@ -5,7 +5,7 @@ the loss spans are these marks, as ``return_assistant_tokens_mask`` and TRL's ``
 Otherwise a turn begins behind the prompt for an answer and ends with the special token that ends it; blanks after
 that carry no loss. Where a template writes a turn otherwise once others follow (it removes the reasoning, or ends the
 last turn with another token), the turn is found by rendering the whole conversation with another text in its place.
-A record whose spans are not exact is rejected. Content that the template leaves out is told by its kind.
+A record whose spans are not exact is rejected. Content that the template leaves out is counted by its kind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from latentcache.value import Value
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 #: A text that no template searches for; it replaces the content of a turn to find the turn's place.
 _PROBE = f"{CLOSE}probe{CLOSE}"
-_ASKED = Message(role="user", content=_PROBE)
+_USER_TURN = Message(role="user", content=_PROBE)
 _CALL = [{"type": "function", "function": {"name": "a", "arguments": {"a": 1}}}]
 _CALLING = Message(role="assistant", content="", fields=(("tool_calls", json.dumps(_CALL)),))
 _REWRITES = "template-rewrites"
@@ -94,39 +94,39 @@ class ChatRenderer:
         self._given = {**dict(special), **{name: json.loads(value) for name, value in options}}
         self.has_generation = bool(_GENERATION.search(template))
         self._as_parts = self._calls_as_text = False
-        self._as_parts = not self._writes(_PROBE, _ASKED)  # as templates of vision models
-        self._as_parts = self._as_parts and self._writes(_PROBE, _ASKED)
-        self._calls_as_text = not self._writes("", _ASKED, _CALLING)  # as DeepSeek V3's original one
-        self._calls_as_text = self._calls_as_text and self._writes("", _ASKED, _CALLING)
+        self._as_parts = not self._writes(_PROBE, _USER_TURN)  # as templates of vision models
+        self._as_parts = self._as_parts and self._writes(_PROBE, _USER_TURN)
+        self._calls_as_text = not self._writes("", _USER_TURN, _CALLING)  # as DeepSeek V3's original one
+        self._calls_as_text = self._calls_as_text and self._writes("", _USER_TURN, _CALLING)
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> Rendered:
         """A conversation as text with its loss spans; raises UnusableSampleError."""
-        told = record.messages or ()
+        conversation = record.messages or ()
         chat = _Conversation(
-            turns=[self._turn(message) for message in told],
+            turns=[self._turn(message) for message in conversation],
             tools=self._marked(json.loads(record.tools)) if record.tools else None,
             options=self._marked(json.loads(record.options)) if record.options else {},
         )
         text, tagged = self._run(chat, tags=self.has_generation)
         if self.has_generation:
-            spans = self._tagged(told, chat, tagged)
+            spans = self._tagged(conversation, chat, tagged)
         else:
-            learned = [number for number, message in enumerate(told) if message.learned]
+            learned = [number for number, message in enumerate(conversation) if message.learned]
             spans = [self._ended(text, *self._place(chat, text, number)) for number in learned]
         kept = [(begin, end) for begin, end in spans if begin < end]
         return Rendered(text, kept, not_rendered(record, text, self._marked))
 
     def _tagged(
-        self, told: Sequence[Message], chat: _Conversation, tagged: Sequence[tuple[int, int]]
+        self, conversation: Sequence[Message], chat: _Conversation, tagged: Sequence[tuple[int, int]]
     ) -> Sequence[tuple[int, int]]:
         """Select the template's own marks of turns that carry loss."""
-        answers = [number for number, message in enumerate(told) if message.role == "assistant"]
-        if all(told[number].learned for number in answers):
+        answers = [number for number, message in enumerate(conversation) if message.role == "assistant"]
+        if all(conversation[number].learned for number in answers):
             return tagged
         counts = [0]
         for number in answers:  # a turn may have several marks, or none
-            last = number + 1 == len(told)
+            last = number + 1 == len(conversation)
             counts.append(len(tagged if last else self._run(chat.until(number + 1), tags=True)[1]))
         if counts[-1] != len(tagged) or counts != sorted(counts):
             raise fault(_REWRITES, "the template marks earlier answers otherwise once others follow")
@@ -134,7 +134,7 @@ class ChatRenderer:
             span
             for number, first, end in zip(answers, counts, counts[1:], strict=False)
             for span in tagged[first:end]
-            if told[number].learned
+            if conversation[number].learned
         ]
 
     def _place(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
@@ -151,8 +151,8 @@ class ChatRenderer:
         return begin, end
 
     def _around(self, chat: _Conversation, text: str, number: int) -> tuple[int, int]:
-        """Begin and end of a turn, by the conversation with a plain turn in its place; -1 if that does not tell."""
-        turns = [*chat.turns[:number], self._said("assistant", _PROBE), *chat.turns[number + 1 :]]
+        """Begin and end of a turn, by the conversation with a plain turn in its place; -1 if they are not found."""
+        turns = [*chat.turns[:number], self._message("assistant", _PROBE), *chat.turns[number + 1 :]]
         style = self._style
         try:
             elsewhere, _ = self._run(chat._replace(turns=turns))
@@ -176,11 +176,11 @@ class ChatRenderer:
 
     def _probed_style(self) -> _Style:
         """Find the answer style of the template from probe conversations."""
-        asked, said = self._said("user", "a"), self._said("assistant", _PROBE)
+        user_turn, reply = self._message("user", "a"), self._message("assistant", _PROBE)
         try:
-            bare, prompt = self._write(asked), self._write(asked, prompt=True)
-            alone, middle = self._write(asked, said), self._write(asked, said, asked)
-            user = self._write(self._said("user", _PROBE), self._said("assistant", "a"))
+            bare, prompt = self._write(user_turn), self._write(user_turn, prompt=True)
+            alone, middle = self._write(user_turn, reply), self._write(user_turn, reply, user_turn)
+            user = self._write(self._message("user", _PROBE), self._message("assistant", "a"))
         except UnusableSampleError:
             return _Style()
         pairs = enumerate(zip(bare, prompt, strict=False))
@@ -207,7 +207,7 @@ class ChatRenderer:
     def _write(self, *turns: dict[str, Any], prompt: bool = False) -> str:
         return self._run(_Conversation(turns=list(turns)), prompt=prompt)[0]
 
-    def _said(self, role: str, content: str) -> dict[str, Any]:
+    def _message(self, role: str, content: str) -> dict[str, Any]:
         return {"role": role, "content": [{"type": "text", "text": content}] if self._as_parts else content}
 
     def _run(
@@ -241,7 +241,7 @@ class ChatRenderer:
         if self._calls_as_text:
             for call in fields.get("tool_calls", ()):
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        return {**self._said(message.role, self._marked(message.content)), **self._marked(fields)}
+        return {**self._message(message.role, self._marked(message.content)), **self._marked(fields)}
 
     def _marked(self, value: Any) -> Any:
         """A value with the special-token text in its texts between marks; names are unchanged."""

@@ -165,13 +165,13 @@ def _pattern(splitter: Mapping[str, Any]) -> str:
     """The splitting regex: of a byte-level step alone, or of one that splits and leaves the bytes to the other."""
     *before, last = splitter.get("pretokenizers") or [splitter]
     split = before[0] if len(before) == 1 else {}
-    said = "" if before else _GPT2
+    regex = "" if before else _GPT2
     if (split.get("behavior"), split.get("invert")) in (("Isolated", False), ("Removed", True)):
-        said = (split.get("pattern") or {}).get("Regex", "")
+        regex = (split.get("pattern") or {}).get("Regex", "")
     fits = last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
-    if not fits or said not in KNOWN_SPLITS or last.get("use_regex", True) == bool(before):
+    if not fits or regex not in KNOWN_SPLITS or last.get("use_regex", True) == bool(before):
         raise UnfitTokenizerError("its splitting into words is not known to be the same in both engines")
-    return said
+    return regex
 
 
 def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes]:

@@ -204,12 +204,12 @@ def _described(
     """The model, with the precision of the cache or the best one of this machine."""
     old = before.encoder if before else None
     config = made.get("model_config") if settings.model is None else None
-    asked = followed(settings, model=made.get("model"), model_config=config)
+    chosen = followed(settings, model=made.get("model"), model_config=config)
     if old is not None:
         tiling = old.tiling and settings.model is None  # another model may have no tiles
-        asked = followed(asked, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
+        chosen = followed(chosen, storage_dtype=old.storage_dtype, latents=old.posterior, tiling=tiling)
     try:
-        description = describe_model(asked, on_cuda=not context.check and on_cuda(context.device), known=made)
+        description = describe_model(chosen, on_cuda=not context.check and on_cuda(context.device), known=made)
     except ModelNotFoundError as error:
         if settings.model is None and context.check:
             error.fix = "give its present place with --model; without --reencode a check needs no model"

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from latentcache.encoders.faults import Guard, first_line
+from latentcache.encoders.faults import Translator, first_line
 from latentcache.encoders.pixels import Pixels
 from latentcache.encoders.vae.builtin import Encoder
 from latentcache.encoders.vae.describe import ModelDescription, no_posterior, no_tiling
@@ -70,24 +70,24 @@ def has_bfloat16(device: str = "auto") -> bool:
 
 
 class VaeEncoder(Encoder):
-    """Encoder half of one autoencoder on one device, for one thread; ``fold``: see :func:`fold_single_frames`."""
+    """Encoder half of one autoencoder on one device, for one thread; see :func:`conv3d_to_conv2d`."""
 
-    def __init__(self, description: ModelDescription, device: torch.device, *, fold: bool = True) -> None:
+    def __init__(self, description: ModelDescription, device: torch.device, *, as_conv2d: bool = True) -> None:
         self.spec, self.device = description.spec, device_name(device)
-        self._description, self._device, self._fold = description, device, fold
+        self._description, self._device, self._as_conv2d = description, device, as_conv2d
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
         self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
         self._modules: dict[torch.dtype, nn.Module] = {}
         advice = f"use sides that are multiples of {description.spec.multiple}, or another model"
-        self._guard = Guard(device=device, name=description.spec.family, label=description.label, fix=advice)
-        self._guard.run(lambda: self._module(self._dtype), "the weights")
+        self._errors = Translator(device=device, name=description.spec.family, label=description.label, fix=advice)
+        self._errors.run(lambda: self._module(self._dtype), "the weights")
 
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """See :class:`Encoder`: latents (B, C, H/f, W/f), moments (B, 2C, ...), of clips (B, C, F', H/f, W/f)."""
         dtype = torch.float32 if precise else self._dtype
         *frames, height, width, _ = images[0].shape
         subject = f"{len(images)} {f'clips of {frames[0]}x' if frames else 'images of '}{height}x{width}"
-        return self._guard.run(lambda: self._submitted(images, dtype, subject), subject)
+        return self._errors.run(lambda: self._submitted(images, dtype, subject), subject)
 
     def close(self) -> None:
         """Free the memory of the device."""
@@ -118,7 +118,7 @@ class VaeEncoder(Encoder):
         bits = _host(bits.shape, bits.dtype, self._device).copy_(bits, non_blocking=True)
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))  # whoever waits sleeps: the core belongs to decoders
-        return copying(bits, event, self._guard, subject)
+        return copying(bits, event, self._errors, subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
@@ -144,11 +144,11 @@ class VaeEncoder(Encoder):
         spec, found = self.spec, tuple(latents.shape)
         expected = (batch, spec.stored_channels, height // spec.factor, width // spec.factor)
         if (*found[:2], *found[-2:]) != expected or len(found) != len(pixels):
-            said = f"its configuration says {spec.channels} channels, factor {spec.factor}"
+            configured = f"its configuration says {spec.channels} channels, factor {spec.factor}"
             raise EncoderError(
                 f"{spec.family} gives latents of shape {found}, expected {expected}",
                 where=self._description.label,
-                why=f"for images of {height}x{width}; {said}",
+                why=f"for images of {height}x{width}; {configured}",
                 fix="use the config.json that was published with the weights",
             )
 
@@ -157,8 +157,8 @@ class VaeEncoder(Encoder):
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
             self._clips = any(one.ndim == 5 for one in module.parameters())  # before it is folded
-            if self._clips and self._fold:
-                fold_single_frames(module)
+            if self._clips and self._as_conv2d:
+                conv3d_to_conv2d(module)
             if self.spec.tiling:
                 if not hasattr(module, "use_tiling"):
                     raise no_tiling(self.spec.family)
@@ -167,7 +167,7 @@ class VaeEncoder(Encoder):
         return self._modules[dtype]
 
 
-def copying(latents: Tensor, event: Any, guard: Guard, subject: str) -> Pending:
+def copying(latents: Tensor, event: Any, translator: Translator, subject: str) -> Pending:
     """A batch on its way to host memory; the error of a failed device is raised by ``result``."""
 
     def done() -> bool:
@@ -180,7 +180,7 @@ def copying(latents: Tensor, event: Any, guard: Guard, subject: str) -> Pending:
         event.synchronize()
         return latents.numpy().copy()  # in memory of its own
 
-    return Pending(lambda: guard.run(array, subject), done)
+    return Pending(lambda: translator.run(array, subject), done)
 
 
 def _host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -250,7 +250,7 @@ def _fill(module: nn.Module, tensors: Tensors) -> None:
     module.load_state_dict(state, strict=True, assign=True)
 
 
-def fold_single_frames(module: nn.Module) -> int:
+def conv3d_to_conv2d(module: nn.Module) -> int:
     """Rewrite every causal convolution of these classes, and count them; weights become flat."""
     folded = 0
     for part in module.modules():

@@ -131,7 +131,7 @@ class Tracker:
     def __init__(self, kind: FieldKind, recipe: FieldRecipe, groups: Sequence[Group], lookup: Catalog | None) -> None:
         self._kind, self._recipe, self._groups, self._lookup = kind, recipe, groups, lookup
         self.committed: set[bytes] = set()
-        """Keys that this build has committed, as far as this worker was told."""
+        """Keys that this build has committed, as far as this worker was informed."""
         self.copied: set[bytes] = set()
         """Keys of items that are copies of one with an equal ``same`` hash."""
 
@@ -173,9 +173,9 @@ class Tracker:
         """
         new = [key for key in dict.fromkeys(keys) if key not in self.committed]
         self.committed.update(new)
-        told = [one for one in jobs if not one.unit.probe]
-        good = [one for one in told if one.failure is None]
-        failed = [(one.index, one.failure) for one in told if one.failure is not None]
+        reported = [one for one in jobs if not one.unit.probe]
+        good = [one for one in reported if one.failure is None]
+        failed = [(one.index, one.failure) for one in reported if one.failure is not None]
         found = [(one.index, one.read.stat, one.read.contents or one.read.content) for one in good if one.read]
         found += [(number, failure.stat, failure.contents) for number, failure in failed if failure.contents]
         copied = sum(key in self.copied for key in new)

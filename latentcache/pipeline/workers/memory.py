@@ -110,7 +110,7 @@ class ByteBudget:
         self.limit = limit
         self._held = self._wanted = 0
         self._closed = False
-        self._turn, self._free = threading.Lock(), threading.Condition()
+        self._order, self._free = threading.Lock(), threading.Condition()
 
     def starving(self, kept: int) -> bool:
         """True if a thread waits for bytes and will go on waiting until some of ``kept`` is released.
@@ -123,7 +123,7 @@ class ByteBudget:
 
     def acquire(self, size: int) -> bool:
         """Take ``size`` bytes, waiting for them; False if the budget was closed meanwhile."""
-        with self._turn, self._free:
+        with self._order, self._free:
             self._wanted = size
             self._free.wait_for(lambda: self._closed or self._fits(size))
             self._wanted = 0

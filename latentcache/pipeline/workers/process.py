@@ -58,7 +58,7 @@ _CHILD = (
 _DEBUG = "LATENTCACHE_DEBUG"
 _TAIL_BYTES = 2000
 #: Lines on a failed allocation of Rust, C++, the C library and Python. A library that runs out of memory aborts
-#: (SIGABRT, as after any fault): no exit status tells it.
+#: (SIGABRT, as after any fault): no exit status shows it.
 NO_MEMORY = re.compile(
     r"memory allocation of \d+ bytes failed|bad_alloc|MemoryError|[Oo]ut of memory|Cannot allocate memory"
 )
@@ -140,11 +140,11 @@ class WorkerProcess:
             self._process.kill()
             return "does not end"
         finally:
-            said = self._stderr_line()
+            last_line = self._stderr_line()
             self._board.close()
             self._stderr.close()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return how + (f": {said}" if said else "")
+        return how + (f": {last_line}" if last_line else "")
 
     def _stderr_line(self) -> str:
         """The line that it printed on a failed allocation, else the last line."""
@@ -262,7 +262,7 @@ def import_path() -> list[str]:
 
 
 def run_loop(loop: WorkerLoop) -> None:
-    """Do the work of one field and tell how it ended."""
+    """Do the work of one field and send how it ended."""
     try:
         loop.run()
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it

@@ -85,7 +85,7 @@ class ReadColumns(NamedTuple):
     sample: NDArray[np.int32] = np.zeros(0, np.int32)
     """(n,) ``Job.sample``."""
     content: NDArray[np.uint8] = np.zeros((0, 0, HASH_BYTES), np.uint8)
-    """(n, k, 16) of each file of a job that was told."""
+    """(n, k, 16) of each file of a job that was reported."""
     stat: NDArray[np.uint64] = np.zeros((0, 0, STAT_WIDTH), np.uint64)
     """(n, k, 6) their stat memos; zeros if there is none."""
 
@@ -95,8 +95,8 @@ class RunResult:
 
     Args:
         progress: Kept up to date.
-        events: Told of each durable commit.
-        on_failed: Told of each job that gives no item, as soon as that is known.
+        events: Called for each durable commit.
+        on_failed: Called for each job that gives no item, as soon as that is known.
     """
 
     read = ReadColumns()
@@ -151,7 +151,7 @@ class RunResult:
         self.progress.failed += 1
         self._done(job)
 
-    def told(self, message: Form) -> None:
+    def reported(self, message: Form) -> None:
         """Take the ``opened`` or ``ended`` message of a worker."""
         if message["kind"] == "opened":
             self.progress.began = self.progress.began or time.monotonic()

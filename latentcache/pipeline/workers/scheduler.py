@@ -55,7 +55,7 @@ _PROBE_AFTER, _MOST_DEATHS = 3, 6
 _DEATHS = 2
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
-#: Keys of a dead worker's last reports that are told to the one that gets its jobs, with each of them.
+#: Keys of a dead worker's last reports that are sent with each of its jobs to the next worker.
 _RECENT_KEYS = 4096
 #: One core for each of several CPU workers.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -325,7 +325,7 @@ class Run:
             elif message["kind"] == "warning":
                 self._warn(message["text"] + self._on(worker))
             else:
-                self._results.told(message)
+                self._results.reported(message)
                 worker.opened = worker.opened or message["kind"] == "opened"
                 worker.last = message if message["kind"] == "ended" else worker.last
 
@@ -394,11 +394,11 @@ class Run:
                 elif (deaths := unit.deaths + worker.fresh) < _DEATHS:
                     self._trials.appendleft(replace(one, deaths=deaths))
                 else:
-                    self._convict(unit.jobs[number], cause, encoding=begun[number] == ENCODING)
+                    self._quarantine(unit.jobs[number], cause, encoding=begun[number] == ENCODING)
         if worker.leases and not worker.alone:
             self._warn(f"a worker process {cause}{self._on(worker)}; its samples are given out again")
 
-    def _convict(self, job: Job, cause: str, *, encoding: bool) -> None:
+    def _quarantine(self, job: Job, cause: str, *, encoding: bool) -> None:
         """Reject a job that ends its workers; ``cause`` says how, with their last line on stderr."""
         detail = f"a worker process {cause} whenever it {'encoded' if encoding else 'prepared'} this sample"
         why = reason(self._kind, "encode" if encoding else "prepare")

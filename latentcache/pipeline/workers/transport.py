@@ -132,7 +132,7 @@ def jobs_form(jobs: Mapping[int, Job]) -> list[list[Any]]:
     """Jobs by number as JSON. What outputs are compared with stays here: builds have no such outputs."""
     return [
         [
-            *(number, job.sample, job.name, job.inputs, job.content.hex(), job.facts, job.cost),
+            *(number, job.sample, job.name, job.inputs, job.content.hex(), job.sample_columns, job.cost),
             [(output.item, output.group, output.variant) for output in job.outputs],
         ]
         for number, job in jobs.items()
@@ -147,11 +147,11 @@ def jobs_of(form: Sequence[Sequence[Any]]) -> dict[int, Job]:
             name=name,
             inputs=inputs,
             content=bytes.fromhex(content),
-            facts=facts,
+            sample_columns=sample_columns,
             cost=cost,
             outputs=tuple(Output(item=item, group=group, variant=variant) for item, group, variant in outputs),
         )
-        for number, sample, name, inputs, content, facts, cost, outputs in form
+        for number, sample, name, inputs, content, sample_columns, cost, outputs in form
     }
 
 

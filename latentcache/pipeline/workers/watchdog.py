@@ -42,7 +42,7 @@ class Activity(NamedTuple):
 
     row: int
     step: int
-    """Goes up with every step of the row, so two looks tell if it has moved."""
+    """Goes up with every step of the row, so two looks show if it has moved."""
     stage: int
     items: tuple[int, ...]
     """Numbers of jobs."""

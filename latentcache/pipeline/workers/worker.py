@@ -202,7 +202,7 @@ class WorkerLoop:
                 self.writer.put(())  # nothing is left to wait for
             self._flushed = idle
             if idle:
-                self.writer.check()  # it fails on its own, and no further put() would tell
+                self.writer.check()  # it fails on its own, and no further put() would raise it
         self._fetch(wait=True)
         for unit in self._units.values():
             self._write(self._packed(unit), unit.made)
@@ -358,8 +358,8 @@ class WorkerLoop:
 
     def _committed(self, entries: Sequence[NewEntry], jobs: Sequence[TrackedJob]) -> None:
         """Report a durable commit and the jobs that it settles; called by the writer thread."""
-        told = self.jobs.report([key for entry in entries for key in entry.item_keys], jobs)
-        self.channel.send("committed", bytes=sum(len(entry.value) for entry in entries), **told)
+        reported = self.jobs.report([key for entry in entries for key in entry.item_keys], jobs)
+        self.channel.send("committed", bytes=sum(len(entry.value) for entry in entries), **reported)
 
     def _warn(self, message: str) -> None:
         self.channel.send("warning", text=message)

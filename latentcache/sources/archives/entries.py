@@ -28,7 +28,7 @@ from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions
 from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
 from latentcache.sources.known import Known, Scan, Units, above, hash_rows
 from latentcache.sources.layouts.sets import Layout
-from latentcache.sources.reading import MAX_SOURCE_BYTES, listed, open_source, refuse_packed, stat_source
+from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Notes
 
@@ -43,14 +43,14 @@ class Archives:
     """The archives of a layout, in the byte order of their names, at the end of the files.
 
     Args:
-        asked: The scan.
+        scan: The scan.
         layout: Its sets name the archives.
         bad: Archives, members and rows that cannot be read are appended to it.
         notes: Of the scan.
     """
 
-    def __init__(self, asked: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> None:
-        self._asked, self._bad, self._notes, self._sets, self._root = asked, bad, notes, layout.sets, layout.root
+    def __init__(self, scan: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> None:
+        self._scan, self._bad, self._notes, self._sets, self._root = scan, bad, notes, layout.sets, layout.root
         self.names, self.memos, self.first = list[str](), list[StatMemo](), 0
         """Their names and stats, and the position of the first one among the files."""
         owners, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, []
@@ -66,19 +66,19 @@ class Archives:
 
     def readings(self) -> NDArray[np.uint8]:
         """(n, 16) how each is read."""
-        columns = self._asked.image_column, self._asked.caption_column
-        said = [
+        columns = self._scan.image_column, self._scan.caption_column
+        rules = [
             (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
             for one, rule in ((one, one.captions) for one in self._sets)
         ]
-        return hash_rows(content_hash(repr(said[owner]).encode()) for owner in self._owner.tolist())
+        return hash_rows(content_hash(repr(rules[owner]).encode()) for owner in self._owner.tolist())
 
     def units(self, held: Known) -> Units:
         """All images in the archives."""
         parts, files = list[Units](), np.arange(self.first, self.first + len(self.names))
-        rows, file = self._asked.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
+        rows, file = self._scan.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
         own = set(held.names.take(files[held.place[files] >= 0]))
-        for note in self._asked.notes:
+        for note in self._scan.notes:
             if note.reason != "no-caption" and own.intersection(above(note.name)):
                 self._notes.add(note)
         if held.table is not None and len(rows):
@@ -97,7 +97,7 @@ class Archives:
         return Units.joined(parts) if parts else Units(image=files[:0])
 
     def _read(self, file: int) -> Units:
-        name, one, part = self.names[file - self.first], self._sets[self._owner[file - self.first]], self._asked.part
+        name, one, part = self.names[file - self.first], self._sets[self._owner[file - self.first]], self._scan.part
         found, rule = list((self._of_tar if one.archives == TAR else self._of_rows)(name, one.archives)), one.captions
         for note in unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]):
             self._notes.add(note)
@@ -121,12 +121,12 @@ class Archives:
         return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
 
     def _of_tar(self, name: str, _: str) -> Iterator[Entry]:
-        path, asked = self._root / name, self._asked.image_column.lower().removeprefix(".")
-        wanted = frozenset((asked,)) if asked else _IMAGES
+        path, suffix = self._root / name, self._scan.image_column.lower().removeprefix(".")
+        wanted = frozenset((suffix,)) if suffix else _IMAGES
         images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
         texts = defaultdict[str, dict[str, Member]](dict)
         with open_source(path) as file:
-            refuse_packed(os.pread(file.fileno(), 6, 0), path)
+            check_not_packed(os.pread(file.fileno(), 6, 0), path)
             try:
                 for member in tar_members(file):
                     base = member.name.rfind("/") + 1
@@ -158,7 +158,7 @@ class Archives:
 
     def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str:
         """The text of the first caption member that has one; a second one that differs is noted."""
-        found, source, key = "", "", self._asked.caption_column
+        found, source, key = "", "", self._scan.caption_column
         for ending in ("json",) if key else _CAPTIONS:
             if ending not in texts or (found and ending == "json"):
                 continue
@@ -175,11 +175,11 @@ class Archives:
         return found
 
     def _of_rows(self, name: str, kind: str) -> Iterator[Entry]:
-        path, asked = self._root / name, self._asked
+        path, scan = self._root / name, self._scan
         with opened(path, kind) as table:
             named = [column for column in table.texts if column.strip().lower() in CAPTION_COLUMNS]
-            image = _column(path, table, "image", asked.image_column, table.binary, table.images())
-            caption = _column(path, table, "caption", asked.caption_column, table.texts, named)
+            image = _column(path, table, "image", scan.image_column, table.binary, table.images())
+            caption = _column(path, table, "caption", scan.caption_column, table.texts, named)
             if not caption and table.texts:
                 called, texts = ", ".join(CAPTION_COLUMNS), listed(table.texts)
                 detail = f"no column of {name} is called {called}; texts are in {texts}"
@@ -230,18 +230,18 @@ def _check(path: str, key: str, images: Sequence[Member]) -> None:
         raise fault("too-large", f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read", path)
 
 
-def _column(path: Path, table: Rows, what: str, asked: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
+def _column(path: Path, table: Rows, what: str, given: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
     """The column of images or captions: the one that is asked for, else the only one that is meant; empty: none."""
     there, wanted = listed(table.schema.names), "binary column {}" if what == "image" else "column {} of texts"
-    if asked and asked not in of_type:
-        raise fault(f"no-{what}-column", f"it has no {wanted.format(asked)}; it has {there}", path)
-    if not asked and not meant and what == "image":
+    if given and given not in of_type:
+        raise fault(f"no-{what}-column", f"it has no {wanted.format(given)}; it has {there}", path)
+    if not given and not meant and what == "image":
         raise fault("no-image-column", f"no column holds images; it has {there}", path)
-    if not asked and len(meant) > 1:
+    if not given and len(meant) > 1:
         raise SourceAmbiguousError(
             f"{len(meant)} columns of {path.name} may hold the {what}s: {listed(meant)}",
             where=str(path),
             why="expected one",
             fix=f"name it: --{what}-column {meant[0]}",
         )
-    return asked or next(iter(meant), "")
+    return given or next(iter(meant), "")

@@ -187,8 +187,8 @@ class Rows:
 
     def images(self) -> list[str]:
         """Columns that hold images, by the schema; of one that it does not explain, the first value says it."""
-        told = _told(self.schema.metadata or {})
-        return [name for name in self.binary if self._holds_images(self.schema.field(name), told.get(name))]
+        feature = _features(self.schema.metadata or {})
+        return [name for name in self.binary if self._holds_images(self.schema.field(name), feature.get(name))]
 
     def spans(self, column: str) -> NDArray[np.uint64]:
         """(n, 2) see ``members.SPAN``, of images; 0 bytes: the row of an Arrow file has none.
@@ -217,10 +217,10 @@ class Rows:
             found.append(np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1))
         return np.concatenate(found)
 
-    def _holds_images(self, field: Any, told: str | None) -> bool:
+    def _holds_images(self, field: Any, feature: str | None) -> bool:
         """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
-        if told and told != "Value":
-            return told == "Image"
+        if feature and feature != "Value":
+            return feature == "Image"
         child = _bytes_of(field)
         column = f"{field.name}.{child}" if child and self._is_parquet else field.name
         for batch in self.batches([column], 1):
@@ -332,7 +332,7 @@ def _damaged(path: Path, error: Exception) -> UnusableSampleError:
     return fault("rows-damaged", f"pyarrow cannot read it: {words}", path)
 
 
-def _told(metadata: dict[bytes, bytes]) -> dict[str, str]:
+def _features(metadata: dict[bytes, bytes]) -> dict[str, str]:
     """Column -> kind of feature, as ``datasets`` writes it into a schema."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]

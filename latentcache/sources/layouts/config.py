@@ -25,7 +25,7 @@ Pair = tuple[str, str]
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
 #: Setting that makes other entries -> what to give for it.
-ASKS: Mapping[str, str] = {
+NOT_FOLLOWED: Mapping[str, str] = {
     "resolution": "--resolution",
     "resolution_type": "--resolution",
     "maximum_image_size": "--resolution",
@@ -70,17 +70,17 @@ class Config:
     value: Any
     ignored: set[str] = field(default_factory=set)
     """Settings that are not used."""
-    asks: dict[str, str] = field(default_factory=dict)
+    not_followed: dict[str, str] = field(default_factory=dict)
     """Settings that would make other entries -> their value, and what to give for it."""
     notes: list[Rejected] = field(default_factory=list)
 
-    def take(self, said: Mapping[str, Any], used: Iterable[str]) -> None:
+    def take(self, entries: Mapping[str, Any], used: Iterable[str]) -> None:
         """Count the settings of one object that are not used."""
-        for name, value in said.items():
+        for name, value in entries.items():
             if name in used or value in (None, "", False) or value == [] or value == {}:
                 continue
-            if name in ASKS:
-                self.asks.setdefault(name, f"{name} = {json.dumps(value)} ({ASKS[name]})")
+            if name in NOT_FOLLOWED:
+                self.not_followed.setdefault(name, f"{name} = {json.dumps(value)} ({NOT_FOLLOWED[name]})")
             else:
                 self.ignored.add(name)
 
@@ -93,25 +93,29 @@ class Config:
         if self.ignored:
             words = f"{count_of(len(self.ignored), f'settings of {self.path.name} have')} no effect here"
             self.note(f"{words}: {', '.join(sorted(self.ignored))}", len(self.ignored), "config-ignored")
-        if self.asks:
-            asked = ", ".join(sorted(self.asks.values()))
-            self.note(f"the entries follow options, not {self.path.name}: {asked}", len(self.asks), "config-asks")
+        if self.not_followed:
+            options = ", ".join(sorted(self.not_followed.values()))
+            self.note(
+                f"the entries follow options, not {self.path.name}: {options}", len(self.not_followed), "config-asks"
+            )
         return tuple(self.notes)
 
-    def place(self, said: Any, name: str) -> Path:
+    def place(self, value: Any, name: str) -> Path:
         """The folder or file that a setting names; raises an error if it is not there, or there twice."""
-        if not isinstance(said, str) or not said:
-            raise self.error(f"{name}: expected a path, found {json.dumps(said)}", f"give {name} in {self.path.name}")
-        own = Path(os.path.abspath(self.path.parent / said))  # noqa: PTH100 - links stay
-        there = Path(os.path.abspath(said))  # noqa: PTH100
+        if not isinstance(value, str) or not value:
+            raise self.error(
+                f"{name}: expected a path, found {json.dumps(value)}", f"give {name} in {self.path.name}"
+            )
+        own = Path(os.path.abspath(self.path.parent / value))  # noqa: PTH100 - links stay
+        there = Path(os.path.abspath(value))  # noqa: PTH100
         found = [one for one in dict.fromkeys((own, there)) if one.exists()]
         if len(found) > 1:
             raise self.error(
-                f"{name} = {said!r} is there twice: {own} and {there}", f"write one of them in {self.path}"
+                f"{name} = {value!r} is there twice: {own} and {there}", f"write one of them in {self.path}"
             )
         if not found:
             raise SourceNotFoundError(
-                f"{self.path.name}: {name} = {said!r} does not exist",
+                f"{self.path.name}: {name} = {value!r} does not exist",
                 where=str(self.path),
                 why=" and ".join(f"nothing at {one}" for one in dict.fromkeys((own, there))),
                 fix=f"correct {name} in {shlex.quote(str(self.path))}, or read the folder alone with --layout=folder",
@@ -183,10 +187,10 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     )
 
 
-def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[Pair, ...]:
+def partners(config: Config, entries: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[Pair, ...]:
     """(Input, folder) of masks and control images; a mask ``alpha`` is the image's own."""
     paired = list[Pair]()
-    for option, named in said.items():
+    for option, named in entries.items():
         inputs = INPUTS[option]
         if len(named) > len(inputs):
             raise config.error(f"{option} names {count_of(len(named), 'folders')}", f"name {len(inputs)} at most")

@@ -82,16 +82,16 @@ def holds_images(data: Path, tree: Tree) -> bool:
 
 
 def _of_folder(tree: Tree, word: str) -> Layout:
-    asked = {name: partial(_in_folder, one) for name, one in CONFIGS.items()} | FOLDERS
+    finders = {name: partial(_in_folder, one) for name, one in CONFIGS.items()} | FOLDERS
     if word:
-        found = asked[word](tree)
+        found = finders[word](tree)
         if found is None:
             raise unfit(tree.root, word, "nothing in the folder has this form")
         return found
-    if mine := asked.pop(OWN.word)(tree):
+    if mine := finders.pop(OWN.word)(tree):
         return mine
-    del asked[FOLDER]
-    fitting = [one for ask in asked.values() if (one := ask(tree)) is not None]
+    del finders[FOLDER]
+    fitting = [one for finder in finders.values() if (one := finder(tree)) is not None]
     if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
         fitting = [one for one in fitting if one.word != kohya.WORD]
     if not fitting:

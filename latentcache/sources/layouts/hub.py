@@ -63,14 +63,14 @@ def _tables(tree: Tree) -> Layout | None:
 def _tars(tree: Tree) -> Layout | None:
     names, packed = _named(tree, lambda name: kind_of_archive(name) == TAR), _named(tree, is_packed)
     files = sum(folder.images + len(folder.others) for folder in tree.below())
-    if not (_hold_images(tree.root, names, TAR) or (packed and not names and files == len(packed))):
+    if not (_contain_images(tree.root, names, TAR) or (packed and not names and files == len(packed))):
         return None
     return _layout(tree, TAR, [("", [*names, *packed])], names or packed)
 
 
 def _rows(tree: Tree) -> Layout | None:
     names = _named(tree, lambda name: kind_of_archive(name) == PARQUET)
-    if not _hold_images(tree.root, names, PARQUET):
+    if not _contain_images(tree.root, names, PARQUET):
         return None
     splits = splits_of(names)
     pairs = list(zip(splits, names, strict=True))
@@ -88,7 +88,7 @@ def _saved(tree: Tree) -> Layout | None:
     except SourceError:
         return None  # who reads it as records says why
     names = [name for _, files in found for name in files]
-    if not _hold_images(tree.root, names, ARROW):
+    if not _contain_images(tree.root, names, ARROW):
         return None
     used = {f"{split}/{name}" if split else name for split in ("", *splits) for name in (STATE_NAME, INFO_NAME)}
     return replace(_layout(tree, ARROW, found, names), used=frozenset((*used, DICT_NAME)), doubt="")
@@ -103,7 +103,7 @@ FORMS: dict[str, Recognizer] = {TABLES_WORD: _tables, **ARCHIVES}
 def is_of_images(path: Path) -> bool:
     """True if a file is an archive whose head shows images, or cannot be read."""
     kind = kind_of_archive(path.name)
-    return bool(kind) and _hold_images(path.parent, [path.name], kind)
+    return bool(kind) and _contain_images(path.parent, [path.name], kind)
 
 
 def recognize_file(path: Path, word: str = "") -> Layout:
@@ -126,7 +126,7 @@ def _named(tree: Tree, wanted: Callable[[str], bool]) -> list[str]:
     )
 
 
-def _hold_images(root: Path, names: Sequence[str], kind: str) -> bool:
+def _contain_images(root: Path, names: Sequence[str], kind: str) -> bool:
     """True if one of the first archives does; if none can be read, so that somebody says why."""
     if kind != TAR and find_spec("pyarrow") is None:
         return False

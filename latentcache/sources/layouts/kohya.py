@@ -125,42 +125,42 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
         seen = set[str]()
         for subset in dataset.get("subsets", []):
             config.take(subset, {*_USED, *general, *dataset})
-            said = {**general, **dataset, **subset}
-            own = str(said.get("metadata_file") or said.get("image_dir"))
-            repeats = int(said.get("num_repeats", 1))
+            entries = {**general, **dataset, **subset}
+            own = str(entries.get("metadata_file") or entries.get("image_dir"))
+            repeats = int(entries.get("num_repeats", 1))
             if own in seen or repeats < 1:
                 why = "it is there twice in one data set" if own in seen else "num_repeats is less than 1"
                 config.note(f"subset {own} is left out, as by the trainer: {why}")
                 continue
             seen.add(own)
-            named = [("conditioning_data_dir", path)] if (path := said.get("conditioning_data_dir")) else []
-            masks = [("alpha_mask", ALPHA)] if said.get("alpha_mask") else []
+            named = [("conditioning_data_dir", path)] if (path := entries.get("conditioning_data_dir")) else []
+            masks = [("alpha_mask", ALPHA)] if entries.get("alpha_mask") else []
             paired, balance = partners(config, {"controls": named, "masks": masks}), f"{number}:{config.path}"
             more: dict[str, Any] = {"name": f"{number}:{own}", "paired": paired, "balance": balance}
-            parts.append(_subset(config, said, repeats=repeats, **more))
+            parts.append(_subset(config, entries, repeats=repeats, **more))
     subsets = count_of(sum(len(part.sets) for part in parts), "subsets")
     return joined(config, CONFIG.word, f"{config.path.name} has {subsets} of kohya", parts, base)
 
 
-def _subset(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
-    words = "" if said.get("metadata_file") else str(said.get("class_tokens") or "")
-    prefix = f"{said['caption_prefix']} " if said.get("caption_prefix") else ""
-    suffix = f" {said['caption_suffix']}" if said.get("caption_suffix") else ""
+def _subset(config: Config, entries: Mapping[str, Any], **more: Any) -> Layout:
+    words = "" if entries.get("metadata_file") else str(entries.get("class_tokens") or "")
+    prefix = f"{entries['caption_prefix']} " if entries.get("caption_prefix") else ""
+    suffix = f" {entries['caption_suffix']}" if entries.get("caption_suffix") else ""
     bare = bool(prefix or suffix) and not words  # ``process_caption`` adds them to an empty caption too
     rule = replace(
-        _rule(words, (str(said.get("caption_extension") or ".caption"),)),
+        _rule(words, (str(entries.get("caption_extension") or ".caption"),)),
         prefix=prefix,
         suffix=suffix,
         bare=bare,
         text_source="class words" if words else "prefix and suffix" if bare else "",
-        lines="all" if said.get("enable_wildcard") else "first",
+        lines="all" if entries.get("enable_wildcard") else "first",
     )
-    if not said.get("metadata_file"):
-        folder, is_reg = config.place(said.get("image_dir"), "image_dir"), bool(said.get("is_reg"))
+    if not entries.get("metadata_file"):
+        folder, is_reg = config.place(entries.get("image_dir"), "image_dir"), bool(entries.get("is_reg"))
         return of_set(folder, rule, recursive=False, class_words=words, is_reg=is_reg, **more)
-    table = config.place(said["metadata_file"], "metadata_file")
-    folder = config.place(said["image_dir"], "image_dir") if said.get("image_dir") else table.parent
-    rule = replace(rule, table_stems=True, tag_separator=str(said.get("caption_separator") or ","))
+    table = config.place(entries["metadata_file"], "metadata_file")
+    folder = config.place(entries["image_dir"], "image_dir") if entries.get("image_dir") else table.parent
+    rule = replace(rule, table_stems=True, tag_separator=str(entries.get("caption_separator") or ","))
     return of_set(folder, rule, table, **more)
 
 

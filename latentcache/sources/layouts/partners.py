@@ -72,7 +72,7 @@ class Partners:
 
 
 def paired_with(
-    layout: Layout, said: Mapping[str, Sequence[str]], recorded: Collection[str]
+    layout: Layout, given: Mapping[str, Sequence[str]], recorded: Collection[str]
 ) -> tuple[Layout, dict[str, tuple[str, ...]]]:
     """A layout with the folders that options name, and their names below its root: DATA may be moved.
 
@@ -82,7 +82,7 @@ def paired_with(
         UsageError: There are too many folders, or one is not in DATA.
     """
     named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
-    for option, values in said.items():
+    for option, values in given.items():
         inputs, folders = INPUTS[option], list[str]()
         for one in filter(None, values):
             places = (Path(os.path.abspath(root / one)), Path(os.path.abspath(one)))  # noqa: PTH100 - links stay

@@ -59,13 +59,13 @@ class CaptionRule(Value):
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
-        said = [self.lines, self.prefix, self.suffix, self.text]
-        return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
+        options = [self.lines, self.prefix, self.suffix, self.text]
+        return content_hash(json.dumps(options).encode()) if any(options) else bytes(HASH_BYTES)
 
-    def with_options(self, said: Mapping[str, Any]) -> CaptionRule:
+    def with_options(self, options: Mapping[str, Any]) -> CaptionRule:
         """With what a user says of captions by ``CAPTION_OPTIONS``, whatever the layout is."""
-        caption_ext, default_caption = said.get("caption_ext"), said.get("default_caption")
-        lines = said.get("caption_lines", "")
+        caption_ext, default_caption = options.get("caption_ext"), options.get("default_caption")
+        lines = options.get("caption_lines", "")
         extensions, text, source = self.extensions, self.text, self.text_source
         if caption_ext and extensions:
             extensions = ("." + caption_ext.lower().removeprefix("."),)
@@ -76,8 +76,8 @@ class CaptionRule(Value):
             extensions=extensions,
             text=text,
             text_source=source,
-            prefix=said.get("caption_prefix", "") + self.prefix,
-            suffix=self.suffix + said.get("caption_suffix", ""),
+            prefix=options.get("caption_prefix", "") + self.prefix,
+            suffix=self.suffix + options.get("caption_suffix", ""),
             lines=lines or self.lines,
             lines_by_choice=self.lines_by_choice or bool(lines),
         )
@@ -153,9 +153,9 @@ class ImageSet(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values for the manifest and for commands."""
-        said = {name: getattr(self, name) for name in ("folder", "repeats", "class_words", "is_reg", "split")}
-        said |= {"name": self.label, "paired": {name: folder or "alpha" for name, folder in self.paired}}
-        return {name: value for name, value in said.items() if value or name in ("name", "folder", "repeats")}
+        options = {name: getattr(self, name) for name in ("folder", "repeats", "class_words", "is_reg", "split")}
+        options |= {"name": self.label, "paired": {name: folder or "alpha" for name, folder in self.paired}}
+        return {name: value for name, value in options.items() if value or name in ("name", "folder", "repeats")}
 
 
 class Layout(Value):

@@ -124,8 +124,8 @@ def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
 
 
 def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
-    strategy, said = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
-    prompts = [str(one).strip() for one in (said if isinstance(said, list) else [said])]
+    strategy, values = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
+    prompts = [str(one).strip() for one in (values if isinstance(values, list) else [values])]
     prefix = f"{prompts[0]} " if one.get("prepend_instance_prompt") else ""
     if strategy == "instanceprompt" or one.get("only_instance_prompt"):
         return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
@@ -194,10 +194,10 @@ def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
         return CaptionRule(extensions=(".txt",), lines="all")
     path = config.place(text.get("prompt_path"), "text.prompt_path")
     try:
-        said = read_caption(str(path.parent), path.name)[0]
+        values = read_caption(str(path.parent), path.name)[0]
     except UnusableSampleError as error:
         raise config.error(f"text.prompt_path: {error.what}", error.fix) from error
-    return CaptionRule(extensions=(), text=said, lines="all", text_source="concept prompt")
+    return CaptionRule(extensions=(), text=values, lines="all", text_source="concept prompt")
 
 
 # latentcache.toml
@@ -207,17 +207,17 @@ def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
     parts = []
     if others := set(config.value) - {"sets"}:
         raise config.error(f"unknown table {min(others)!r}", "keep [[sets]] only")
-    for said in config.value["sets"]:
-        for name, value in said.items():
+    for values in config.value["sets"]:
+        for name, value in values.items():
             if type(value) is not _SETTINGS.get(name) or value == 0:
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {', '.join(_SETTINGS)}")
-        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
-        masks = [("masks", said["masks"])] if said.get("masks") else []
-        controls = [("controls", one) for one in said.get("controls", []) if one]
+        layout = find(config.place(values.get("path"), "path"), values.get("layout", ""), values.get("split", ""))
+        masks = [("masks", values["masks"])] if values.get("masks") else []
+        controls = [("controls", one) for one in values.get("controls", []) if one]
         paired = partners(config, {"masks": masks, "controls": controls})
         sets = [
-            replace(one, captions=one.captions.with_options(said), repeats=one.repeats * said.get("repeats", 1),
-                    name=said.get("name", one.name), paired=paired or one.paired)
+            replace(one, captions=one.captions.with_options(values), repeats=one.repeats * values.get("repeats", 1),
+                    name=values.get("name", one.name), paired=paired or one.paired)
             for one in layout.sets
         ]  # fmt: skip
         parts.append(replace(layout, sets=tuple(sets)))

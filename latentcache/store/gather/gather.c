@@ -134,7 +134,7 @@ static void on_bus(int number)
     static struct sigaction none;
     if (escape)
         siglongjmp(*escape, 1);
-    sigaction(number, &others, NULL); /* not ours: the faulting instruction runs again, and that one is told */
+    sigaction(number, &others, NULL); /* not ours: the faulting instruction runs again, and that handler is called */
     others = none;
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from described_models import described_model
 
-from latentcache.encoders.faults import Guard
+from latentcache.encoders.faults import Translator
 from latentcache.encoders.pixels import cell_means
 from latentcache.encoders.vae.builtin import StubEncoder, builtin_spec
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device, copying
@@ -103,7 +103,7 @@ class Late:
 
 
 def test_a_device_that_fails_later_raises_in_result():
-    guard = Guard(device=torch.device("cpu"), name="A", label="a")
+    guard = Translator(device=torch.device("cpu"), name="A", label="a")
     pending = copying(torch.zeros(1), Late(), guard, "3 images of 64x96")
     assert pending.done()
     with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:

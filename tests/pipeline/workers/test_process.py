@@ -49,7 +49,7 @@ def test_a_worker_is_kept_for_the_next_field(squares):
     assert not any(Path(f"/proc/{pid}").exists() for pid in first + second)
 
 
-def test_a_sample_that_kills_is_convicted_by_fresh_workers_alone(squares):
+def test_a_sample_that_kills_is_quarantined_by_fresh_workers_alone(squares):
     with WarmWorker("cpu") as warm:
         squares.run(["a", "b"], warm=warm)
         result = squares.run(["c", "bad crash-encode"], warm=warm)

@@ -97,7 +97,7 @@ def test_memory_that_is_not_enough_fails_one_sample(toy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prepare", "encode"])
-def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
+def test_a_sample_that_kills_its_workers_is_quarantined(toy, stage):
     texts = [*TEXTS[:12], f"poison crash-{stage}", *TEXTS[12:24]]
     result = toy.run(texts)
     assert [sample for sample, _ in result.failed] == [12]
@@ -110,14 +110,14 @@ def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
     assert result.progress.restarts >= 3
 
 
-def test_a_worker_that_dies_once_convicts_nobody(squares):
+def test_a_worker_that_dies_once_quarantines_none(squares):
     result = squares.run([*TEXTS[:10], "unlucky once-encode", *TEXTS[10:20]])
     assert (result.failed, settled(result), result.progress.restarts) == ([], list(range(21)), 1)
     assert any("SIGSEGV" in warning for warning in squares.warnings)
 
 
 @pytest.mark.slow
-def test_a_dead_encoder_convicts_no_good_samples(toy):
+def test_a_dead_encoder_quarantines_no_good_samples(toy):
     with pytest.raises(WorkerError, match="keep dying"):
         toy.run([f"w{number} crash-encode" for number in range(24)])
 
@@ -158,7 +158,7 @@ def test_a_worker_that_hangs_or_is_stopped_is_replaced(toy, order, short_deadlin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prepare", "encode"])
-def test_a_sample_that_always_hangs_is_convicted(toy, stage, short_deadline):
+def test_a_sample_that_always_hangs_is_quarantined(toy, stage, short_deadline):
     result = toy.run([*TEXTS[:6], f"w hang-{stage}"], batch_size=1)
     assert [sample for sample, _ in result.failed] == [6]
     assert "has not moved" in result.failed[0][1].detail
