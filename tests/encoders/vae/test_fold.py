@@ -13,7 +13,7 @@ from latentcache.fields.dtypes import is_finite
 def test_every_causal_convolution_is_flat_and_the_latents_are_the_same(name, tiny, images):
     description = described_model(tiny(name), storage_dtype="float32")
     folded = VaeEncoder(description, choose_device("cpu")).encode(images)
-    unfolded = VaeEncoder(description, choose_device("cpu"), fold=False).encode(images)
+    unfolded = VaeEncoder(description, choose_device("cpu"), as_conv2d=False).encode(images)
     assert np.abs(folded - unfolded).max() <= 1e-4 * unfolded.std()
     module = load_module(description, torch.float32)
     causal = [part for part in module.modules() if "CausalConv3d" in type(part).__name__]

@@ -45,7 +45,7 @@ def opened(root, buckets=((64, 64),), *, options=None, missing=None, **settings)
 def job(name, *outputs, size=None):
     facts = {} if size is None else {"original_size": list(size)}
     outputs = outputs or (Output(item=0, group=0),)
-    return Job(sample=0, name=name, inputs={"image": {"path": name}}, facts=facts, outputs=outputs)
+    return Job(sample=0, name=name, inputs={"image": {"path": name}}, sample_columns=facts, outputs=outputs)
 
 
 def encode(producer, *reads):
