@@ -24,7 +24,7 @@
 #endif
 
 typedef uint64_t (*hash_function)(const void *, size_t);
-enum { NONE, FLOAT16, BFLOAT16, FLOAT32, PIECE = 8192, SPINS = 2000 };
+enum { NONE, FLOAT16, BFLOAT16, FLOAT32, SPINS = 2000 };
 #define MULTIPLY(x) __builtin_fmaf((x), factor, term)
 
 FAST static void scale_float16(uint16_t *out, const uint16_t *z, int64_t count, float factor, float term)
@@ -80,7 +80,7 @@ struct job {
     const int64_t *places; /* of each item, in rows: descriptor, first byte, bytes, place in the memory, address or 0 */
     int64_t stride;        /* from row to row */
     char *out;             /* the memory */
-    int64_t past;          /* 1: copy past the cache */
+    int64_t past;          /* 1: copy past the cache what is not scaled */
     hash_function hash;
     uint64_t *hashes; /* of the bytes as they are stored; or null */
     int64_t kind;     /* type of the values if they are scaled */
@@ -91,32 +91,19 @@ struct job {
     struct job *later;
 };
 
-/* Values of one channel. */
-static void scale_part(const struct job *job, char *out, const char *from, int64_t bytes, int64_t channel)
-{
-    const float factor = job->factor[channel], term = job->term[channel];
-    if (job->kind == FLOAT16)
-        scale_float16((uint16_t *)out, (const uint16_t *)from, bytes / 2, factor, term);
-    else if (job->kind == BFLOAT16)
-        scale_bfloat16((uint16_t *)out, (const uint16_t *)from, bytes / 2, factor, term);
-    else
-        scale_float32((float *)out, (const float *)from, bytes / 4, factor, term);
-}
-
 /* Scale an item into its place, or where it is. */
 static void scale(const struct job *job, char *out, const char *from, int64_t bytes)
 {
-    const int64_t channel_bytes = bytes / job->channels;
-    char piece[PIECE] __attribute__((aligned(64)));
-    for (int64_t channel = 0; channel < job->channels; channel++, out += channel_bytes, from += channel_bytes)
-        if (!job->past || out == from)
-            scale_part(job, out, from, channel_bytes, channel);
+    const int64_t part = bytes / job->channels;
+    for (int64_t channel = 0; channel < job->channels; channel++, out += part, from += part) {
+        const float factor = job->factor[channel], term = job->term[channel];
+        if (job->kind == FLOAT16)
+            scale_float16((uint16_t *)out, (const uint16_t *)from, part / 2, factor, term);
+        else if (job->kind == BFLOAT16)
+            scale_bfloat16((uint16_t *)out, (const uint16_t *)from, part / 2, factor, term);
         else
-            for (int64_t done = 0, part; done < channel_bytes; done += part) {
-                part = channel_bytes - done < PIECE ? channel_bytes - done : PIECE;
-                scale_part(job, piece, from + done, part, channel);
-                copy_past(out + done, piece, part);
-            }
+            scale_float32((float *)out, (const float *)from, part / 4, factor, term);
+    }
 }
 
 /* 1: this processor can scale. */
