@@ -266,7 +266,8 @@ def _encoder(name: str, settings: Any) -> Check:
     if getattr(settings, fields(settings)[0].name) is None:
         return Check(name=name, text="")
     found = load(kind.describer)(settings, Cached(), DescribeContext(check=True))
-    text = f"{found.label}: {next(iter(kind.describe(found.recipe, found.provenance).values()), '')}"
+    about = next(iter(kind.describe(found.recipe, found.provenance).values()), "")
+    text = about if about.startswith(found.label) else f"{found.label}: {about}"
     hint = "give a VAE with --model: latents of the demo encoder are not for training" if found.demo else ""
     return Check(name=name, text=text, hint=hint)
 
