@@ -256,4 +256,8 @@ def _flat(batch: Batch, ids: str) -> Batch:
 
 def collated(rows: Sequence[Batch], form: str, ids: str) -> Batch:
     """A batch of rows in a format, (B, L) tensors of (L,); arguments as of :func:`row_format`."""
+    forms = {tuple((name, len(value)) for name, value in row.items()) for row in rows}
+    if len(forms) != 1:
+        what = f"rows: {len(rows)} rows, of {len(forms)} lengths or sets of columns, do not make a batch"
+        raise UsageError(what, fix="give one or more rows of one view, such as [rows[0], rows[1]]")
     return row_format({name: torch.stack([row[name] for row in rows]) for name in rows[0]}, form, ids)

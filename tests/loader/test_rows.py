@@ -204,3 +204,11 @@ def test_packed_documents_do_not_see_each_other_in_a_real_model(tmp_path, model,
     assert torch.allclose(before[first : first + len(alone)], alone, atol=1e-5)
     collated = views[0].collator(form)(views[0].__getitems__([row]))
     assert collated["use_cache"] is False
+
+
+def test_rows_that_do_not_make_a_batch(tmp_path):
+    cache = opened(documents(tmp_path, texts(24, 30)))
+    packed, padded, short = cache.rows(pack=64), cache.rows(pad=64), cache.rows(pad=32)
+    for rows in ([], [padded[0], short[0]], [padded[0], packed[0]]):
+        with pytest.raises(UsageError, match="do not make a batch"):
+            padded.collator()(rows)
