@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
 from latentcache.fields.protocol import Described
-from latentcache.fields.registry import load, settings_of
+from latentcache.fields.registry import checked, load, settings_of
 from latentcache.plan.numbers import whole
 from latentcache.store.garbage import shard_use
 from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
+from latentcache.value import Value
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands
@@ -43,6 +44,16 @@ from latentcache.verify.sources import (
 if TYPE_CHECKING:
     from latentcache.sources.compare import Compared
     from latentcache.verify.drift import Reencode
+
+
+class _Given(Value):
+    """Types of arguments of :func:`verify_cache`."""
+
+    cache: Path
+    data: Path | None
+    full: bool
+    fields: Mapping[str, Any] | None
+    device: str
 
 
 @python_words()
@@ -78,16 +89,17 @@ def verify_cache(
         EncoderError: The model that is to encode again is not at hand, or cannot be used.
         DeviceError: Its device failed, or does not exist.
     """
+    given = checked(_Given, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
     selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
-    settings = {name: settings_of(name, given) for name, given in (fields or {}).items()}
-    look: dict[str, Any] = {"data": None if data is None else Path(data)}
+    settings = {name: settings_of(name, shown) for name, shown in (given["fields"] or {}).items()}
+    look: dict[str, Any] = {"data": given["data"]}
     if settings or reencode:
         look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
     if reencode:  # by name: a check alone imports no encoder
         look["reencode"] = load("latentcache.pipeline.reencode:Reencode")(device)
-    return check_cache(Path(cache), depth, **look)[0]
+    return check_cache(given["cache"], depth, **look)[0]
 
 
 def check_cache(

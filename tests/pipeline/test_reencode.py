@@ -27,6 +27,7 @@ def test_verify_cache_takes_the_words_of_the_command(case, tmp_path):
     assert (report.mode, report.counts["ok"], report.reencoded.samples) == ("full", 3, 2)
     assert verify_cache(cache, data, sample="1/1").checked["payloads"] == report.checked["payloads"] > 0
     assert verify_cache(cache, fields={case.field: {}}).recipe_diff == ()
-    for given in ({"sample": "no"}, {"reencode": -1}, {"seed": "x"}, {"fields": {"nope": {}}}):
-        with pytest.raises(UsageError, match=next(iter(given)) if "fields" not in given else "nope"):
-            verify_cache(cache, **given)
+    wrong = [{"cache": 5}, {"data": 5}, {"device": 5}, {"fields": [5]}, {"fields": {5: {}}}, {"fields": {"nope": {}}}]
+    for given in ({"sample": "no"}, {"reencode": -1}, {"seed": "x"}, *wrong):
+        with pytest.raises(UsageError, match="nope" if "nope" in str(given) else next(iter(given))):
+            verify_cache(**{"cache": cache, **given})
