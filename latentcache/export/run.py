@@ -117,6 +117,9 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of parts: the command reports them itself
         cache = open_cache(settings.cache)
+    if all(field.spec.collate != "pack" for field in cache.snapshots[0].fields.values()):
+        what, why = f"CACHE={settings.cache}: holds no tokens", "training scripts read images with open_cache()"
+        raise UsageError(what, why=why, fix="export a cache of `latentcache build DATA --tokenizer PATH`")
     parts = {"train": cache}
     if settings.validation:
         parts = dict(zip(("train", "validation"), cache.split(settings.validation), strict=True))

@@ -89,3 +89,9 @@ def test_pyarrow_is_asked_for_before_anything_starts(run, tokens, tmp_path, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data.jsonl"]
     assert run("export", tokens, tmp_path / "out", "--to", "megatron").status == 0
     assert "needs pyarrow" in " ".join(run("export", "--help").out.split())
+
+
+def test_a_cache_of_images_is_answered_for_a_shell(run, cache, tmp_path):
+    error = run("export", cache, tmp_path / "out", "--pad", 64, "--json").error
+    assert error["what"].endswith(": holds no tokens")
+    assert error["fix"] == "export a cache of `latentcache build DATA --tokenizer PATH`"
