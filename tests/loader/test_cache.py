@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from made_caches import chats, documents, images, opened, recipe, texts
 
 from latentcache import Cache, combine, open_cache
 from latentcache.errors import CacheIncompleteError, CacheNotFoundError, CorruptEntryError, UsageError
+from latentcache.store.snapshot import open_leased
 
 FOUR = [(64, 96), (96, 64), (64, 96), (64, 96)]
 
@@ -174,9 +176,9 @@ def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
         open_cache(tmp_path / "nothing")
     with pytest.raises(UsageError, match="checksum='never'"):
         open_cache(four, checksum="never")
-    from latentcache.store.snapshot import Snapshot
-
-    monkeypatch.setattr(Snapshot, "complete", property(lambda self: False), raising=False)
+    monkeypatch.setattr(
+        "latentcache.loader.cache.open_leased", lambda root: replace(open_leased(root), complete=False)
+    )
     with pytest.raises(CacheIncompleteError, match="entries are missing") as caught:
         open_cache(four)
     assert "latentcache build" in caught.value.fix
@@ -184,10 +186,11 @@ def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
 
 
 def test_demo_caches_and_parts_are_said(four, tmp_path, monkeypatch):
-    from latentcache.store.snapshot import Snapshot
+    def of_a_part(root):
+        found = open_leased(root)
+        return replace(found, demo=True, source={**found.source, "part": "1/4"})
 
-    monkeypatch.setattr(Snapshot, "demo", property(lambda self: True), raising=False)
-    monkeypatch.setattr(Snapshot, "part", property(lambda self: "1/4"))
+    monkeypatch.setattr("latentcache.loader.cache.open_leased", of_a_part)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         open_cache(four)
