@@ -18,7 +18,7 @@ from latentcache.sources.part import Part
 from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import read_json, write_json
 from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot
+from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot, own_checksum
 from latentcache.value import Value
 
 #: Format of the build state.
@@ -123,15 +123,16 @@ def write_state(
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
     }
-    write_json(paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), **more})
+    state = {"format": _FORMAT, "fields": fields, "source": options.as_json(), **more}
+    write_json(paths.building, {**state, "checksum": own_checksum(state)})
 
 
 def read_state(paths: CachePaths) -> Mapping[str, Any]:
-    """The build state; empty if there is none or it cannot be read."""
+    """The build state; empty if there is none, or it has other bytes than were written."""
     try:
         found = read_json(paths.building) if paths.building.exists() else {}
-        version = int(found.get("format", 0))
-    except (CacheDamagedError, ValueError, TypeError):
+        version, intact = int(found.get("format", 0)), found.get("checksum") == own_checksum(found)
+    except (CacheDamagedError, ValueError, TypeError, OverflowError, RecursionError):
         return {}
     if version > _FORMAT:
         raise CacheFormatError(
@@ -139,7 +140,7 @@ def read_state(paths: CachePaths) -> Mapping[str, Any]:
             where=str(paths.building),
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
         )
-    return found if isinstance(found.get("fields"), dict) else {}
+    return found if intact else {}
 
 
 def kind_of(name: str) -> FieldKind:

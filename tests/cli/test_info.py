@@ -4,6 +4,9 @@ from damaged import damage_payload
 from small_cache import SMALL, as_nobody, draw_four
 
 from latentcache.cli.app import main
+from latentcache.pipeline.existing import write_state
+from latentcache.sources.scan import SourceOptions
+from latentcache.store.paths import CachePaths
 
 
 def test_the_keys_of_an_entry(run, cache, data):
@@ -33,7 +36,7 @@ def test_an_unfinished_build_is_shown(run, data, tmp_path):
     folder = tmp_path / "c"
     run("build", data, *SMALL, "--out", folder)
     (folder / "CURRENT").unlink()
-    (folder / "BUILDING").write_text('{"samples": 4, "fields": {}}')
+    write_state(CachePaths(folder), {}, SourceOptions(), samples=4)
     value = run("info", folder, "--entries", "--json").json
     assert (value["complete"], value["snapshot"]) == (False, 0)
     assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}

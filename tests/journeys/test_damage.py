@@ -19,6 +19,7 @@ from small_tokens import texts, write_texts
 
 from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import own_checksum
 
 _HERE = Path(__file__).parent
 #: Memory of one program that goes through many seeds, and time of one seed.
@@ -48,9 +49,7 @@ def make_records(folder):
     build_records(data, cache, allow_failed="1")
     field = json.loads((CachePaths(cache).snapshot(2) / "manifest.json").read_bytes())["fields"]["input_ids"]
     fields = {"input_ids": {"recipe": field["recipe"], "provenance": field["provenance"]}}
-    write_json(
-        CachePaths(cache).building, {"format": 1, "fields": fields, "source": {}, "part": "0/1", "samples": 24}
-    )
+    _write_state(cache, {"format": 1, "fields": fields, "source": {}, "part": "0/1", "samples": 24})
     return data, cache, served_documents(cache)
 
 
@@ -63,11 +62,14 @@ def _killed(data, cache):
     process.communicate()
     for path in new:
         path.unlink()
-    marker = CachePaths(cache).building
-    facts = json.loads(marker.read_bytes())
-    facts["fields"]["latents"]["provenance"]["model"] = "stub"
-    write_json(marker, {name: value for name, value in facts.items() if name != "checksum"})
+    state = json.loads(CachePaths(cache).building.read_bytes())
+    state["fields"]["latents"]["provenance"]["model"] = "stub"
+    _write_state(cache, state)
     assert CachePaths(cache).open_shards()
+
+
+def _write_state(cache, state):
+    write_json(CachePaths(cache).building, {**state, "checksum": own_checksum(state)})
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A refused or failed command leaves the cache as it was, and decides nothing about the next build."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from latentcache.pipeline import preflight
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.existing import read_existing
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
 
 LATENTS = CASES["latents"]
@@ -98,6 +100,17 @@ def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path, 
     monkeypatch.undo()
     report = built(LATENTS, data, fields={})
     assert report.plan.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
+
+
+@pytest.mark.parametrize("change", [{"part": 7}, {"source": {"layout": 5}}, {"fields": []}, {"format": float("inf")}])
+def test_a_build_state_with_other_values_is_ignored(tmp_path, change):
+    data, paths = LATENTS.data(tmp_path / "data", 3), CachePaths(tmp_path / "cache")
+    with pytest.raises(LatentcacheError):
+        built(LATENTS, data, events="/dev/full", commit_every=1)
+    write_json(paths.building, json.loads(paths.building.read_bytes()) | change)
+    assert read_existing(settings(LATENTS, data, fields={})).field_names == ()
+    report = built(LATENTS, data)
+    assert report.encoded + report.cached == 3
 
 
 def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_refused(case, tmp_path):
