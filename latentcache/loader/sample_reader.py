@@ -29,7 +29,7 @@ from latentcache.loader.formats import check_sample_format, sample_format
 from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
 from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
 from latentcache.plan.samples import BatchIndex, Ints
-from latentcache.plan.variants import drawn_of_samples
+from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 

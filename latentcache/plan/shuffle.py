@@ -1,7 +1,9 @@
 """Order without a generator: every shuffle and every choice follows from a fixed mix of its inputs.
 
 Guarantee: the same inputs give the same order on any machine and with any version of any library, because the mix is
-splitmix64 (Steele, Lea, Flood 2014), written out here. Cost: 20 ns a number for a shuffle.
+splitmix64 (Steele, Lea, Flood 2014), written out here. Cost: 20 ns a number for a shuffle. A draw of a stored variant
+depends on (seed, epoch, sample, occurrence) alone, so it is the same on every rank, in every worker, for any batch
+size and after a resume. Samples have their numbers there, because many may have the same content or caption.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.identity.content import checksum
 from latentcache.plan.numbers import real
 
+Ints = NDArray[np.integer]
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 #: Positions that fit are sorted as 16-bit numbers: numpy counts those instead of comparing them.
@@ -36,10 +40,7 @@ def shuffled(count: int, seed: int | None, epoch: int, *, stream: int) -> NDArra
 
 
 def _stepped(count: int, state: int) -> NDArray[np.int32]:
-    """A permutation without a sort: rounds of a keyed mix of as many bits as it needs.
-
-    Each round can be undone, so numbers stay different; one beyond the range is mixed on until it is inside.
-    """
+    """A permutation without a sort: rounds of a mix that can be undone; numbers beyond the range are mixed on."""
     bits = (count - 1).bit_length()
     mask, half, rounds = np.uint32((1 << bits) - 1), np.uint32((bits + 1) // 2), []
     for _ in range(_ROUNDS):
@@ -89,6 +90,24 @@ def in_validation(content: NDArray[np.uint8], fraction: float) -> NDArray[np.boo
         return np.ones(len(content), dtype=np.bool_)
     leading = np.ascontiguousarray(content[:, :8]).view(">u8").reshape(-1)  # as good as uniform
     return np.asarray(leading < np.uint64(int(Fraction(fraction) * (_MASK + 1))))
+
+
+def drawn_of_samples(
+    name: str, samples: Ints, turn: tuple[int, int], occurrence: Ints | None = None
+) -> NDArray[np.uint64]:
+    """(B,) 64 bits for each sample, by its number in the snapshot; draws of other names are independent.
+
+    They are xxh3-64 of name, seed and epoch (``turn``), number, and from the second on of the ``occurrence`` (B,) of
+    a sample that the epoch serves several times.
+    """
+    head = name.encode() + b"".join((word & _MASK).to_bytes(8, "little") for word in turn)
+    again = [0] * len(samples) if occurrence is None else occurrence.tolist()
+    tails = (number.to_bytes(4, "little") if number else b"" for number in again)
+    draws = [
+        checksum(head + sample.to_bytes(8, "little") + tail)
+        for sample, tail in zip(samples.tolist(), tails, strict=True)
+    ]
+    return np.array(draws, dtype=np.uint64)
 
 
 def _mix(value: int) -> int:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from latentcache.plan.variants import drawn_of_samples
+from latentcache.plan.shuffle import drawn_of_samples
 
 SAMPLES = np.arange(600)
 
