@@ -187,11 +187,7 @@ class LatentsRecipe(FieldRecipe):
         return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments", flips=self.geometry.flip)
 
     def identity(self) -> dict[str, Any]:
-        """The part that enters the id, as JSON values without floats.
-
-        The rule of the crop moves bytes under one key, and so does the number of random crops: variants from that
-        number on are flips.
-        """
+        """The part that enters the id, as JSON values without floats; with random crops also their number."""
         geometry = self.geometry
         centered = (geometry.crop, geometry.crops) == ("center", 1)
         crop = {} if centered else {"crop": geometry.crop, "crops": geometry.crops}

@@ -47,12 +47,10 @@ def compare_floats(
     storage_dtype: str,
     parts: int = 1,
 ) -> Difference:
-    """Different if beyond the noise, and beyond two roundings of the largest value.
+    """Different if beyond the noise, and beyond two roundings of the largest value; bfloat16 as uint16.
 
     Differences are in standard deviations: of the item, or of the test input where that is larger (``scale``; of the
-    second part ``scale_logvar``), so that a flat input does not count as different.
-
-    ``stored`` and ``made`` (bfloat16 as uint16) have ``parts`` along the first axis that have a scale of their own.
+    second of ``parts`` along the first axis ``scale_logvar``), so that a flat input does not count as different.
     """
     allowed, step = tolerance(noise, compute_dtype), _STEP[storage_dtype]
     differs, worst = False, [0.0, 0.0]

@@ -223,12 +223,10 @@ class Made:
 
 
 class Pending:
-    """A batch that the encoder has been given.
+    """A batch that the encoder has been given. ``done`` is true if ``result`` would return at once.
 
-    Args:
-        result: Gives one :class:`Made` or :class:`Failure` per item, in order; waits. Raises DeviceMemoryError (the
-            engine halves the batch) or DeviceError.
-        done: True if ``result`` would return at once.
+    ``result`` waits for one :class:`Made` or :class:`Failure` per item, in order. It raises DeviceMemoryError (the
+    engine halves the batch) or DeviceError.
     """
 
     def __init__(self, result: Callable[[], Any], done: Callable[[], bool] = lambda: True) -> None:

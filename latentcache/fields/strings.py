@@ -15,11 +15,9 @@ _EMPTY_SLICE = 1 << 18
 
 
 class Strings(Sequence[str]):
-    """Many strings: all bytes, and where each ends. Names that are not UTF-8 come back to the byte.
+    """Many strings: all bytes, and (n,) where each ends. Names that are not UTF-8 come back to the byte.
 
-    Args:
-        data: Bytes, an array or a column on disk.
-        ends: (n,) where each string ends in ``data``, likewise; columns on disk are read by position and slice.
+    Both are arrays or columns on disk, which are read by position and slice.
     """
 
     def __init__(self, data: Any, ends: Any) -> None:

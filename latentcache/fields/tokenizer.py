@@ -53,13 +53,9 @@ class LoadedTokenizer(Value):
 
 
 def read_tokenizer(path: Path) -> LoadedTokenizer:
-    """A tokenizer by its ``tokenizer.json`` or the folder of one.
+    """A tokenizer by its ``tokenizer.json`` or the folder of one; raises EncoderError.
 
     What ``tokenizer_config.json``, ``special_tokens_map.json`` and ``chat_template.jinja`` beside it add is added.
-
-    Raises:
-        EncoderError: A file cannot be read.
-        UnsupportedModelError: What is there is no tokenizer.json.
     """
     folder, file = (path, path / JSON_NAME) if path.is_dir() else (path.parent, path)
     if path.is_dir() and not file.is_file():
@@ -109,10 +105,7 @@ def _loaded(
 
 
 def _added(tokenizer: Mapping[str, Any], config: Mapping[str, Any], roles: set[str]) -> list[dict[str, Any]]:
-    """Added tokens by id: those of the JSON, and those that only the configuration knows.
-
-    A token that has a role is special, as transformers makes it when it loads it.
-    """
+    """Added tokens by id, of JSON and configuration; one with a role is special, as transformers makes it."""
     added = {int(token["id"]): dict(token) for token in tokenizer.get("added_tokens") or ()}
     for number, token in (config.get("added_tokens_decoder") or {}).items():
         added.setdefault(int(number), {"id": int(number), **token})
@@ -138,14 +131,7 @@ def _chosen(template: Any) -> str:
 
 
 def from_loaded(tokenizer: Any) -> LoadedTokenizer:
-    """A tokenizer of ``transformers`` or ``tokenizers`` that is loaded already, as it is now.
-
-    Args:
-        tokenizer: With ``backend_tokenizer``, or with ``to_str`` itself.
-
-    Raises:
-        UnsupportedModelError: It has neither: one in Python alone cannot be written as JSON.
-    """
+    """A tokenizer of ``transformers`` or ``tokenizers`` that is loaded already, as it is now."""
     engine = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(engine, "to_str"):
         raise UnsupportedModelError(
@@ -167,11 +153,7 @@ def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_template(path: Path) -> str:
-    """A chat template given as a file.
-
-    Raises:
-        ModelNotFoundError: It is not there or no UTF-8.
-    """
+    """A chat template given as a file; ModelNotFoundError if it is not there or not UTF-8."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -201,12 +183,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Part -> hex hash, of the vocabulary, the merges, other settings, each stage, added and special tokens.
-
-    Args:
-        tokenizer: The parsed ``tokenizer.json``.
-        special: Role -> token, as ``bos_token``; templates and the ends of texts use them.
-    """
+    """Part -> hex hash, of the vocabulary, the merges, other settings, each stage, added and special tokens."""
     model = tokenizer.get("model") or {}
     settings = {
         name: value
@@ -256,9 +233,7 @@ def _without_floats(value: Any) -> Any:
 def pin_clock(template: str, options: Mapping[str, str]) -> str:
     """A template that asks for the day gets that of its options, name -> JSON: else every day would give other ids.
 
-    Raises:
-        UsageError: Its call has no format between quotes.
-        TypeError, ValueError: The day is none.
+    TypeError or ValueError if the day is none.
     """
     if CLOCK not in template or CLOCK not in options:
         return template

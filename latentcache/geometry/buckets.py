@@ -88,10 +88,7 @@ def bucket_table(
     For every side ``s`` from ``min_side`` to ``max_side`` (defaults: half and twice the resolution, brought
     to the grid) in steps of ``multiple``: ``s`` by the largest multiple that keeps the area within
     ``resolution ** 2``, in both orientations; and the largest square, which that rule misses where the
-    resolution is off the grid. All values in pixels.
-
-    Raises:
-        RecipeError: No bucket fits these settings.
+    resolution is off the grid. All values in pixels. Raises RecipeError if no bucket fits.
     """
     low, high = _side_limits(resolution, multiple, min_side, max_side)
     area, square = resolution * resolution, floor_to(resolution, multiple)
@@ -110,11 +107,7 @@ def bucket_table(
 
 
 def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
-    """A table from an explicit list, checked against the model's size multiple.
-
-    Raises:
-        RecipeError: A side is no multiple or too large.
-    """
+    """A table from an explicit list; RecipeError if a side is too large or no multiple of the model's."""
     listed = tuple(sizes)
     for size in listed:
         if size.height % multiple or size.width % multiple or max(size.height, size.width) > MAX_SIDE:

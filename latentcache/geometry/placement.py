@@ -35,14 +35,10 @@ FOCUS_STEPS = 126
 
 
 def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> Placement:
-    """Cover-resize to ``bucket`` and crop.
+    """Cover-resize to ``bucket`` and crop. ``draw``: 64 bits that place a random crop; the step of a focus crop.
 
-    Args:
-        image: Size after EXIF orientation.
-        bucket: Size of the crop.
-        crop: ``center``: an odd overhang loses one pixel more at the end. ``top``: the first rows, and the middle of
-            the columns. ``random``: any place. ``focus``: ``draw`` of ``FOCUS_STEPS`` along the side that is cut.
-        draw: 64 bits that decide the place of a random crop; the step of a focus crop.
+    ``center``: an odd overhang loses one pixel more at the end. ``top``: the first rows, and the middle of the
+    columns. ``random``: any place. ``focus``: ``draw`` of ``FOCUS_STEPS`` along the side that is cut.
     """
     if image.width * bucket.height >= bucket.width * image.height:
         resize = Size(bucket.height, ceil_div(image.width * bucket.height, image.height))

@@ -44,11 +44,7 @@ def floor_to(value: int, multiple: int) -> int:
 
 
 def latent_size(pixels: Size, factor: int) -> Size:
-    """Size of the latent grid of an image whose sides are multiples of ``factor``.
-
-    Raises:
-        ValueError: A side is not a multiple: such a size is never in a bucket table.
-    """
+    """Size of the latent grid of an image whose sides are multiples of ``factor``, as those of every table are."""
     if pixels.height % factor or pixels.width % factor:
         raise ValueError(f"{pixels} is not a multiple of the spatial factor {factor}")
     return Size(pixels.height // factor, pixels.width // factor)

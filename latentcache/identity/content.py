@@ -35,11 +35,10 @@ def checksum_of(parts: Iterable[bytes | memoryview]) -> int:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one JSON spelling of a value: sorted names, no blanks, ASCII. Floats are not allowed in it.
+    """The one JSON spelling of a value: sorted names, no blanks, ASCII.
 
-    Raises:
-        TypeError: A float is inside: its spelling would depend on the writer. Pass ``repr()`` or ``hex()``.
-            Or a name is no text: JSON would spell ``1`` and ``"1"`` alike.
+    TypeError for a float, whose spelling would depend on the writer, and for a name that is no text: JSON would spell
+    ``1`` and ``"1"`` alike.
     """
     _check_unambiguous(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")

@@ -29,18 +29,7 @@ _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")
 def entry_key(
     *, kind: int, content: bytes, recipe: bytes, dims: tuple[int, int, int] = (1, 1, 1), variant: int = 0
 ) -> bytes:
-    """The 32 bytes of what an item is made from.
-
-    Args:
-        kind: Of the field.
-        content: 16 bytes.
-        recipe: 8 bytes.
-        dims: Frames, height, width in pixels.
-        variant: Number of the stored crop, flip or caption.
-
-    Raises:
-        ValueError: A hash has another length, or a dimension is beyond 65535.
-    """
+    """The 32 bytes of what an item is made from; ``dims`` are frames, height and width in pixels."""
     # struct would cut or pad a hash of another length silently: two inputs, one key.
     if (len(content), len(recipe)) != (HASH_BYTES, RECIPE_BYTES):
         expected, found = f"{HASH_BYTES} + {RECIPE_BYTES}", f"{len(content)} + {len(recipe)}"

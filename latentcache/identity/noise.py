@@ -20,15 +20,10 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def gaussian(count: int, *words: bytes | int) -> NDArray[np.float32]:
-    """Numbers of the standard normal distribution.
+    """(count,) numbers of the standard normal distribution.
 
-    Args:
-        count: How many.
-        words: What they are for. Whole numbers count modulo 2**64; which words are bytes, and how many, makes a
-            difference, so no two lists of words are one by accident.
-
-    Returns:
-        (count,) of mean 0 and variance 1.
+    ``words`` say what they are for. Whole numbers count modulo 2**64; which words are bytes, and how many, makes a
+    difference, so no two lists of words are one by accident.
     """
     key = int.from_bytes(content_hash(b"".join(map(_spelled, words))), "big")
     bits = np.random.Philox(key=key).random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u2")

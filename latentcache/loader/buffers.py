@@ -30,9 +30,7 @@ _SPARE = 3
 class BufferPool:
     """Buffers in size classes. Threads may share it; there is no lock that a fork could inherit held.
 
-    Args:
-        used: Buffers of one size class that are used at once. Three times as many are kept when they are free.
-        pinned: True for page-locked memory, which a CUDA device reads by itself.
+    ``used``: buffers of one size class that are used at once. ``pinned``: page-locked memory, for a CUDA device.
     """
 
     def __init__(self, used: int, *, pinned: bool = False) -> None:

@@ -465,11 +465,7 @@ class Cache(View):
         return Cache(parts, self.settings, self.checksum, None, self._note + note)
 
     def _check_no_weights(self, what: str) -> None:
-        """Raise an error for a call that would change the mixture.
-
-        Raises:
-            UsageError: The cache has weights.
-        """
+        """Raise an error for a call that would change the mixture, if there is one."""
         if self.mixture is not None:
             raise UsageError(
                 f"{what} of a cache with weights",

@@ -92,12 +92,7 @@ class Documents:
         return str(self.snapshot.samples.names[int(self._samples[document])])
 
     def arrived(self, documents: Ints) -> Documents:
-        """These documents of a streaming build, once they can be read, numbered from 0.
-
-        Raises:
-            MissingEntryError: One of them was rejected.
-            NotYetEncodedError: One of them did not come in time.
-        """
+        """These documents of a streaming build, once they can be read, numbered from 0; raises as ``ready``."""
         other, rows, field = copy(self), self._rows[documents], self.snapshot.fields[self.field]
         self._reader.ready(self.field, rows)
         other.pending, other._rows, other._samples = False, rows, self._samples[documents]

@@ -73,10 +73,7 @@ class RowPart:
 
 
 class RowReader:
-    """Rows of several parts, as a loader reads them. Picklable; opens files on first use in each process.
-
-    ``named``: batches have the names of their rows.
-    """
+    """Rows of several parts, as a loader reads them; if ``named``, with their names. Picklable."""
 
     excluded, has_labels = 0, True
 
@@ -139,13 +136,7 @@ class RowReader:
         return self.planned([one.rows for one in batches])
 
     def planned(self, rows: Sequence[Ints]) -> list[RowBatch]:
-        """Batches of these rows, which are planned together.
-
-        Raises:
-            MissingEntryError: A document of a streaming build was rejected.
-            NotYetEncodedError: A document did not come in time.
-            PlanError: A document is too long, or has no token to learn; file and line are named.
-        """
+        """Batches of these rows, which are planned together; of a streaming build raises as ``arrived``."""
         sizes, every = np.array(list(map(len, rows))), np.concatenate(rows)
         cuts, width = np.cumsum([0, *sizes]), self.settings.length
         if not self.plans:

@@ -166,11 +166,7 @@ class Rows(View, Dataset[Batch]):
         return partial(collated, form=form, ids=self.settings.field)
 
     def _warn(self) -> None:
-        """Say which documents are left out because nothing would be learned of them.
-
-        Raises:
-            PlanError: There is no row.
-        """
+        """Say which documents are left out because nothing would be learned of them; PlanError without a row."""
         dropped = self.tokens_dropped
         if not len(self):
             documents = sum(len(part.documents) for part in self.parts)

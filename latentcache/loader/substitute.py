@@ -40,13 +40,7 @@ class Substitutes:
         return {_name(index, row): times for row, times in list(self._times.items())}
 
     def read(self, index: SampleIndex, batch: BatchIndex, read: Read[Made]) -> Made:
-        """Read the rows of a batch with ``read``, or the rows that take the place of bad ones.
-
-        Raises:
-            CorruptEntryError: A sample fails its check, under ``error``.
-            MissingEntryError: A shard is gone, under ``error``.
-            CacheDamagedError: Too many samples are bad, or all of a bucket.
-        """
+        """Read the rows of a batch with ``read``, or those in place of bad ones."""
         rows = batch.rows
         if not self.active:
             return read(rows)

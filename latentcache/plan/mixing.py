@@ -80,10 +80,6 @@ def mixture(
 
     Equal names are numbered. A weight counts as it is written: 0.1 is a tenth. ``units``: samples of each source that
     count as one for its weight. Counts are by largest remainder, or rounded to the nearest number.
-
-    Raises:
-        UsageError: There are more or fewer weights than sources, a weight is not above 0, a source has no entries or
-            would get no samples, or the epoch is too long.
     """
     fractions = [_exact(weight) for weight in several("weights", weights, fix="weights=[3, 1]: one for each source")]
     if len(fractions) != len(entries):

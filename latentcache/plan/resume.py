@@ -28,12 +28,7 @@ Leg = tuple[int, int, int]
 def rest_of_epoch(
     index: SampleIndex, legs: Sequence[Leg], remainder: Remainder, *, seed: int | None, epoch: int
 ) -> EpochPlan:
-    """The rest of an epoch, in steps of the sizes of the last leg; all legs have one policy.
-
-    Raises:
-        PlanError: A leg has more steps than there were to serve.
-        EmptyPlanError: Samples are left, and they do not fill a batch of this size.
-    """
+    """The rest of an epoch, in steps of the sizes of the last leg; all legs have one policy."""
     plan, begin, served = None, 0, np.empty(0, dtype=np.int32)
     layout: tuple[int, ...] = ()
     for batch_size, world_size, steps in legs:
@@ -101,13 +96,7 @@ class Epochs:
         return {**head, "legs": legs, "snapshot": self._index.snapshot, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> Position:
-        """The position of a checkpoint; batch size and number of ranks may differ from those of the checkpoint.
-
-        Raises:
-            PlanError: The checkpoint belongs to other samples, another policy or other weights, is newer, or is
-                broken.
-            EmptyPlanError: Samples are left of its epoch, and they do not fill a batch of this size.
-        """
+        """The position of a checkpoint; batch size and number of ranks may differ from those of the checkpoint."""
         try:
             if state["version"] != STATE_VERSION:
                 raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")

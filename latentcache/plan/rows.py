@@ -131,10 +131,7 @@ def _split(plan: RowPlan) -> RowPlan:
 
 
 def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
-    """The rows with a learned token; the others would make a loss of nan.
-
-    Every token of the corpus is in a row or counted, and no row is too long.
-    """
+    """The rows with a learned token; the others would make a loss of nan."""
     choice("no_loss", no_loss, get_args(NoLoss))
     plan = _without_loss(plan, loss_spans(corpus, plan).learned() == 0)
     silent = plan.dropped["no_loss"].documents

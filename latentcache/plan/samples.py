@@ -197,10 +197,7 @@ def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch
 
 
 def _filled(rows: Ints, plan: BucketPlan, batches: BatchPlan) -> tuple[Ints, NDArray[np.bool_]]:
-    """The rows that the steps of one bucket serve, and which are padding.
-
-    Under ``pad`` the last two steps share the real rows, which come first in each.
-    """
+    """The rows that the steps of one bucket serve, and which are padding; the last two steps share real rows."""
     total, size = plan.served + plan.padded, batches.global_batch_size
     filled, is_pad = np.resize(rows, total), np.zeros(total, dtype=np.bool_)
     last = rows_of_last_steps(len(rows), size) if plan.padded else ()

@@ -27,11 +27,7 @@ READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def open_file(path: Path | str) -> int:
-    """Descriptor of a regular file, for reading; a pipe or a device in its place is an error, not a wait.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
+    """Descriptor of a regular file, for reading; a pipe or a device in its place is an OSError, not a wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

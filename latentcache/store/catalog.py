@@ -284,10 +284,8 @@ class Catalog:
 def load_catalog(paths: CachePaths, *, open_shards: bool = False, damaged: bool = False) -> Catalog:
     """The items of every sealed shard; damaged shards are named and not fatal.
 
-    Args:
-        paths: The cache.
-        open_shards: Take also what a killed build left in open shards, without sealing them.
-        damaged: Take also the items of damaged shards, as far as the index is intact, and only if no other has them.
+    ``open_shards``: take also what a killed build left in open shards, without sealing them. ``damaged``: take also
+    the items of damaged shards, as far as the index is intact, and only if no other has them.
     """
     found, lost, looked = list[ShardIndex](), list[Path](), set[str]()
     # Sealed shards are listed again behind open ones: a build may have sealed one of these.

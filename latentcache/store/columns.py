@@ -219,13 +219,10 @@ class Column(_Lazy):
 
 
 class Mended(_Lazy):
-    """Rows of a column and of new values in any order; they are put together when they are read.
+    """Rows of a column, whose checksum is checked, and of new values (k, ...); put together when they are read.
 
-    Args:
-        old: A column, whose checksum is checked.
-        new: (k, ...) values.
-        at: (n,) positions: below the length of ``old`` in it, else behind it in ``new``.
-        numbers: What integers of ``old`` become: their positions in this list; None leaves all values as they are.
+    ``at`` (n,) are positions: below the length of ``old`` in it, else behind it in ``new``. ``numbers``: what
+    integers of ``old`` become; None leaves all values as they are.
     """
 
     def __init__(
@@ -255,13 +252,8 @@ class Mended(_Lazy):
 class ColumnFile:
     """A file of columns. Its header is checked when it is opened. Picklable; the file stays open while it is in use.
 
-    Args:
-        path: The file.
-        expected: xxh3-64 of its header, if the caller knows it.
-        lasts: False if the file may be gone when a pickle of a column is opened, which then has its values.
-
-    Raises:
-        CacheDamagedError: It cannot be read, or is not what was written.
+    ``expected``: xxh3-64 of its header, if the caller knows it. ``lasts``: False if the file may be gone when a
+    pickle of a column is opened, which then has its values. Raises CacheDamagedError if it is not what was written.
     """
 
     def __init__(self, path: Path, expected: int | None = None, lasts: bool = True) -> None:
@@ -358,15 +350,10 @@ class ColumnFile:
 
 
 def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> int:
-    """Write columns atomically and durably. They are read one after the other, and none is kept.
+    """Write columns atomically and durably: arrays or columns of any integer or float type, or ``Strings``.
 
-    Args:
-        path: The file.
-        columns: Name -> array or column of any integer or float type, or ``Strings``.
-        metadata: More names of the file's ``__metadata__``.
-
-    Returns:
-        The xxh3-64 of its header, which describes every column. Errors as ``write_atomically``.
+    They are read one after the other, and none is kept. ``metadata``: more names of the file's ``__metadata__``.
+    Returns the xxh3-64 of its header, which describes every column. Errors as ``write_atomically``.
     """
     forms: dict[str, Any] = {}
     header: dict[str, Any] = {}

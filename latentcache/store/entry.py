@@ -208,15 +208,10 @@ def _own_columns(items: Sequence[Item], kind: FieldKind) -> dict[str, NDArray[An
 
 
 def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
-    """Parse a head and believe nothing that its checksum and its own rules do not prove.
+    """Parse a head, which more bytes may follow, and believe nothing that it does not prove.
 
-    Args:
-        data: The head; more bytes may follow it.
-        key: The key it must have; None if any is right.
-
-    Raises:
-        CorruptEntryError: A field, a column or the checksum is wrong.
-        CacheFormatError: A version that this release does not know.
+    ``key`` is the key that it must have; None: any is right. Raises CorruptEntryError, or CacheFormatError for a
+    version that this release does not know.
     """
     hexed = (bytes(data[KEY_AT : KEY_AT + KEY_BYTES]) if key is None else key).hex()
     try:

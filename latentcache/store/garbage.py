@@ -109,7 +109,7 @@ def recover_shard(paths: CachePaths, folder: Path) -> Salvaged | None:
 
 
 def salvage(paths: CachePaths, source: Path) -> Salvaged:
-    """Copy every intact entry of a shard, sealed or not, into a new sealed one. Arguments and errors as below."""
+    """Copy every intact entry of a shard, sealed or not, into a new sealed one."""
     return copy_entries(paths, source, places_of(source))
 
 

@@ -72,11 +72,7 @@ class Meta(NamedTuple):
 
 
 def read_meta(path: Path) -> Meta:
-    """The newer valid meta page of ``data.mdb``, after checking that the file is as long as it says.
-
-    Raises:
-        CacheDamagedError: No valid meta page, another format, or the file is shorter than it must be.
-    """
+    """The newer valid meta page of ``data.mdb``; CacheDamagedError if there is none or the file is too short."""
     try:
         with os.fdopen(open_file(path), "rb") as file:
             front = file.read(2 * 65_536)
@@ -139,11 +135,8 @@ def walk(descriptor: int, meta: Meta) -> Iterator[Place]:
 class ShardIndex:
     """Content of a shard: E entries with I items, in key order. Columns are read when they are asked for.
 
-    Attributes:
-        folder: Path of the shard.
-        entries, items: E and I.
-        block: (E,) items of a block; 0 for an entry that is an item.
-        offset, head, bytes, checksum: (E,) where the payload begins, bytes before it, its bytes, its xxh3-64.
+    ``block`` (E,) are the items of a block, 0 for an entry that is an item; ``offset``, ``head``, ``bytes``,
+    ``checksum`` (E,) where the payload begins, bytes before it, its bytes, its xxh3-64.
     """
 
     def __init__(self, folder: Path, columns: Any) -> None:
@@ -201,9 +194,7 @@ class ShardIndex:
 def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any]]:
     """The columns of the index of a shard, from its pages and heads.
 
-    Raises:
-        CacheDamagedError: The shard is truncated or its pages contradict themselves.
-        CorruptEntryError, CacheFormatError: A head fails its check, or is of a newer version.
+    Raises CacheDamagedError for pages, and CorruptEntryError or CacheFormatError for a head.
     """
     meta = read_meta(data) if meta is None else meta
     try:
@@ -245,13 +236,7 @@ def _indexed(descriptor: int, values: Sequence[Place]) -> dict[str, NDArray[Any]
 
 
 def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = None) -> EntryHeader:
-    """The head of a value of known length.
-
-    Raises:
-        CorruptEntryError: It is damaged, or head and payload have another length.
-        CacheFormatError: It is of a newer version.
-        OSError: The file cannot be read.
-    """
+    """The head of a value of known length; raises as :func:`read_header`, and OSError."""
     front = os.pread(descriptor, min(length, _FRONT_BYTES), offset)
     size = int.from_bytes(front[8:12], "little")
     if _FRONT_BYTES < size <= length:
@@ -290,12 +275,9 @@ def write_index(folder: Path, name: str) -> int:
 
 
 def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
-    """Open the index of a sealed shard.
+    """Open the index of a sealed shard; CacheDamagedError if it is damaged.
 
     ``check_data`` sees that it belongs to the shard as it is now; False for a shard that may be damaged.
-
-    Raises:
-        CacheDamagedError: The index is damaged, or the shard is truncated or another one.
     """
     file = ColumnFile(folder / INDEX)
     expected = {**read_meta(folder / "data.mdb").as_metadata(), "shard": folder.name} if check_data else {}

@@ -18,15 +18,9 @@ _CURRENT = re.compile(rb"[0-9]{6,}\n")
 class CachePaths:
     """The paths of one cache.
 
-    Attributes:
-        root: Its folder.
-        current: The file that names the snapshot readers open.
-        building: The marker of a build that has not ended.
-        lock: The builder's lock file; never deleted.
-        shards: Folder of the shards.
-        snapshots_folder: Folder of the snapshots; ``pending`` in it is that of a streaming build.
-        quarantine: Folder of shards that cannot be used.
-        scratch: Folder of data that is being made or removed; worth nothing once the builder lock is free.
+    ``current`` names the snapshot that readers open; ``building`` is there while a build has not ended; ``lock`` is
+    never deleted. ``pending`` is the snapshot of a streaming build, ``quarantine`` has shards that cannot be used.
+    ``scratch`` has data that is being made or removed, worth nothing once the builder lock is free.
     """
 
     def __init__(self, root: Path) -> None:
@@ -60,12 +54,7 @@ class CachePaths:
         return self.shards / f"{shard}{TOMBSTONE_SUFFIX}"
 
     def sealed_shards(self) -> list[Path]:
-        """Sealed shards that are in use, in the order of their names; tombstoned ones are not.
-
-        Raises (as all that lists a folder):
-            CacheDamagedError: There is something else in the place of the folder.
-            StoreError: The system cannot list it.
-        """
+        """Sealed shards that are in use, in the order of their names; tombstoned ones are not."""
         dead = self.tombstoned()
         return [path for path in self.all_sealed() if path.name not in dead]
 
@@ -95,12 +84,7 @@ class CachePaths:
         return f"make one with `latentcache build DATA --out {given}`, or check the path"
 
     def current_snapshot(self) -> int:
-        """Number of the snapshot readers open, 0 when no build has ended yet.
-
-        Raises:
-            CacheNotFoundError: This folder is no cache.
-            CacheDamagedError: ``CURRENT`` does not name a snapshot.
-        """
+        """Number of the snapshot readers open, 0 when no build has ended yet; raises StoreError."""
         try:
             text = read_file(self.current)
         except OSError as error:

@@ -149,9 +149,7 @@ class Pending:
     def ready(self, field: str, rows: NDArray[np.integer], timeout_s: float | None = None) -> None:
         """Return when all of these rows (n,) can be read; waits as long as this object says, or ``timeout_s``.
 
-        Raises:
-            MissingEntryError: A row was rejected.
-            NotYetEncodedError: A row did not come in time, or the build has ended without it.
+        Raises MissingEntryError if one was rejected, NotYetEncodedError if one did not come in time.
         """
         wait_s, ended, places = self.timeout_s if timeout_s is None else timeout_s, False, self.places[field]
         deadline = time.monotonic() + wait_s

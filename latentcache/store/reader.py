@@ -84,13 +84,7 @@ class _Field:
 
 
 class EntryReader:
-    """Reads the items of one snapshot. Picklable; opens its files on first use in each process.
-
-    Args:
-        paths: The cache.
-        snapshot: Whose items they are.
-        checksum: ``first`` proves each entry once in a process, ``always`` on each read.
-    """
+    """Reads the items of one snapshot. Picklable; opens its files on first use in each process."""
 
     def __init__(self, paths: CachePaths, snapshot: Snapshot, *, checksum: Checksum = "first") -> None:
         if checksum not in ("first", "always"):
@@ -108,20 +102,11 @@ class EntryReader:
     def gather(
         self, field: str, rows: Ints, out: Any, at: Ints, *, start: Ints | None = None, length: Ints | None = None
     ) -> None:
-        """Read items straight into their places in the caller's memory, and prove them.
+        """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.
 
-        Args:
-            field: Its name.
-            rows: (n,) rows of the field.
-            out: (m,) of memory; bytes between the items are left as they are.
-            at: (n,) byte of ``out`` at which each item begins.
-            start: (n,) first element of each item that is wanted, along the ragged axis; by default 0.
-            length: (n,) number of elements; by default up to the item's end.
-
-        Raises:
-            CorruptEntryError: An entry fails its check.
-            MissingEntryError: A shard is gone.
-            CacheDamagedError: A shard cannot be read.
+        ``at`` (n,) is the byte of ``out`` at which each begins; bytes between them are left as they are. ``start``
+        and ``length`` (n,) are the elements that are wanted along the ragged axis, by default all. Raises
+        CorruptEntryError, MissingEntryError, CacheDamagedError.
         """
         Gathering(self.located(field, rows, at, len(out), start, length), 0, len(rows), out).finish()
 
@@ -177,10 +162,7 @@ class EntryReader:
         one.remember(entries)
 
     def file(self, shard: int) -> File:
-        """A shard, opened on first use; one inherited by a fork stays valid for positional reads.
-
-        There is no lock, because a fork could inherit it held; two threads that open a shard at once keep one.
-        """
+        """A shard, opened on first use. There is no lock: a fork could inherit it held; of two threads one wins."""
         if shard not in self._files:
             path = self._path(shard)
             try:
@@ -280,15 +262,9 @@ class Located(Pieces):
 
 
 class Gathering(Reading):
-    """Reads some of located items into the caller's memory, and proves them.
+    """Reads located items from ``first`` to before ``last`` into ``out`` as :meth:`EntryReader.gather`.
 
-    Args:
-        located: Where items are.
-        first, last: Which of them: from ``first`` to before ``last``.
-        out: (m,) of memory; bytes between the items are left as they are.
-        scaling: Of whole items, done as they are read.
-
-    Errors as :meth:`EntryReader.gather`.
+    ``scaling`` of whole items is done as they are read.
     """
 
     def __init__(self, located: Located, first: int, last: int, out: Any, scaling: Scaling | None = None) -> None:

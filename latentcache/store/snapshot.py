@@ -94,11 +94,7 @@ class FieldRows(Value, eq=False):
         return len(self.offset)
 
     def row_keys(self, rows: Any = slice(None)) -> NDArray[np.uint8]:
-        """(n, 32) item keys of rows, of all rows if none are given.
-
-        Raises:
-            CacheFormatError: Items of a kind that is not installed have several inputs, so their keys are unknown.
-        """
+        """(n, 32) item keys of rows; CacheFormatError for several inputs of a kind that is not installed."""
         keys = np.array(self.key[self.entry[rows]])
         if self.packing != "block":
             return keys
@@ -248,10 +244,8 @@ class Snapshot(Value):
 def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
     """A snapshot of a cache, the current one unless a number is given.
 
-    Raises:
-        CacheNotFoundError: No cache there, or no finished build in it yet (slug ``cache-unfinished``).
-        CacheFormatError: Written by a newer version.
-        CacheDamagedError: A file of it is not what was written.
+    Raises CacheNotFoundError, with the slug ``cache-unfinished`` if no build has ended, CacheFormatError if it was
+    written by a newer version, CacheDamagedError if a file is not what was written.
     """
     paths = CachePaths(cache)
     number = paths.current_snapshot() if number is None else number

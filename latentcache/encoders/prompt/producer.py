@@ -199,10 +199,7 @@ class _PipelineEncoder:
             self._torch.cuda.empty_cache()
 
     def _run(self, texts: list[str], length: int) -> tuple[Any, list[_Length]]:
-        """Run the pipeline on texts padded to a length; return a tensor, or sequences without padding.
-
-        Also the lengths that the first tokenizer found; full ones if it gave none.
-        """
+        """A tensor, or sequences without padding, of texts padded to a length; lengths of the first tokenizer."""
         self._seen.clear()
 
         def encoded() -> Any:

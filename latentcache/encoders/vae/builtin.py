@@ -46,9 +46,8 @@ class Encoder:
         """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.
 
         The result is one array of its own memory, in the storage type (bfloat16 as uint16): (B, C, H/f, W/f); moments
-        have 2C channels, all means before all logvars. ``images`` are not needed after the call. ``precise``: in
-        float32 throughout, for images whose latents were not finite. Raises DeviceMemoryError (nothing of the batch
-        is left on the device), DeviceError, or EncoderError if the model cannot encode this size.
+        have 2C channels, all means before all logvars. ``precise``: in float32 throughout. Raises DeviceMemoryError
+        (nothing of the batch is left on the device), DeviceError, or EncoderError if the size does not fit the model.
         """
         raise NotImplementedError
 

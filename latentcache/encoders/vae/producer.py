@@ -99,10 +99,7 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", as_conv
 def checked_noise(encoder: Encoder) -> dict[str, Any]:
     """Encode one fixed image alone and beside two others, and check the result; raises EncoderError.
 
-    Other sizes run other kernels, so the noise is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
-
-    Gives ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
-    that deviation (``scale_logvar``: of logvars); nothing if three small images do not fit into memory.
+    Other sizes run other kernels, so the noise (see ``fields.noise``) is a lower bound; empty without enough memory.
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
     alone, compute, what, fix = encoder.encode(image), encoder.spec.compute_dtype, "", "download the weights again"
