@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 #: Strings that are looked up or made together, and strings between two of them that are read with them.
 _NEAR, _GAP_STRINGS = 1 << 12, 32
-#: Strings whose ends are looked at together.
-_EMPTY_SLICE = 1 << 18
+#: Strings that are counted or compared together.
+_SLICE = 1 << 18
 
 
 class Strings(Sequence[str]):
@@ -55,7 +55,8 @@ class Strings(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strings):
             return NotImplemented
-        return np.array_equal(self.ends, other.ends) and np.array_equal(self.data, other.data)
+        starts = range(0, len(self), _SLICE)
+        return len(self) == len(other) and all(self.matches(at, other, at, _SLICE) for at in starts)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -96,16 +97,18 @@ class Strings(Sequence[str]):
     def empty(self) -> tuple[int, int]:
         """Count empty strings, and find the position of the first of them; -1: there is none."""
         count, first = 0, -1
-        for start in range(0, len(self), _EMPTY_SLICE):
-            found = np.flatnonzero(np.diff(self._bounds(start, min(start + _EMPTY_SLICE, len(self)))) == 0)
+        for start in range(0, len(self), _SLICE):
+            found = np.flatnonzero(np.diff(self._bounds(start, min(start + _SLICE, len(self)))) == 0)
             first = start + int(found[0]) if first < 0 and len(found) else first
             count += len(found)
         return count, first
 
-    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
-        """Lengths and bytes of the strings from ``start`` to ``stop``, without making strings."""
-        bounds = self._bounds(start, stop)
-        return np.diff(bounds), self._bytes(int(bounds[0]), int(bounds[-1]))
+    def matches(self, first: int, other: Strings, start: int, count: int) -> bool:
+        """True if up to ``count`` strings from ``first`` are those of ``other`` from ``start``; none is made."""
+        mine, theirs = self._bounds(first, first + count), other._bounds(start, start + count)
+        if not np.array_equal(mine - mine[0], theirs - theirs[0]):
+            return False
+        return self._bytes(int(mine[0]), int(mine[-1])) == other._bytes(int(theirs[0]), int(theirs[-1]))
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _NEAR):

@@ -167,11 +167,11 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     """
     front, mine, theirs = 0, len(names), len(others)
     while count := min(_SLICE, mine - front, theirs - front):
-        if not _is_equal(names, front, others, front, count):
+        if not names.matches(front, others, front, count):
             break
         front += count
     while count := min(_SLICE, mine - front, theirs - front):
-        if not _is_equal(names, mine - count, others, theirs - count, count):
+        if not names.matches(mine - count, others, theirs - count, count):
             break
         mine, theirs = mine - count, theirs - count
     place = np.full(len(names), -1, dtype=np.int32)
@@ -188,11 +188,6 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
         equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
         place[rows[equal]] = places[equal]
     return place
-
-
-def _is_equal(names: Strings, first: int, others: Strings, start: int, count: int) -> bool:
-    (lengths, text), (more, other) = names.span(first, first + count), others.span(start, start + count)
-    return text == other and np.array_equal(lengths, more)
 
 
 def _hashes(names: Strings, start: int, stop: int) -> NDArray[np.uint64]:

@@ -398,6 +398,20 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
     return signature
 
 
+def are_equal(columns: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """True if both are written as the same bytes. Slices of one column at a time are in memory."""
+    return list(columns) == list(others) and all(map(_is_equal, columns.values(), others.values()))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if one is other or isinstance(one, Strings):
+        return one is other or bool(one == other)
+    parts = (slice(start, start + _CHUNK) for start in range(0, len(one), _CHUNK))
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and all(
+        one[part].tobytes() == other[part].tobytes() for part in parts
+    )
+
+
 def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, values in columns.items():
         if isinstance(values, Strings):

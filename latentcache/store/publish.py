@@ -24,7 +24,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, split_keys
 from latentcache.store.atomic_io import make_folder, sync_folder, write_atomically, write_json, writing
 from latentcache.store.catalog import Catalog
-from latentcache.store.columns import Mended, write_columns
+from latentcache.store.columns import Mended, are_equal, write_columns
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,
@@ -270,7 +270,7 @@ def publish_snapshot(
 ) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
 
-    ``is_known`` gets the manifest first; True: it says nothing new. If all columns are those of ``current``,
+    ``is_known`` gets the manifest first; True: it says nothing new. If all columns equal those of ``current``,
     they are not encoded for that. Returns the snapshot's number; 0 if nothing was published.
     """
     number = max(paths.snapshots(), default=0) + 1
@@ -309,13 +309,13 @@ def write_snapshot(
 
 
 def _has_columns_of(new: NewSnapshot, current: Snapshot) -> bool:
-    """True if samples and fields are those objects that were read from a snapshot."""
+    """True if fields are those objects that were read from a snapshot, and samples equal its own."""
     names = ("key", *ENTRY_TYPES, *ROW_TYPES, "columns", "ragged_columns")
-    return new.samples is current.samples and all(
+    return all(
         one.name in current.fields
         and all(getattr(one, name) is getattr(current.fields[one.name], name) for name in names)
         for one in new.fields
-    )
+    ) and are_equal(_sample_columns(new.samples), _sample_columns(current.samples))
 
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:

@@ -1,6 +1,7 @@
 import json
 import shutil
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +28,12 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     moved = shutil.move(cache, tmp_path / "moved")
     assert built(case, data, out=tmp_path / "moved").encoded == 0
     assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
+
+
+def test_a_build_of_unchanged_data_writes_no_snapshot_not_even_for_a_moment(case, data, no_runs):
+    built(case, data)
+    with no_runs(), patch("latentcache.store.publish.write_snapshot", side_effect=AssertionError("it was written")):
+        assert not built(case, data).published
 
 
 @pytest.mark.parametrize("workers", [1, 2])
