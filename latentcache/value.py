@@ -87,11 +87,10 @@ def typed(kind: Any, value: Any) -> Any:
 def typed_parts(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a dataclass, each as :func:`typed`; raises TypeError for an unknown one."""
     hints, made = _hints(kind), dict[str, Any]()
-    names = [one.name for one in fields(kind)]
     for name, value in given.items():
         try:
-            if name not in names:
-                raise TypeError(f"unknown; known are {', '.join(names)}")
+            if name not in hints:
+                raise TypeError(f"unknown; known are {', '.join(one.name for one in fields(kind))}")
             made[name] = typed(hints[name], value)
         except TypeError as error:
             raise TypeError(f"{name}={reprlib.repr(value)}: {error}") from None

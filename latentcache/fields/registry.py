@@ -103,19 +103,19 @@ def _checked(kind: Any, name: str, value: Any, found: Mapping[str, Any] | None) 
     about = found or {}
     flag, parse = about.get("flag") or f"--{name.replace('_', '-')}", about.get("parse")
     choices, least, most = about.get("choices", ()), about.get("min"), about.get("max")
-    other = "" if found is None else f", or give {flag}={'|'.join(choices) or about.get('metavar') or 'VALUE'}"
-    fix = f"leave {flag} out{other}"
     if parse and isinstance(value, list | tuple):
         value = [parse(one) if isinstance(one, str) else one for one in value]
     elif parse and isinstance(value, str):
         value = parse(value)
     try:
         made = typed_parts(kind, {name: value})[name]
+        for one in [] if made is None else made if isinstance(made, tuple) else [made]:
+            if choices and one not in choices:
+                raise TypeError(f"{flag}={one}: not a known value")
+            if least is not None and not least <= one <= (one if most is None else most):
+                bounds = f"{least} {'or more' if most is None else f'to {most}'}"
+                raise TypeError(f"{flag}={one}: must be {bounds}")
     except TypeError as error:
-        raise UsageError(str(error), fix=fix) from error
-    for one in [] if made is None else made if isinstance(made, tuple) else [made]:
-        if choices and one not in choices:
-            raise UsageError(f"{flag}={one}: not a known value", fix=fix)
-        if least is not None and not least <= one <= (one if most is None else most):
-            raise UsageError(f"{flag}={one}: must be {least} {'or more' if most is None else f'to {most}'}", fix=fix)
+        other = "" if found is None else f", or give {flag}={'|'.join(choices) or about.get('metavar') or 'VALUE'}"
+        raise UsageError(str(error), fix=f"leave {flag} out{other}") from error
     return made
