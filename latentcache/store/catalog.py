@@ -161,7 +161,7 @@ class Catalog:
                 for some, offset, head, size in zip(np.split(order, starts[1:]), *places, strict=True):
                     yield at[some], position[some], checked_head(file, offset - head, head + size)
 
-    def stored(self, place: int) -> tuple[EntryHeader, int, bytes] | None:
+    def stored(self, place: int) -> tuple[EntryHeader, int, memoryview] | None:
         """Head and payload of the entry that holds an item, and the item's position; None if a check fails."""
         one = np.array([place])
         try:
@@ -182,7 +182,7 @@ class Catalog:
         header, position, payload = found
         return Item(
             key=header.item_keys()[position].tobytes(),
-            array=header.item(memoryview(payload), position),
+            array=header.item(payload, position),
             same=header.same[position].tobytes() if header.same[position].any() else b"",
             columns=header.item_columns(position),
         )

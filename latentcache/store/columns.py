@@ -26,7 +26,7 @@ from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, replacing, unreadable
-from latentcache.store.gather import File, reading
+from latentcache.store.gather import File, read_at, reading
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -317,15 +317,12 @@ class ColumnFile:
     def read(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """An array from a byte of the file on."""
         values: NDArray[Any] = np.empty(shape, dtype=dtype)
-        memory, done = _bytes(values), 0
-        while done < len(memory):
-            try:
-                found = os.preadv(self._descriptor, [memory[done:]], place + done)
-            except (OSError, OverflowError) as error:
-                raise unreadable(self.path, error) from error
-            if not found:
-                raise self.damaged("the file ends early")
-            done += found
+        try:
+            found = read_at(self._descriptor, place, _bytes(values))
+        except (OSError, OverflowError) as error:
+            raise unreadable(self.path, error) from error
+        if len(found) < values.nbytes:
+            raise self.damaged("the file ends early")
         return values
 
     def read_pieces(self, place: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint8]:

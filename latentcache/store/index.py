@@ -25,6 +25,7 @@ from latentcache.identity.key import KEY_BYTES, Keys, split_keys
 from latentcache.store.atomic_io import open_file, opened
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
+from latentcache.store.gather import read_at
 
 #: Name of the index in the folder of a shard.
 INDEX = "index.safetensors"
@@ -250,7 +251,7 @@ def checked_head(descriptor: int, offset: int, length: int, key: bytes | None = 
 
 def whole_entry(
     descriptor: int, offset: int, head: int, key: bytes | None = None
-) -> tuple[EntryHeader, bytes, bytes]:
+) -> tuple[EntryHeader, bytes, memoryview]:
     """The head of an entry, parsed and as it is, and its payload, all proven.
 
     The payload begins at byte ``offset``, ``head`` bytes of head are before it; ``key`` None: any is right. Errors as
@@ -260,7 +261,7 @@ def whole_entry(
         raise CorruptEntryError("an entry is outside its file", key=(key or b"").hex())
     front = os.pread(descriptor, head, offset - head)
     header = read_header(front, key)
-    payload = os.pread(descriptor, min(header.payload_bytes, size), offset)
+    payload = read_at(descriptor, offset, min(header.payload_bytes, size))
     if (header.head_bytes, checksum(payload)) != (head, header.payload_checksum):
         raise CorruptEntryError("the payload of an entry is damaged", key=header.key.hex())
     return header, front, payload

@@ -21,7 +21,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import EntryHeader
-from latentcache.store.gather import File, Pieces, Reading, Scaling
+from latentcache.store.gather import File, Pieces, Reading, Scaling, read_at
 from latentcache.store.index import checked_head
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -212,12 +212,12 @@ class EntryReader:
         known, own = np.unique(shards, return_inverse=True)
         return [self.file(shard) for shard in known.tolist()], own
 
-    def _pread(self, one: _Field, entry: int, size: int, place: int) -> bytes:
-        data, why = b"", "the shard ends early"
+    def _pread(self, one: _Field, entry: int, size: int, place: int) -> memoryview:
+        data, why = memoryview(b""), "the shard ends early"
         try:
             shard = self.file(int(one.shard[entry])).descriptor
             if 0 <= place <= os.fstat(shard).st_size - size:
-                data = os.pread(shard, size, place)
+                data = read_at(shard, place, size)
         except OSError as error:
             why = str(error)
         if len(data) != size:
@@ -296,7 +296,7 @@ class Gathering(Reading):
         for row, file, place, size, front in zip(self._located.rows[self._first :], *columns, strict=False):
             found, why = -1, "the shard ends early"
             try:
-                found = os.preadv(file, (memory[front : front + size],), place)
+                found = len(read_at(file, place, memory[front : front + size]))
             except OSError as error:
                 why = str(error)
             if found != size:

@@ -23,7 +23,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import opened
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
-from latentcache.store.gather import scan
+from latentcache.store.gather import read_at, scan
 from latentcache.verify.entries import Store, View, unreadable, words
 
 #: Bytes of a batch of entries, about.
@@ -114,7 +114,7 @@ def _wrong(view: View, entry: int, descriptor: int) -> Wrong | None:
     """Return the problem of an entry, which is read alone; None: there is none."""
     head, size, key = int(view.head[entry]), int(view.bytes[entry]), view.key[entry].tobytes()
     try:
-        value = memoryview(os.pread(descriptor, head + size, int(view.offset[entry]) - head))
+        value = read_at(descriptor, int(view.offset[entry]) - head, head + size)
     except OSError as error:
         return "unverifiable", unreadable(error), words(error)
     if len(value) < head + size:

@@ -7,6 +7,7 @@ import pytest
 from made_cache import DEPTHS, counts
 
 from latentcache.store import gather
+from latentcache.store.reader import EntryReader
 from latentcache.verify import payloads
 from latentcache.verify.verify import check_cache, verify_cache
 
@@ -100,6 +101,21 @@ def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
     report = verify_cache(case.cache, full=True)
     assert {(one.category, one.reason) for one in report.findings} == {("unverifiable", "io-error")}
     assert counts(report) == {"unverifiable": 4, "ok": 4}
+
+
+def test_entries_that_the_system_reads_in_parts(case, monkeypatch):
+    """It reads 2 GiB at most in one call."""
+    path, offset, _, _ = case.entry(2)
+    case.put(path, offset + 70, b"\xff\xff")
+    read, read_into = os.pread, os.preadv
+    monkeypatch.setattr(gather, "LIBRARY", None)
+    monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, min(size, 100), at))
+    monkeypatch.setattr(os, "preadv", lambda file, rooms, at: read_into(file, [memoryview(rooms[0])[:100]], at))
+    found = counts(verify_cache(case.cache, full=True))
+    assert found == {"corrupt": case.sharing(2), "ok": 8 - case.sharing(2)}
+    reader = EntryReader(case.paths, case.snapshot)
+    rows = np.flatnonzero(np.asarray(case.snapshot.fields[case.names[0]].entry) != case.entry(2)[3])
+    assert all(reader.read(case.names[0], row).size for row in rows)
 
 
 @pytest.mark.usefixtures("each_way")

@@ -218,9 +218,8 @@ def scan(
         fronts, memory = [], memoryview(bytearray(int((head + size).max())))
         for number, (place, front, count) in enumerate(columns.T.tolist()):
             value = memory[: front + count]
-            if os.preadv(descriptor, [value], place) < len(value) or not limit.holds(
-                np.frombuffer(value[front:], dtype)
-            ):
+            whole = len(read_at(descriptor, place, value)) == len(value)
+            if not whole or not limit.holds(np.frombuffer(value[front:], dtype)):
                 return None
             fronts.append(bytes(value[:front]))
             hashes[:, number] = checksum(value[: front - 8]), checksum(value[front:])
@@ -230,6 +229,17 @@ def scan(
     addresses = (*map(_address, columns), _address(heads), _address(room), most, LIBRARY.hash, _address(hashes))
     whole = LIBRARY.scan(descriptor, len(first), *addresses, dtype.itemsize, *limit) == len(first)
     return (heads, hashes[0], hashes[1]) if whole else None
+
+
+def read_at(descriptor: int, offset: int, room: memoryview | int) -> memoryview:
+    """Read a file from ``offset`` on into memory, or into ``room`` new bytes; returns fewer only at its end.
+
+    One call of the system reads 2 GiB at most.
+    """
+    memory, done = np.empty(room, dtype=np.uint8).data if isinstance(room, int) else room, 0
+    while done < len(memory) and (found := os.preadv(descriptor, [memory[done:]], offset + done)):
+        done += found
+    return memory[:done]
 
 
 def reading(file: File, offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints, **more: Any) -> Reading:
