@@ -71,6 +71,12 @@ def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArra
     return keys
 
 
+def equal_hashes(hashes: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """(n,) True where two hashes (n, 16) are equal; ``all`` of an axis of 16 takes ten times as long."""
+    halves = np.ascontiguousarray(hashes).view(np.uint64) == np.ascontiguousarray(others).view(np.uint64)
+    return np.asarray(halves[:, 0] & halves[:, 1])
+
+
 def split_keys(keys: Any) -> tuple[Any, NDArray[np.uint8], NDArray[np.int32]]:
     """Contents (n, 16), distinct frames (F, 16) in memcmp order, and (n,) the frame of each key."""
     if isinstance(keys, Keys):

@@ -218,7 +218,7 @@ def field_work(
         rows = usable_items(plan, usable, described.recipe.spec.first_prompt)
         plan = replace(plan, **{name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost")})
     kept = before if before is not None and before.recipe_id == described.recipe.recipe_id else None
-    content = np.asarray(kind.content(samples))
+    content = kind.content(samples)
     place = np.full(len(plan.sample), -1, dtype=np.int32) if kept is None else _kept(kept, plan, samples, catalog)
     work = FieldWork(
         kind=kind,
@@ -293,7 +293,7 @@ def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> None:
     plan, kept, place = work.plan, work.kept, work.place
     base = 0 if kept is None else len(kept)
     place[place >= base] = -1
-    lacking, content = np.flatnonzero(place < 0), np.asarray(work.kind.content(samples))
+    lacking, content = np.flatnonzero(place < 0), work.kind.content(samples)
     for start in range(0, len(lacking) if len(catalog.shards) else 0, SLICE):
         some = lacking[start : start + SLICE]
         some = some[_is_known(content[plan.sample[some]])]
@@ -317,14 +317,16 @@ def rejected_before(
 
     A rejection holds while the recipe, the versions of the decoders and the hash of the content are the same.
     """
-    same = before is not None and before.recipe is not None and before.recipe.as_json() == described.recipe.as_json()
-    if not same or before is None or before.provenance.get("decoders") != described.provenance.get("decoders"):
-        return {}
     held = [one for one in rejected if one.target == kind.name and one.reason not in kind.check_again]
     by_content = {one.content: one for one in held if one.content}
+    if not by_content or before is None or before.recipe is None:
+        return {}
+    same = before.recipe.as_json() == described.recipe.as_json()
+    if not same or before.provenance.get("decoders") != described.provenance.get("decoders"):
+        return {}
     content = np.ascontiguousarray(kind.content(samples))
     heads = np.frombuffer(b"".join(by_content), dtype=np.uint64)[::2]
-    rows = np.flatnonzero(np.isin(content.view(np.uint64)[:, 0], heads)).tolist() if by_content else []
+    rows = np.flatnonzero(np.isin(content.view(np.uint64)[:, 0], heads)).tolist()
     again = {row: by_content[content[row].tobytes()] for row in rows if content[row].tobytes() in by_content}
     where = {row: samples.where(row) for row in again}
     return {row: replace(one, name=where[row][0], line=where[row][1]) for row, one in again.items()}

@@ -21,6 +21,7 @@ from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.identity.key import equal_hashes
 from latentcache.sources.archives.members import places, sizes
 from latentcache.sources.causes import hint_for
 from latentcache.sources.images import repeats_of
@@ -209,7 +210,7 @@ def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
         return
     rows, then, there = rows[both], then[both], there[both]
     content = np.asarray(before.content)[rows]
-    same = (content == np.asarray(after.content)[place[rows]]).all(axis=1)
+    same = equal_hashes(content, np.asarray(after.content)[place[rows]])
     is_own = name == next(iter(found.samples.inputs))
     for row in rows[~same & content.any(axis=1)].tolist():  # of a cache of captions no image was read
         error = now.unread.get((name, int(place[row])))
@@ -319,7 +320,7 @@ def _records_paired(
         by = {"by_line": word != State.MOVED, "by_content": (by_content := word != State.CHANGED)}
         one, other = _pairs(_keys(mine, left, **by), _keys(theirs, right, **by))
         if by_content:  # two contents of one key: a chance of 2**-64
-            equal = (mine[2][left[one]] == theirs[2][right[other]]).all(axis=1)
+            equal = equal_hashes(mine[2][left[one]], theirs[2][right[other]])
             one, other = one[equal], other[equal]
         state[left[one]], place[left[one]] = word, right[other]
         left, right = np.delete(left, one), np.delete(right, other)

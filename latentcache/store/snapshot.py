@@ -24,7 +24,7 @@ from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import canonical_json, checksum
-from latentcache.identity.key import Keys
+from latentcache.identity.key import Keys, equal_hashes
 from latentcache.store.atomic_io import read_file, read_json, unreadable
 from latentcache.store.columns import ColumnFile
 from latentcache.store.lock import Lease, builder_name
@@ -134,13 +134,15 @@ class FieldRows(Value, eq=False):
                 begin = int(np.searchsorted(plan.sample, sample[0]))
                 starts = np.searchsorted(plan.sample[begin : part.stop], sample) + begin
                 rows = np.where(known, first[rows] + np.arange(part.start, part.stop) - starts, 0)
-            at = np.flatnonzero(known & (rows >= 0) & (rows < len(self)))
+            at = np.flatnonzero(known & (rows < len(self)))
             rows = rows[at]
             same = mine[rows] == sample_rows[sample[at]]
             same &= self.group[rows] == group_of[plan.group[part][at]]
             same &= self.variant[rows] == plan.variant[part][at]
-            stored = self._content(mine[rows]) if self.packing == "block" else self.key.content[self.entry[rows]]
-            same &= (stored == content[sample[at]]).all(axis=1)
+            if self.packing != "block":
+                same &= equal_hashes(self.key.content[self.entry[rows]], content[sample[at]])
+            elif samples is not self.samples:  # else both are read from one column
+                same &= equal_hashes(self._content(mine[rows]), content[sample[at]])
             found[start + at[same]] = rows[same]
         return found
 
