@@ -109,8 +109,9 @@ def _take(path: Path, descriptor: int, folder: int = -1) -> None:
     except (OSError, ValueError):  # folders cannot be locked here, as on NFS, or it could not be opened
         pass
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "since": since}).encode(), 0)
+    holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": since}
+    # Not emptied before: ext4 would then wait for the disk when the file is closed.
+    os.ftruncate(descriptor, os.pwrite(descriptor, json.dumps(holder).encode(), 0))
     failpoint("lock-taken")
 
 
