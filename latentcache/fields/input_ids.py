@@ -230,9 +230,11 @@ class InputIds(FieldKind):
     def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
         """Content that the chat template leaves out, by its kind."""
         bits = np.asarray(columns["not_rendered"])
-        rows = [(kind, np.flatnonzero(bits & (1 << number))) for number, kind in enumerate(NOT_RENDERED)]
+        used = np.bitwise_or.reduce(bits)
         return [
-            ("not-rendered", f"the chat template leaves out: {kind}", found) for kind, found in rows if len(found)
+            ("not-rendered", f"the chat template leaves out: {kind}", np.flatnonzero(bits & (1 << number)))
+            for number, kind in enumerate(NOT_RENDERED)
+            if used & (1 << number)
         ]
 
     def numbers(self, recipe: InputIdsRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:

@@ -65,6 +65,8 @@ class _Build:
     options: SourceOptions = field(default_factory=SourceOptions)
     listing: Listing = field(init=False)
     """Its samples get header columns, and the contents that are found."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the fields to build."""
     described: dict[str, Described] = field(default_factory=dict)
     streaming: Streaming | None = None
 
@@ -90,7 +92,7 @@ class _Build:
             self.options = self.existing.options(self.settings)
             listing = self.listing = self.scan()
             preflight.check_source(self.settings.source, listing.data_kind, self.settings.data)
-            self.settings = replace(self.settings, fields=self.requested_fields())
+            self.fields = self.requested_fields()
             kinds = self.kinds()
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))
             for kind in kinds:
@@ -151,7 +153,7 @@ class _Build:
     def kinds(self) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows."""
         has = set(self.samples.inputs)
-        names = list(dict.fromkeys([*self.existing.field_names, *self.settings.fields]))
+        names = list(dict.fromkeys([*self.existing.field_names, *self.fields]))
         kinds = [kind_of(name) for name in names]
         if not self.existing.field_names and all(self.settings.related and kind.follows for kind in kinds):
             kinds = [kind for kind in field_kinds().values() if has.issuperset(kind.inputs)][:1] + kinds
@@ -180,7 +182,7 @@ class _Build:
         followed = self.described.get(kind.follows)
         device, ask = self.settings.device, self.warm.ask
         context = DescribeContext(samples=self.samples, device=device, ask=ask, followed=followed)
-        settings = self.settings.fields.get(kind.name) or kind.settings()
+        settings = self.fields.get(kind.name) or kind.settings()
         found: Described = load(kind.describer)(settings, self.existing.cached(kind), context)
         for note in found.notes:
             self.observer.warned(note)

@@ -6,7 +6,7 @@ failed or was killed never changes what the next plain build makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -90,13 +90,12 @@ def read_existing(settings: BuildSettings) -> Existing:
     """
     paths = CachePaths(settings.cache)
     state, damage = read_state(paths), ""
-    numbers = sorted(paths.snapshots(), reverse=True) if paths.root.exists() else []
-    for number in (None, *numbers):
+    for number in _newest_first(paths):
         try:
             found = open_snapshot(paths.root, number)
             _ = found.rejected  # read now: a build makes damaged ones again
         except CacheNotFoundError:
-            damage = damage or (f"{paths.current.name} is missing" if numbers else "")
+            damage = damage or (f"{paths.current.name} is missing" if paths.snapshots() else "")
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
         else:
@@ -111,6 +110,11 @@ def read_existing(settings: BuildSettings) -> Existing:
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
         )
     return Existing(damage=damage, state=state, unfinished=bool(state))
+
+
+def _newest_first(paths: CachePaths) -> Iterator[int | None]:
+    yield None  # the one that ``CURRENT`` names
+    yield from sorted(paths.snapshots(), reverse=True)
 
 
 def write_state(

@@ -15,7 +15,7 @@ from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundEr
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.sources.scan import SourceOptions
-from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
+from latentcache.store.atomic_io import make_folder, missing_folders, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 
@@ -35,7 +35,7 @@ def check_paths(data: Path, cache: Path) -> None:
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")
     with writing(cache):
         inside, source = cache.resolve(), data.resolve()
-        if inside == source or source in inside.parents:
+        if inside.is_relative_to(source):
             raise UsageError(
                 f"--out={cache}: the cache would be inside the data folder",
                 where=str(cache),
@@ -64,7 +64,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
 
     If the build fails before anything was committed, folders and the build state are as they were before.
     """
-    made = [path for path in (paths.root, *paths.root.resolve().parents) if not path.exists()]
+    made = missing_folders(paths.root.resolve())
     make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):

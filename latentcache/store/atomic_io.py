@@ -13,6 +13,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -131,12 +132,17 @@ def reading(path: Path) -> Iterator[None]:
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, each durable in the folder above it."""
     try:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        missing = missing_folders(path)
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             sync_folder(folder.parent)
     except OSError as error:
         raise as_store_error(error, path) from error
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """A folder and those above it that are not there, from the inside out."""
+    return list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
 
 
 def remove_durably(path: Path) -> None:

@@ -273,11 +273,11 @@ def publish_snapshot(
     ``is_known`` gets the manifest first; True: it says nothing new. If all columns equal those of ``current``,
     they are not encoded for that. Returns the snapshot's number; 0 if nothing was published.
     """
-    number = max(paths.snapshots(), default=0) + 1
     if current is not None and _has_columns_of(new, current):
         prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
-        if is_known(_manifest(_needed_shards(new), number, prints)[0]):
+        if is_known(_manifest(_needed_shards(new), current.number, prints)[0]):
             return 0
+    number = max(paths.snapshots(), default=0) + 1
     if not write_snapshot(paths.snapshot(number), new, number, is_known):
         return 0
     with writing(paths.snapshot(number)):
