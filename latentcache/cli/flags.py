@@ -1,9 +1,10 @@
 """Options of the command line that are generated from the settings of field kinds, and options that commands share.
 
 A kind's ``settings`` is a frozen dataclass whose fields default to None ("not given"). Each field becomes an option:
-``bool`` a switch ``--x/--no-x``, ``tuple[T, ...]`` a repeatable option, others one value. ``metadata`` of the field
-may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min`` and ``parse`` (text -> value). Kinds
-may share a flag; its value goes to each requested kind.
+``bool`` a switch ``--x/--no-x``, or ``--x`` if it is False by default, ``tuple[T, ...]`` a repeatable option, others
+one value. ``metadata`` of the field may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min``
+and ``parse`` (text -> value). Kinds may share a flag; its value goes to each requested kind. ``SourceOptions`` are
+options of DATA likewise.
 """
 
 from __future__ import annotations
@@ -68,33 +69,6 @@ Overflow = Annotated[str | None, _shared("--overflow POLICY", _OVERFLOW)]
 
 
 _S = TypeVar("_S")
-_TEXT, _TEXTS, _SWITCH = str | None, list[str] | None, bool | None
-#: Attribute of ``SourceOptions`` -> type, flag and help; a command takes all of them as its parameter ``source``.
-_SOURCE: Mapping[str, tuple[Any, str, str]] = {
-    "datasets": (_TEXTS, "--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]"),
-    "text_lines": (_SWITCH, "--text-lines", "Treat each line of a text file as a document."),
-    "layout": (_TEXT, "--layout WORD",
-               "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]"),
-    "caption_ext": (_TEXT, "--caption-ext EXT",
-                    "Extension of caption files. [default: .txt, then .caption, then .json]"),
-    "default_caption": (_TEXT, "--default-caption TEXT",
-                        "Caption of images without one; may be empty. [default: they have none]"),
-    "caption_prefix": (_TEXT, "--caption-prefix TEXT", "Put TEXT before every caption."),
-    "caption_suffix": (_TEXT, "--caption-suffix TEXT", "Put TEXT behind every caption."),
-    "masks": (_TEXT, "--masks FOLDER",
-              "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]"),
-    "controls": (_TEXTS, "--controls FOLDER",
-                 "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
-    "caption_lines": (_TEXT, "--caption-lines first|all",
-                      "Use the first line of a caption, or each line as a caption. [default: as the layout]"),
-    "repeats": (_SWITCH, "--repeats/--no-repeats",
-                "Serve a sample as often per epoch as DATA says, or once. [default: repeats]"),
-    "split": (_TEXT, "--split NAME", "Split to read, if DATA has several. [default: train]"),
-    "image_column": (_TEXT, "--image-column NAME",
-                     "Column of images, or the end of their names in tars. [default: the only one]"),
-    "caption_column": (_TEXT, "--caption-column NAME",
-                       "Column of captions, or their JSON key in tars. [default: the only one]"),
-}  # fmt: skip
 #: Mapping of the options of DATA that were given; None: none was.
 Source = Any
 
@@ -146,33 +120,35 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
     ``source``, and ``--json``. It writes the result of the command, and returns the exit status.
     """
     own = inspect.signature(command, eval_str=True)
-    options, instead = dict[str, _Option](), dict[str, list[inspect.Parameter]]()
+    options, of_data, instead = dict[str, _Option](), dict[str, _Option](), dict[str, list[inspect.Parameter]]()
     if "requested" in own.parameters:
         from latentcache.fields.registry import field_kinds
 
-        options = _options(field_kinds().values())
+        options = _options((kind.name, kind.settings) for kind in field_kinds().values())
         names = Annotated[
             str | None, _shared("--fields NAME,...", _NAMES if "source" in own.parameters else _CHECKED)
         ]
         instead["requested"] = [one.parameter for one in options.values()]
         instead["requested"] += [_parameter("fields", names), _parameter("field", Kinds)]
     if "source" in own.parameters:
-        instead["source"] = [_parameter(attribute, _of_data(*about)) for attribute, about in _SOURCE.items()]
+        from latentcache.sources.scan import SourceOptions
+
+        of_data = _options([("DATA", SourceOptions)])
+        instead["source"] = [one.parameter for one in of_data.values()]
     parameters = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
     if "as_json" not in own.parameters:
         parameters.append(_parameter("as_json", Json, False))
 
     @functools.wraps(command)
     def with_options(**given: Any) -> int:
-        as_json, words = given["as_json"], ""
+        as_json, source = given["as_json"], {one: given.pop(one) for one in of_data}
         if "source" in instead:
-            of_source = {attribute: given.pop(attribute) for attribute in _SOURCE}
-            given["source"] = {name: value for name, value in of_source.items() if value not in (None, [])} or None
-            words = _words((_SOURCE[attribute][1].split()[0], value) for attribute, value in of_source.items())
+            held = {one.targets["DATA"].name: source[name] for name, one in of_data.items()}
+            given["source"] = {name: value for name, value in held.items() if value not in (None, [])} or None
         if "requested" in instead:
             values = {one: given.pop(one) for one in options}
             requested = _requested(options, values, given.pop("fields"), tuple(given.pop("field") or ()))
-            given["requested"] = dataclasses.replace(requested, source=words)
+            given["requested"] = dataclasses.replace(requested, source=_words(of_data, source))
         if "as_json" not in own.parameters:
             del given["as_json"]
         return console.finish(name, command(**given), as_json=as_json)
@@ -189,21 +165,20 @@ class _Option(Value):
     flag: str
 
 
-def _options(kinds: Iterable[FieldKind]) -> dict[str, _Option]:
+def _options(kinds: Iterable[tuple[str, Any]]) -> dict[str, _Option]:
+    """Options of (field, settings class)."""
     options: dict[str, _Option] = {}
-    for kind in kinds:
-        if not dataclasses.is_dataclass(kind.settings):
-            continue
-        hints = get_type_hints(kind.settings)
-        for attribute in dataclasses.fields(kind.settings):
+    for field, settings in kinds:
+        hints = get_type_hints(settings) if dataclasses.is_dataclass(settings) else {}
+        for attribute in dataclasses.fields(settings) if hints else ():
             flag = attribute.metadata.get("flag", "--" + attribute.name.replace("_", "-"))
             if flag is None:
                 continue
             name = flag.lstrip("-").replace("-", "_")
             if name not in options:
-                parameter = _parameter(name, _annotation(kind.name, flag, attribute, hints[attribute.name]))
+                parameter = _parameter(name, _annotation(field, flag, attribute, hints[attribute.name]))
                 options[name] = _Option(parameter=parameter, targets={}, flag=flag)
-            options[name].targets[kind.name] = attribute
+            options[name].targets[field] = attribute
     return options
 
 
@@ -212,7 +187,8 @@ def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: 
     about, kind, several = attribute.metadata, *_plain(hint)
     text = {"help": about.get("help", ""), "show_default": False, "rich_help_panel": f"Options of {field}"}
     if kind is bool:
-        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag.lstrip('-')}", **text)]
+        both = flag if attribute.default is False else f"{flag}/--no-{flag.lstrip('-')}"
+        return Annotated[bool | None, typer.Option(both, **text)]
     choices = about.get("choices", ())
     metavar = about.get("metavar") or "|".join(choices) or {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
     kind = str if "parse" in about else kind
@@ -227,10 +203,6 @@ def _plain(hint: Any) -> tuple[Any, bool]:
     if get_origin(hint) is tuple:
         return (get_args(hint)[0], True)
     return (hint if hint in (bool, int, float, str, Path) else str, False)
-
-
-def _of_data(kind: Any, flag: str, text: str) -> Any:
-    return Annotated[kind, _shared(flag, text, rich_help_panel="Options of DATA")]
 
 
 def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -267,17 +239,15 @@ def _requested(
             value = list(dict.fromkeys(value)) if isinstance(value, list) else value
             settings.setdefault(field, {})[attribute.name] = value
     made = {name: registry.settings_of(name, given) for name, given in settings.items()}
-    words = _words((option.flag, values[name]) for name, option in options.items())
-    return Requested(fields=made, kinds=kinds, exact=wanted is not None, words=words)
+    return Requested(fields=made, kinds=kinds, exact=wanted is not None, words=_words(options, values))
 
 
-def _words(given: Iterable[tuple[str, Any]]) -> str:
+def _words(options: Mapping[str, _Option], given: Mapping[str, Any]) -> str:
     """Options as they were given: ``--flip --bucket 64x96``."""
     words = list[str]()
-    for flag, value in given:
+    for flag, value in ((option.flag, given[name]) for name, option in options.items()):
         if isinstance(value, bool):
-            both = flag.split("/")
-            words.append(both[0] if value else both[-1] if len(both) > 1 else f"--no-{flag.lstrip('-')}")
+            words.append(flag if value else f"--no-{flag.lstrip('-')}")
         elif value is not None:
             words += [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]
     return shlex.join(words)

@@ -366,11 +366,12 @@ def setting(
     min: int | None = None,
     max: int | None = None,
     parse: Callable[[str], Any] | None = None,
+    default: Any = None,
 ) -> Any:
     """A field of a settings dataclass, an option of the command line; ``parse`` makes the value of a word."""
     known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "max": max, "parse": parse}
     metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
-    return field(default=None, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 class Settings(Value):

@@ -11,6 +11,7 @@ import shlex
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.fields.protocol import setting
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.archives.members import places
 from latentcache.sources.archives.tars import kind_of_archive
@@ -32,45 +34,49 @@ from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, read_records
 from latentcache.sources.records import Record, Way
 from latentcache.sources.walk import Tree
-from latentcache.value import Value
+from latentcache.value import Value, typed_parts
 
 IMAGES, RECORDS = "images", "records"
 _BLOCK = 1 << 12
+_NO_OPTION = {"flag": None}
+_text = partial(setting, default="")
 
 
 class SourceOptions(Value):
-    """User options for DATA. The manifest keeps them."""
+    """Options of reading DATA, most of them options of the command line. The manifest keeps them."""
 
-    kind: str = ""
+    kind: str = field(default="", metadata=_NO_OPTION)
     """``images`` or ``records``; empty: decided by DATA."""
-    datasets: tuple[str, ...] = ()
-    """Names in a dataset_info.json; all that are on this disk by default."""
-    text_lines: bool = False
-    """True: each line of a text file is a document."""
-    part: Part | None = None
-    layout: str = ""
-    """One of ``layouts.find.WORDS``; empty: DATA decides."""
-    caption_ext: str = ""
-    """Extension of caption files beside images; empty: as the layout has it."""
-    default_caption: str | None = None
-    """Caption of images without one; None: they have none."""
-    caption_prefix: str = ""
-    caption_suffix: str = ""
-    masks: str = ""
-    """Folder of masks in DATA; ``alpha``: the transparency of each image; ``none``; empty: as the layout has it."""
-    controls: tuple[str, ...] = ()
-    """Folders of control images below DATA, or ``none``; empty: as the layout has them."""
-    caption_lines: str = ""
-    """``first`` line of a caption, or ``all`` lines as a caption each; empty: as the layout has it."""
-    repeats: bool | None = None
-    """False: each sample is seen once per epoch, whatever DATA says; None: as it says."""
-    split: str = ""
-    """Split of a data set in archives; empty: ``train`` if there are several."""
-    image_column: str = ""
-    """Column of the images, or the end of their names in tars; empty: the only one that can be meant."""
-    caption_column: str = ""
-    """Column of the captions, or their key in JSON members of tars; empty: likewise."""
-    videos: bool = False
+    datasets: tuple[str, ...] = setting(
+        "Source in a dataset_info.json. Repeatable. [default: all]", flag="--dataset", metavar="NAME", default=()
+    )
+    text_lines: bool = setting("Treat each line of a text file as a document.", default=False)
+    part: Part | None = field(default=None, metadata=_NO_OPTION)
+    layout: str = _text(
+        "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]", metavar="WORD"
+    )
+    caption_ext: str = _text("Extension of caption files. [default: .txt, then .caption, then .json]", metavar="EXT")
+    default_caption: str | None = setting("Caption of images without one; may be empty. [default: they have none]")
+    caption_prefix: str = _text("Put TEXT before every caption.")
+    caption_suffix: str = _text("Put TEXT behind every caption.")
+    masks: str = _text(
+        "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]", metavar="FOLDER"
+    )
+    controls: tuple[str, ...] = setting(
+        "Folder of control images in DATA, or 'none'. Repeatable. [default: found]", metavar="FOLDER", default=()
+    )
+    caption_lines: str = _text(
+        "Use the first line of a caption, or each line as a caption. [default: as the layout]", metavar="first|all"
+    )
+    repeats: bool | None = setting("Serve a sample as often per epoch as DATA says, or once. [default: repeats]")
+    split: str = _text("Split to read, if DATA has several. [default: train]", metavar="NAME")
+    image_column: str = _text(
+        "Column of images, or the end of their names in tars. [default: the only one]", metavar="NAME"
+    )
+    caption_column: str = _text(
+        "Column of captions, or their JSON key in tars. [default: the only one]", metavar="NAME"
+    )
+    videos: bool = field(default=False, metadata=_NO_OPTION)
     """True: files of videos are samples, as images are; False: they are counted in a note."""
 
     def __post_init__(self) -> None:
@@ -101,11 +107,8 @@ class SourceOptions(Value):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
         """Inverse of :meth:`as_json`; raises TypeError for an unknown name."""
-        values = dict(data)
-        values |= {name: tuple(values[name]) for name in ("datasets", "controls") if name in values}
-        if "part" in values:
-            values["part"] = Part.parse(values["part"])
-        return cls(**values)
+        part = {"part": Part.parse(data["part"])} if "part" in data else {}
+        return cls(**typed_parts(cls, {**data, **part}))
 
 
 class Listing(Scanned):
