@@ -1,7 +1,7 @@
 """The records of DATA in columns: files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
-30 bytes of memory per record; files are read again when their records are encoded, unless all of them are small.
+30 bytes of memory per record; files are read again when their records are encoded.
 Every line of a file that is not blank gives a record or a rejection with its line and field; a bad line never stops
 the others. Lines, text lines and rows are streamed; a JSON list is read whole (at most 1 GiB). Of parquet and Arrow
 files one batch is in memory; their bytes are hashed first, and a file that changes in between is an error.
@@ -45,8 +45,6 @@ from latentcache.sources.walk import in_order
 #: A scan ends with an error after so many rejected records: this is another kind of file.
 MAX_REJECTED = 100_000
 _ROWS, _OFTEN = 1024, 4096
-#: Characters of records that a scan keeps, so that a first build of a small data set parses each file once.
-_KEPT = 1 << 24
 #: A row, as numpy and as ``struct`` have it.
 _ROW = np.dtype(
     [("file", "=i4"), ("line", "=u4"), ("characters", "=u4"), ("form", "u1"), ("content", f"V{HASH_BYTES}")]
@@ -95,13 +93,8 @@ def _matching(
     yield from ((row, None) for row in numbers[done:])
 
 
-@dataclass(kw_only=True)
 class RecordScan(Scan):
     """A scan of records; see ``scan.scan``."""
-
-    kept: list[Record] = field(default_factory=list)
-    """The record of each row, if all were read and they are small; else empty."""
-    _room: int = 0
 
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
@@ -109,14 +102,12 @@ class RecordScan(Scan):
         reading = hash_rows(readings[way] for way in files.ways)
         stats = np.array(files.stats, dtype=np.uint64).reshape(-1, STAT_WIDTH - 1)
         held = self.held(Strings.of(files.names), np.pad(stats, ((0, 0), (0, 1))), reading)
-        rejected, rows, self._room = list[Rejected](), bytearray(), _KEPT
+        rejected, rows = list[Rejected](), bytearray()
         read = partial(self._read, files=files, held=held, rows=rows, bad=rejected)
         known, file = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
         table = held.table
         if table is not None and not is_range(held.place, len(table.files)):
             table = None
-        if len(known):
-            self.kept.clear()
         if table is None:
             new = np.frombuffer(rows, dtype=_ROW)
             table = _table(held, reading, np.concatenate([_known(held.table, known, file), new]))
@@ -136,11 +127,6 @@ class RecordScan(Scan):
                 if self.part is None or self.part.holds(record.content):
                     size = min(record_size(record), 0xFFFF_FFFF)
                     rows += _PACKED.pack(file, record.line, size, record.form, record.content)
-                    if self._room > 0:
-                        self.kept.append(record)
-                        self._room -= size
-                        if self._room <= 0:
-                            self.kept.clear()
                 if not number % _OFTEN and self.stopping():
                     return
         except UnusableSampleError as error:

@@ -32,7 +32,7 @@ from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, read_records
-from latentcache.sources.records import Record, Way
+from latentcache.sources.records import Way
 from latentcache.sources.walk import Tree
 from latentcache.value import Value, typed_parts
 
@@ -124,8 +124,6 @@ class Listing(Scanned):
     """Layout of the images: its word, why it was chosen, its sets. None: DATA are records."""
     _ways: Sequence[Way | None] = field(default=(), repr=False)
     """Way to read each file of records."""
-    _records: Sequence[Record] = field(default=(), repr=False)
-    """Record of each row, if the scan kept them."""
 
     @property
     def no_caption(self) -> int:
@@ -148,10 +146,7 @@ class Listing(Scanned):
             SourceError: A file is not what it was when it was scanned.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if self._records:
-            for row in rows.tolist():
-                yield row, {"record": self._records[row]}
-        elif self._ways:
+        if self._ways:
             for row, record in read_records(self.root, self.samples, self._ways, rows):
                 if record is None and strict:
                     raise SourceError(
@@ -218,8 +213,7 @@ def scan(
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
-        records = RecordScan(**shared)
-        own = {**vars(records(files)), "_ways": files.ways, "_records": records.kept}
+        own = {**vars(RecordScan(**shared)(files)), "_ways": files.ways}
         return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)

@@ -77,8 +77,7 @@ def test_the_columns(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["other", "shorter", "gone", "broken"])
-def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change, monkeypatch):
-    monkeypatch.setattr(record_scan, "_KEPT", 10)
+def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change):
     write(tmp_path / "a.jsonl", "one", "two", "three")
     found = scan(tmp_path)
     after = {"other": ["one", "2", "three"], "shorter": ["one"], "broken": ["one", b"\xff"], "gone": []}[change]
@@ -90,18 +89,6 @@ def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change, monkeypatch
     left = listing_of(found.root, found.samples, found.options)
     wanted = [text if text in after else None for text in ("one", "two", "three")]
     assert texts_of(left, strict=False) == wanted
-
-
-def test_small_files_are_parsed_once(tmp_path, opened):
-    write(tmp_path / "a.jsonl", "one", b"not json", "two")
-    found = scan(tmp_path)
-    opened.clear()
-    assert texts_of(found) == ["one", "two"]
-    assert texts_of(found, [1]) == ["two"]
-    assert not opened
-    write(tmp_path / "b.jsonl", "three")
-    assert texts_of(scan(tmp_path, known=found.samples)) == ["one", "two", "three"]
-    assert opened
 
 
 def test_a_list_with_several_records_on_a_line(tmp_path, opened):
