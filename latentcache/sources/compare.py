@@ -36,36 +36,30 @@ _GONE = frozenset({"not-found", "unlisted", "hidden"})
 
 
 class State(IntEnum):
-    """State of a sample, compared with the listing."""
+    """State of a sample, compared with the listing; UNREADABLE and INPUT_CHANGED have the reasons of the file."""
 
-    OK = 0
-    TOUCHED = 1
-    MOVED = 2
-    CAPTION_CHANGED = 3
-    CHANGED = 4
-    REMOVED = 5
-    UNREADABLE = 6
+    category: str
+    reason: str
+    """As contract.md has it."""
+    hint: str
+
+    def __new__(cls, value: int, category: str = "", reason: str = "", hint: str = "") -> State:
+        """Make a number with words."""
+        made = int.__new__(cls, value)
+        made._value_, made.category, made.reason, made.hint = value, category, reason, hint
+        return made
+
+    OK = 0, "ok"
+    TOUCHED = 1, "touched", "stat-changed"
+    MOVED = 2, "touched", "line-changed"
+    CAPTION_CHANGED = 3, "stale", "caption-changed", "no entry is affected: a build only records the new caption"
+    CHANGED = 4, "stale", "source-changed"
+    REMOVED = 5, "stale", "source-removed"
+    UNREADABLE = 6, "unverifiable", "io-error"
     NOT_CHECKED = 7
-    REPEATS_CHANGED = 8
-    FOCUS_CHANGED = 9
-    INPUT_CHANGED = 10
-
-
-#: State -> category and reason of contract.md, and hint; the reasons of UNREADABLE and INPUT_CHANGED are those of the
-#: file.
-_WORDS: Mapping[State, tuple[str, str, str]] = {
-    State.OK: ("ok", "", ""),
-    State.TOUCHED: ("touched", "stat-changed", ""),
-    State.MOVED: ("touched", "line-changed", ""),
-    State.CAPTION_CHANGED: ("stale", "caption-changed", "no entry is affected: a build only records the new caption"),
-    State.CHANGED: ("stale", "source-changed", ""),
-    State.REMOVED: ("stale", "source-removed", ""),
-    State.UNREADABLE: ("unverifiable", "io-error", ""),
-    State.NOT_CHECKED: ("", "", ""),
-    State.REPEATS_CHANGED: ("stale", "repeats-changed", "no entry is affected: a build only records the new number"),
-    State.FOCUS_CHANGED: ("stale", "focus-changed", "with --crop focus a build encodes the image again"),
-    State.INPUT_CHANGED: ("stale", "mask-changed", "a build makes it again for this sample, and nothing else"),
-}
+    REPEATS_CHANGED = 8, "stale", "repeats-changed", "no entry is affected: a build only records the new number"
+    FOCUS_CHANGED = 9, "stale", "focus-changed", "with --crop focus a build encodes the image again"
+    INPUT_CHANGED = 10, "stale", "mask-changed", "a build makes it again for this sample, and nothing else"
 
 
 def _value(samples: SampleTable, row: int, state: State) -> str:
@@ -135,14 +129,18 @@ class Compared:
     def found(self, row: int) -> Found:
         """Return the finding about one sample."""
         state, now = State(int(self.state[row])), int(self.place[row])
-        (category, reason, hint), (path, line) = _WORDS[state], self.samples.where(row)
-        cause, words = self._details.get(row, ("", ""))
+        (path, line), (cause, words) = self.samples.where(row), self._details.get(row, ("", ""))
         name = cause if state == State.INPUT_CHANGED else ""
-        reason = f"{name}-changed" if name else cause if state == State.UNREADABLE else reason
-        hint = hint if name or not cause else hint_for(cause)
-        words = words or (_value(self.now.samples, now, state) if now >= 0 else _GONE_WORDS)
-        reasons = {"expected": _value(self.samples, row, state), "found": words, "hint": hint}
-        return Found(category=category, reason=reason, path=path, line=line, field=name, **reasons)
+        return Found(
+            category=state.category,
+            reason=f"{name}-changed" if name else cause if state == State.UNREADABLE else state.reason,
+            path=path,
+            line=line,
+            field=name,
+            expected=_value(self.samples, row, state),
+            found=words or (_value(self.now.samples, now, state) if now >= 0 else _GONE_WORDS),
+            hint=state.hint if name or not cause else hint_for(cause),
+        )
 
 
 def compare(
@@ -268,8 +266,8 @@ def _rejected(
             others.append(_recorded(item, ("stale", "source-changed"), _value(now.samples, row, State.CHANGED)))
         elif item.label not in labels:
             became, (cause, words) = _absent(item.name, reasons)
-            category, reason, _ = _WORDS[became]
-            others.append(_recorded(item, (category, cause if became == State.UNREADABLE else reason), words))
+            reason = cause if became == State.UNREADABLE else became.reason
+            others.append(_recorded(item, (became.category, reason), words))
     found.others = tuple(others)
 
 
@@ -317,9 +315,8 @@ def _records_paired(
     theirs = numbered(now.files.names)[new.file], new.line, new.content
     left, right = np.arange(len(state)), np.arange(len(now))
     for word in (State.OK, State.MOVED, State.CHANGED):
-        by = {"by_line": word != State.MOVED, "by_content": (by_content := word != State.CHANGED)}
-        one, other = _pairs(_keys(mine, left, **by), _keys(theirs, right, **by))
-        if by_content:  # two contents of one key: a chance of 2**-64
+        one, other = _pairs(_keys(mine, word)[left], _keys(theirs, word)[right])
+        if word != State.CHANGED:  # two contents of one key: a chance of 2**-64
             equal = equal_hashes(mine[2][left[one]], theirs[2][right[other]])
             one, other = one[equal], other[equal]
         state[left[one]], place[left[one]] = word, right[other]
@@ -327,13 +324,11 @@ def _records_paired(
     return state, place
 
 
-def _keys(
-    columns: Sequence[NDArray[Any]], rows: NDArray[np.intp], *, by_line: bool, by_content: bool
-) -> NDArray[np.uint64]:
-    """(n,) a number for each row, by its file and what else is asked for."""
-    file, line, content = (column[rows] for column in columns)
-    key = file.astype(np.uint64) << np.uint64(32) | line.astype(np.uint64) * np.uint64(by_line)
-    if not by_content:
+def _keys(columns: Sequence[NDArray[Any]], word: State) -> NDArray[np.uint64]:
+    """(n,) a number for each row: its file, its line unless it may move, its content unless that may change."""
+    file, line, content = columns
+    key = file.astype(np.uint64) << np.uint64(32) | line.astype(np.uint64) * np.uint64(word != State.MOVED)
+    if word == State.CHANGED:
         return key
     return key * np.uint64(0x9E37_79B9_7F4A_7C15) ^ np.ascontiguousarray(content).view(np.uint64)[:, 0]
 

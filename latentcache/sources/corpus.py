@@ -30,10 +30,11 @@ from latentcache.errors import (
     UsageError,
 )
 from latentcache.fields.table import Rejected
+from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import hint_for, rejected
 from latentcache.sources.reading import listed, read_document, shown
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
-from latentcache.sources.walk import Walk, extension_of, pack_identity
+from latentcache.sources.walk import Walk, extension_of
 
 INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
@@ -79,7 +80,7 @@ class RecordFiles:
         """Add a file; ``stat``: see ``walk.Level``."""
         if stat is None:
             try:
-                stat = pack_identity((self.root / name).stat())
+                stat = StatMemo.of((self.root / name).stat()).identity
             except OSError:  # reading it gives the reason
                 stat = (0,) * 5
         self.names.append(name)

@@ -49,7 +49,6 @@ from latentcache.sources.walk import (
     IMAGE_EXTENSIONS,
     Level,
     Walk,
-    common_endings,
     extension_of,
     in_order,
 )
@@ -146,11 +145,9 @@ class _Files:
     def _entered(self, level: Level) -> NDArray[np.int32]:
         """(4, n) columns of the names of a folder, position -1: it is no sample."""
         names, prefix, count = level.names, level.prefix, len(level.names)
-        images, is_image = common_endings(names, IMAGE_EXTENSIONS), np.ones(count, dtype=np.bool_)
-        if not images:
-            endings = [name[name.rfind(".") :] for name in names]
-            images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
-            is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=count)
+        endings = [name[name.rfind(".") :] for name in names]
+        images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
+        is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=count)
         owners, is_sample = self._layout.owners(prefix), is_image
         role = self._layout.role(prefix)
         if not role and not owners:

@@ -191,13 +191,9 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
 
 
 def _hashes(names: Strings, start: int, stop: int) -> NDArray[np.uint64]:
-    found, digest = np.empty(stop - start, dtype=np.uint64), xxhash.xxh3_64_intdigest
-    for first in range(start, stop, _SLICE):
-        some = names.take(np.arange(first, min(first + _SLICE, stop)))
-        found[first - start : first - start + len(some)] = [
-            digest(name.encode("utf-8", "surrogateescape")) for name in some
-        ]
-    return found
+    blocks = (range(first, min(first + _SLICE, stop)) for first in range(start, stop, _SLICE))
+    each = (name.encode("utf-8", "surrogateescape") for block in blocks for name in names.take(block))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, each), dtype=np.uint64, count=stop - start)
 
 
 def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceError, count_of
 from latentcache.fields.table import Rejected
+from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import cause_of, rejected
 from latentcache.sources.reading import kind_of
 
@@ -52,8 +53,6 @@ _PLAIN = frozenset((*IMAGE_EXTENSIONS, *map(str.upper, IMAGE_EXTENSIONS)))
 _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
-_WORD = 0xFFFF_FFFF_FFFF_FFFF
-_IDENTITY = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
 _STATE = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev", "st_mode")
 _PACKED = struct.Struct("QqqQQQ")
 _NO_STATS = np.empty((0, 5), dtype=np.uint64)
@@ -209,7 +208,7 @@ class Walk:
                 self._reject(prefix + entry.name, "not-regular", detail)
         if odd:
             names = [*names, *odd]
-            memos = np.array(list(map(pack_identity, odd.values())), dtype=np.uint64)
+            memos = np.array([StatMemo.of(state).identity for state in odd.values()], dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
             names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
         return Level(prefix, names, stats), folders
@@ -302,11 +301,6 @@ def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
     return tuple(sorted(items, key=lambda item: os.fsencode(item.name)))
 
 
-def pack_identity(state: os.stat_result) -> tuple[int, ...]:
-    """Size, mtime, ctime, inode and device as unsigned 64-bit numbers."""
-    return tuple([value & _WORD for value in _IDENTITY(state)])
-
-
 def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArray[np.uint64], set[str]]:
     """The regular files of a folder with one of these endings, in byte order, their stats, and all other names.
 
@@ -316,9 +310,7 @@ def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArr
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         every = os.listdir(handle)  # noqa: PTH208 - there is no path
-        names = list(every)
-        if not common_endings(every, endings):
-            names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]
+        names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]
         names.sort(key=None if "".join(names).isascii() else os.fsencode)
         states = map(partial(os.stat, dir_fd=handle, follow_symlinks=False), names)
         try:
@@ -332,16 +324,6 @@ def _plain_files(path: str, endings: AbstractSet[str]) -> tuple[list[str], NDArr
     if not regular.all():
         names, numbers = list(compress(names, regular)), numbers[regular]
     return names, numbers[:, :5], set(every).difference(names) if len(names) < len(every) else set()
-
-
-def common_endings(names: Sequence[str], allowed: AbstractSet[str]) -> set[str]:
-    """The endings of names that have no more than a few, all of them allowed, and no dot in front; else nothing.
-
-    One pass in C, because most folders hold files of one or two kinds.
-    """
-    found, text = {name[name.rfind(".") :] for name in names[:8]}, "/".join(("", *names, ""))
-    plain = found <= allowed and "/." not in text and sum(text.count(ending + "/") for ending in found) == len(names)
-    return found if plain else set()
 
 
 # the first levels, as far as layouts need them: names only, no file is opened and no state is read
@@ -398,8 +380,7 @@ class Tree:
             names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names show what they are
         except OSError:
             return Folder(below)  # the walk says why
-        plain = common_endings(names, _PLAIN)
-        rest = [] if plain else [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
+        rest = [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
         images, folders, others = len(names) - len(rest), list[str](), list[str]()
         for name in rest:
             if name[0] == ".":

@@ -17,8 +17,6 @@ from latentcache.sources.causes import fault
 TAR, PARQUET, ARROW = "tar", "parquet", "arrow"
 _KINDS = {".tar": TAR, ".parquet": PARQUET, ".arrow": ARROW}
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-#: Largest header of a long name or of pax records.
-_MOST_BYTES = 1 << 20
 
 
 def kind_of_archive(name: str) -> str:
@@ -42,15 +40,6 @@ class Member(NamedTuple):
     size: int
 
 
-class _Headers(io.FileIO):
-    """A tar of which no large piece is read: a header may claim any size."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= _MOST_BYTES:
-            raise OSError(f"a header has {size} bytes, at most {_MOST_BYTES} are read")
-        return super().read(size) or b""
-
-
 def tar_members(file: BinaryIO) -> Iterator[Member]:
     """The plain files of an open tar, in order.
 
@@ -61,7 +50,7 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
 
     descriptor, end = file.fileno(), os.fstat(file.fileno()).st_size
     number, tar = 0, None
-    with _Headers(descriptor, closefd=False) as headers:
+    with io.FileIO(descriptor, closefd=False) as headers:  # without a buffer: no payload is read
         try:
             headers.seek(0)
             tar = tarfile.TarFile(fileobj=headers, errors="surrogateescape", encoding="utf-8")
@@ -75,9 +64,10 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
                     raise fault("tar-truncated", what)
                 yield Member(number, one.name.removeprefix("./"), one.offset_data, one.size)
             at = tar.offset
-        except (tarfile.TarError, OSError, ValueError, LookupError, OverflowError) as error:
+        except (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
             at = tar.offset if tar else 0
-            raise fault("tar-damaged", f"the header at byte {at} cannot be read: {error}") from error
+            words = str(error) or "its size is too large"
+            raise fault("tar-damaged", f"the header at byte {at} cannot be read: {words}") from error
     rest = os.pread(descriptor, tarfile.BLOCKSIZE, at)
     if rest.strip(b"\0"):
         if len(rest) < tarfile.BLOCKSIZE:
