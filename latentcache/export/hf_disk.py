@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.export.run import Advanced, write_splits
-from latentcache.store.atomic_io import make_folder, write_atomically
+from latentcache.store.atomic_io import make_folder
 
 #: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
 MULTIPLE = 8
-#: Bytes of one Arrow file; ``datasets`` itself writes files of 500 MB.
-FILE_BYTES = 500_000_000
+_FILE = "data-00000-of-00001.arrow"
 _PLAIN = {"input_ids": "int32", "attention_mask": "int8", "labels": "int32"}
 #: Trainer -> layout -> columns. Trainers keep packed documents apart differently: transformers by ``position_ids`` if
 #: there is no mask, LLaMA-Factory (``neat_packing``) by a mask that counts the documents, TRL (``padding_free``) by
@@ -65,41 +64,23 @@ def check(trainer: str, layout: str, length: int, *, left: bool = False) -> None
 def export_hf_disk(
     folder: Path, splits: Mapping[str, Any], trainer: str, layout: str, fingerprint: str, on_progress: Advanced
 ) -> None:
-    """Write a ``DatasetDict`` of rows into an empty folder; see :func:`write_splits`.
-
-    Args:
-        folder: The folder.
-        splits: Rows of ``cache.rows()``.
-        trainer: Decides the columns, with the layout: ``pad``, ``pack`` or ``chunk``.
-        layout: Of the rows.
-        fingerprint: Of the cache.
-        on_progress: Called with rows done and rows in total.
-    """
+    """Write a ``DatasetDict`` of rows into an empty folder; trainer and layout of the rows decide the columns."""
     columns = COLUMNS[trainer][layout]
     write_splits(splits, lambda name, rows: _write_split(folder / name, columns, fingerprint, rows), on_progress)
-    write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}), "utf-8")
 
 
 def _write_split(
     folder: Path, columns: Mapping[str, str], fingerprint: str, batches: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write the Arrow files of (B, L) rows: IPC streams of one schema, no metadata in it."""
+    """Write the Arrow file of (B, L) rows: an IPC stream without metadata in its schema."""
     make_folder(folder)
     schema = pa.schema([(name, pa.list_(pa.type_for_alias(kind))) for name, kind in columns.items()])
-    records, parts = (_record(batch, columns, schema) for batch in batches), list[Path]()
-    record = next(records, None)
-    while not parts or record is not None:  # a split without rows is a file without batches
-        parts.append(folder / f"part-{len(parts):05d}")
-        with pa.OSFile(str(parts[-1]), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            full = False
-            while record is not None and not full:
-                writer.write_batch(record)
-                record, full = next(records, None), sink.tell() > FILE_BYTES
-    names = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
-    for part, name in zip(parts, names, strict=True):
-        part.rename(folder / name)
+    with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(_record(batch, columns, schema))
     state: dict[str, Any] = {
-        "_data_files": [{"filename": name} for name in names],
+        "_data_files": [{"filename": _FILE}],
         "_fingerprint": fingerprint[:16],
         "_format_columns": None,
         "_format_kwargs": {},
@@ -111,8 +92,8 @@ def _write_split(
         name: {"feature": {"dtype": kind, "_type": "Value"}, "_type": "Sequence"} for name, kind in columns.items()
     }
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-    write_atomically(folder / "state.json", json.dumps(state, indent=2).encode())
-    write_atomically(folder / "dataset_info.json", json.dumps(info, indent=2).encode())
+    (folder / "state.json").write_text(json.dumps(state, indent=2), "utf-8")
+    (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), "utf-8")
 
 
 def _record(batch: Mapping[str, Any], columns: Mapping[str, str], schema: Any) -> Any:

@@ -37,13 +37,7 @@ def sample(ids: NDArray[Any]) -> bytes:
 
 
 def write_mds(folder: Path, dtype: str, batches: Iterable[Mapping[str, Any]]) -> None:
-    """Write the shards of one split: (B, L) rows without their padding, which is on the right.
-
-    Args:
-        folder: Of the split.
-        dtype: One of :data:`DTYPES`.
-        batches: Rows; all tokens have loss.
-    """
+    """Write the shards of one split: (B, L) rows without their padding, which is on the right; all have loss."""
     make_folder(folder)
     config = {
         "version": 2,

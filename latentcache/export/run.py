@@ -103,9 +103,7 @@ class ExportSettings(Value):
 def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, total: None) -> dict[str, Any]:
     """Write the folder; returns what the format decides of the JSON output.
 
-    Args:
-        settings: The export.
-        on_progress: Called with rows or documents done and in total.
+    ``on_progress`` is called with rows or documents done and in total.
 
     Raises:
         UsageError: The folder exists, or the cache does not fit the format.
@@ -167,13 +165,7 @@ def write_splits(
     write: Callable[[str, Iterator[Any]], Any],
     on_progress: Advanced = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Write the rows or documents of each split, in batches; returns the results of ``write`` by split.
-
-    Args:
-        splits: ``train`` and, if requested, ``validation``.
-        write: Writes one split: its name, and its batches.
-        on_progress: Called with rows or documents done and in total, of all splits.
-    """
+    """Write each split by ``write``, which gets its name and batches of its rows or documents; results by split."""
     done, total = 0, sum(map(len, splits.values()))
 
     def advancing(name: str) -> Iterator[Any]:
@@ -231,11 +223,7 @@ def _metadata(cache: Cache, settings: ExportSettings) -> dict[str, Any]:
 
 @contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to write into; it gets the name ``out`` if the block ends without an error.
-
-    Args:
-        out: A folder that does not exist, or is empty.
-    """
+    """A folder to write into; it gets the name ``out``, which must be free, if the block ends without an error."""
     _require_free(out)
     out = out.resolve()  # a link to an empty folder stays a link, and "." has a name
     partial = None
@@ -263,12 +251,7 @@ def _require_free(out: Path) -> None:
 
 
 def seal(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Make every file of the folder durable, and write the metadata beside them.
-
-    Args:
-        folder: The folder of :func:`atomic_folder`.
-        metadata: What is true of the whole export; ``bytes`` of each file are added.
-    """
+    """Make every file of the folder durable, and write the metadata, with the ``bytes`` of each file, beside them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for file in files:
         sync_file(file)
