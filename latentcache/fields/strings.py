@@ -21,18 +21,16 @@ class Strings(Sequence[str]):
     """
 
     def __init__(self, data: Any, ends: Any) -> None:
-        if isinstance(data, np.ndarray):  # a slice of bytes costs half as much as one of an array, one of ASCII less
-            text, width = data.tobytes(), np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
-            data, ends = text.decode("ascii") if text.isascii() else text, np.asarray(ends, dtype=width)
+        if isinstance(data, np.ndarray):  # a slice of bytes costs half as much as one of an array
+            width = np.int32 if len(data) <= np.iinfo(np.int32).max else np.int64
+            data, ends = data.tobytes(), np.asarray(ends, dtype=width)
         self._data, self._ends = data, ends
 
     @property
     def data(self) -> NDArray[np.uint8]:
         """All bytes."""
         whole = self._data[:]
-        if isinstance(whole, np.ndarray):  # a column on disk
-            return whole
-        return np.frombuffer(whole.encode() if isinstance(whole, str) else whole, dtype=np.uint8)
+        return whole if isinstance(whole, np.ndarray) else np.frombuffer(whole, dtype=np.uint8)
 
     @property
     def ends(self) -> NDArray[np.int64]:
@@ -120,12 +118,9 @@ class Strings(Sequence[str]):
         return ends if low else np.concatenate([np.zeros(1, np.int64), ends])
 
     def _bytes(self, begin: int, end: int) -> bytes:
-        part = self._data[begin:end]
-        return part.encode() if isinstance(part, str) else bytes(part)
+        return bytes(self._data[begin:end])
 
 
-def _cut(text: str | bytes, begins: NDArray[np.integer], ends: NDArray[np.integer]) -> list[str]:
+def _cut(data: bytes, begins: NDArray[np.integer], ends: NDArray[np.integer]) -> list[str]:
     spans = zip(begins.tolist(), ends.tolist(), strict=True)
-    if isinstance(text, str):
-        return [text[begin:end] for begin, end in spans]
-    return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
+    return [data[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
