@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 #: Batches that are planned together at most, and their rows.
 _PLANNED, _PLANNED_ROWS = 12, 512
-#: Buckets that a warning names.
 _SHOWN = 3
 
 
@@ -286,7 +285,7 @@ class Loader:
 
     def _in_flight(self, index: BatchIndex, work: Work[Batch] | None = None) -> InFlight:
         """A batch on its way to the device."""
-        reader, is_pad, numbers = self._reader, index.is_pad, None
+        reader, is_pad = self._reader, index.is_pad
 
         def read(rows: Ints) -> Batch:
             return reader.works([replace(index, rows=rows)])[0].finish()
@@ -294,10 +293,11 @@ class Loader:
         batch = self._substitutes.read(reader.index, index, read) if work is None else work.finish()
         if is_pad is None and self.report.batches.remainder == "pad":
             is_pad = np.zeros(len(index.rows), dtype=np.bool_)
+        if is_pad is not None:
+            batch["is_pad"] = torch.from_numpy(is_pad)
         if self._meta:
-            numbers = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
-        batch = reader.complete(batch, is_pad, numbers, self.format)
-        return self._transfer.send(batch, partial(reader.finish, form=self.format))
+            batch["meta"] = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None}
+        return self._transfer.send(reader.complete(batch, self.format), partial(reader.finish, form=self.format))
 
     def iterable(self) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.

@@ -169,23 +169,21 @@ class RowReader:
         """See ``formats.check_row_format``."""
         return check_row_format(name, isolated=self.settings.isolated)
 
-    def complete(
-        self, batch: Batch, is_pad: NDArray[np.bool_] | None, numbers: dict[str, Any] | None, name: str | None
-    ) -> Batch:
-        """The batch in a format; if wanted with marks of padding rows, and with numbers, which do not count these.
+    def complete(self, batch: Batch, form: str | None) -> Batch:
+        """The batch in a format. Padding rows have no labels, and ``meta`` does not count them.
 
-        Padding rows have no labels; they keep ids and attention: some kernels give nan for a row without.
+        They keep ids and attention: some kernels give nan for a row without.
         """
-        if is_pad is not None:
-            marks = torch.from_numpy(is_pad)
+        marks: Any = batch.pop("is_pad", None)
+        if marks is not None:
             batch["labels"][marks] = IGNORED
             batch["is_pad_row"] = marks
-        if numbers is not None:
+        if "meta" in batch:
             held = batch["seq_idx" if self.settings.isolated else "attention_mask"].numpy() > 0
-            tokens = int((held if is_pad is None else held[~is_pad]).sum())
+            tokens = int((held if marks is None else held[~marks.numpy()]).sum())
             learned = int(np.count_nonzero(batch["labels"].numpy() != IGNORED))
-            batch["meta"] = numbers | {"tokens": tokens, "trainable_tokens": learned}
-        return row_format(batch, name or "plain", self.settings.field)
+            batch["meta"] |= {"tokens": tokens, "trainable_tokens": learned}
+        return row_format(batch, form or "plain", self.settings.field)
 
     def finish(self, batch: Batch, form: str | None) -> Batch:
         """Nothing is scaled."""

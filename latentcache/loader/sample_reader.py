@@ -156,14 +156,8 @@ class SampleReader:
             for number in range(len(batches))
         ]
 
-    def complete(
-        self, batch: Batch, is_pad: NDArray[np.bool_] | None, numbers: dict[str, Any] | None, name: str | None
-    ) -> Batch:
-        """The batch with ``is_pad``, (B,) bool, and numbers if they are wanted; :meth:`finish` names all of it."""
-        if is_pad is not None:
-            batch["is_pad"] = torch.from_numpy(is_pad)
-        if numbers is not None:
-            batch["meta"] = numbers
+    def complete(self, batch: Batch, form: str | None) -> Batch:
+        """The batch; :meth:`finish` names all of it."""
         return batch
 
     def finish(self, batch: Batch, form: str | None) -> Batch:
