@@ -35,7 +35,7 @@ def gc(
 
 def _lines(report: CollectReport) -> Iterator[str]:
     for garbage in report.items:
-        by = "; ".join(f"process {h.pid} on {h.host}" for h in garbage.holders)
+        by = "; ".join(f"process {h['pid']} on {h['host']}" for h in garbage.holders)
         why = f"{garbage.reason}: {by}" if by else garbage.reason
         named = garbage.snapshot and not garbage.file.startswith("snap")
         why += f" for snapshot {garbage.snapshot}" if named else ""

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from latentcache.identity.content import HASH_BYTES
 
-#: Bytes in a key.
 KEY_BYTES = 32
 #: Bytes of the recipe hash that enter the key.
 RECIPE_BYTES = 8
-#: Where the content hash begins in a key, in bytes.
 CONTENT_AT = 8
 #: Largest side or frame count that a key holds.
 MAX_DIM = 65535
@@ -58,17 +56,13 @@ class Keys:
         if isinstance(index, int | np.integer):
             one: NDArray[np.uint8] = self[np.array([index])][0]
             return one
-        return joined_keys(self.content[index], np.asarray(self.frames)[self.frame[index]])
+        content, frames = self.content[index], np.asarray(self.frames)[self.frame[index]]
+        keys = np.empty((len(content), KEY_BYTES), dtype=np.uint8)
+        keys[:, :CONTENT_AT], keys[:, CONTENT_AT:_END], keys[:, _END:] = frames[:, :8], content, frames[:, 8:]
+        return keys
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype=dtype)
-
-
-def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(n, 32) keys from their contents (n, 16) and frames (n, 16): the 8 bytes before and after the content."""
-    keys = np.empty((len(content), KEY_BYTES), dtype=np.uint8)
-    keys[:, :CONTENT_AT], keys[:, CONTENT_AT:_END], keys[:, _END:] = frames[:, :8], content, frames[:, 8:]
-    return keys
 
 
 def equal_hashes(hashes: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -20,7 +20,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from typing import Any
 from latentcache.errors import CacheLockedError, StoreError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import READ_ONLY, open_file, read_file, writing
-from latentcache.value import Value
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
@@ -103,7 +101,7 @@ def _take(path: Path, descriptor: int, folder: int = -1) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        others = (one for one in map(asdict, holders(path.parent)) if one["pid"] != os.getpid())
+        others = (one for one in holders(path.parent) if one["pid"] != os.getpid())
         why = f"its {path.name} was deleted: never delete it"
         raise _held_by(_UNKNOWN | next(others, {}), path.parent, why) from None
     except (OSError, ValueError):  # folders cannot be locked here, as on NFS, or it could not be opened
@@ -197,13 +195,6 @@ def _lease_again(manifest: Path) -> Lease | None:
     return None
 
 
-class Holder(Value):
-    """A process of this machine that holds a lease."""
-
-    pid: int
-    host: str
-
-
 @contextmanager
 def unleased(manifest: Path) -> Iterator[bool]:
     """Keep readers away from a snapshot while the block runs; False where one holds it already."""
@@ -224,11 +215,11 @@ def unleased(manifest: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def holders(path: Path) -> list[Holder]:
-    """Processes of this machine that have a file or folder open, as far as the system says (Linux: /proc)."""
+def holders(path: Path) -> list[dict[str, Any]]:
+    """``pid`` and ``host`` of local processes that have a path open, as far as the system says (Linux: /proc)."""
     found, pids = path.stat(), set[int]()
     for link in _PROCESSES.glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
             if os.path.samestat(link.stat(), found):
                 pids.add(int(link.parts[2]))
-    return [Holder(pid=pid, host=os.uname().nodename) for pid in sorted(pids)]
+    return [{"pid": pid, "host": os.uname().nodename} for pid in sorted(pids)]

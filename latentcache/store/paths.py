@@ -32,11 +32,6 @@ class CachePaths:
     def __repr__(self) -> str:
         return f"CachePaths({str(self.root)!r})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CachePaths) and self.root == other.root
-
-    __hash__ = None  # type: ignore[assignment]
-
     def snapshot(self, number: int) -> Path:
         """Folder of one snapshot."""
         return self.snapshots_folder / f"{number:06d}"

@@ -87,8 +87,6 @@ class EntryReader:
     """Reads the items of one snapshot. Picklable; opens its files on first use in each process."""
 
     def __init__(self, paths: CachePaths, snapshot: Snapshot, *, checksum: Checksum = "first") -> None:
-        if checksum not in ("first", "always"):
-            raise UsageError(f"checksum={checksum!r}: must be 'first' or 'always'", fix="open_cache(path)")
         self.paths, self.snapshot, self.checksum = paths, snapshot, checksum
         self._fields: dict[str, _Field] = {}
         self._files: dict[int, File] = {}

@@ -26,7 +26,7 @@ from latentcache.store.paths import OPEN_SUFFIX
 
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.
 FIRST_MAP_BYTES = 1 << 30
-#: LMDB reports a full disk as EIO (5), measured in 10 of 10 trials.
+#: LMDB reports a full disk as EIO (5), because it names a short write so.
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
@@ -111,7 +111,11 @@ def _storing(folder: Path) -> Iterator[None]:
         try:
             yield
         except lmdb.Error as error:
-            raise store_error(error, folder) from error
+            code = getattr(error, "code", None)
+            if code in DISK_FULL or (code == _EIO and not _has_room(folder)):
+                raise DiskFullError("the disk is full", where=str(folder), why=str(error)) from error
+            what, fix = "a shard cannot be written or read", "check the disk, then run again"
+            raise StoreError(what, where=str(folder), why=str(error), fix=fix) from error
 
 
 def seal_folder(folder: Path, name: str = "") -> Path:
@@ -134,15 +138,6 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     sync_folder(folder.parent)
     failpoint("folder-synced")
     return sealed
-
-
-def store_error(error: lmdb.Error, folder: Path) -> StoreError:
-    """Our word for an LMDB error. A full disk arrives as EIO, because LMDB names a short write so."""
-    code = getattr(error, "code", None)
-    if code in DISK_FULL or (code == _EIO and not _has_room(folder)):
-        return DiskFullError("the disk is full", where=str(folder), why=str(error))
-    fix = "check the disk, then run again"
-    return StoreError("a shard cannot be written or read", where=str(folder), why=str(error), fix=fix)
 
 
 def _has_room(folder: Path) -> bool:

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, Latentcac
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import as_store_error
 from latentcache.store.garbage import ShardUse, copy_entries, disk_bytes, relocate, shard_use, to_scratch, tombstone
-from latentcache.store.lock import Holder, builder_lock, holders, unleased
+from latentcache.store.lock import builder_lock, holders, unleased
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
 from latentcache.value import Value
@@ -50,7 +50,7 @@ class Garbage(Value):
     """On disk; of a shard to be copied, or in use, its unneeded part."""
     entries: int = 0
     """Unreferenced entries in it, if it is a shard that is in use."""
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[dict[str, Any], ...] = ()
     snapshot: int = 0
     """Number of the snapshot that keeps it; 0: none does."""
     until: str = ""
@@ -61,7 +61,7 @@ class Garbage(Value):
         item = {"category": self.state, "reason": self.reason, "path": "", "file": self.file, "bytes": self.num_bytes}
         item["hint"] = f"it stays {self.until}" if self.until else "no kept snapshot needs it"
         more = {"entries": self.entries, "snapshot": self.snapshot, "until": self.until}
-        more["holders"] = [asdict(holder) for holder in self.holders]
+        more["holders"] = list(self.holders)
         return item | {name: value for name, value in more.items() if value}
 
 
@@ -145,7 +145,7 @@ class _Old(Value):
     reason: str
     """Empty: it goes, unless a reader holds it."""
     until: str = ""
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[dict[str, Any], ...] = ()
 
 
 class _Collector:

@@ -86,7 +86,7 @@ def child(paths, mode):
 def test_the_holder_is_named_and_its_death_lets_go(paths):
     process, pid = child(paths, "lease")
     (holder,) = holders(manifest(paths))
-    assert (holder.pid, holder.host) == (pid, os.uname().nodename)
+    assert holder == {"pid": pid, "host": os.uname().nodename}
     assert not free(paths)
     process.kill()
     process.communicate()

@@ -132,11 +132,9 @@ def test_a_shard_that_is_gone_is_missing(paths):
         reader_of(paths).read("plane", 0)
 
 
-def test_the_fields_and_options_that_exist_are_named(paths):
+def test_the_fields_that_exist_are_named(paths):
     with pytest.raises(UsageError, match="plane, vector, words"):
         reader_of(paths).read("latents", 0)
-    with pytest.raises(UsageError, match="'first' or 'always'"):
-        reader_of(paths, checksum="never")
 
 
 def read_all(reader, results):

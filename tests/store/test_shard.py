@@ -103,7 +103,9 @@ def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
     for code, expected in ((errno.EIO, StoreError), (errno.ENOSPC, DiskFullError)):
         error = lmdb.Error("mdb_txn_commit", code)
         error.code = code
-        assert type(shard_module.store_error(error, tmp_path)) is expected
+        with pytest.raises(expected) as caught, shard_module._storing(tmp_path):
+            raise error
+        assert caught.type is expected
 
 
 def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path):

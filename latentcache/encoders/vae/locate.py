@@ -11,7 +11,6 @@ diffusers ``models/autoencoders/vae.py``.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from latentcache.encoders.weights import TensorInfo, Tensors, read_header, read_
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.value import Value
 
-#: Name under which diffusers saves the weights of a model.
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 #: Prefixes under which checkpoints keep an autoencoder: the first that fits is taken off.
 PREFIXES = ("first_stage_model.", "vae.", "")
@@ -64,10 +62,6 @@ def locate(model: str, config: str | None = None, *, revision: str = "") -> Loca
     commit of a hub id that an earlier build used.
     """
     path, commit = find(model, _WANTED, revision=revision)
-    return replace(_files(path, config), revision=commit)
-
-
-def _files(path: Path, config: str | None = None) -> Located:
     lone = path.is_file()
     if lone:
         read_header(path)  # names a file of another kind
@@ -76,7 +70,7 @@ def _files(path: Path, config: str | None = None) -> Located:
     if not config_path.is_file():
         raise _without_config(path) if lone else _without_files(folder)
     weights = (path,) if lone else weights_in(folder, WEIGHTS_NAME)
-    return Located(config_path=config_path, config=_read_config(config_path), weights=weights)
+    return Located(config_path=config_path, config=_read_config(config_path), weights=weights, revision=commit)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
