@@ -22,7 +22,6 @@ from latentcache.value import Value
 CLIP = "clip"
 #: Column of samples, (S, 2) float32: x and y from 0 to 1 of width and height, or above 1 in pixels; -1: no point.
 FOCUS = "focus"
-#: Where a clip is in its video.
 STARTS = ("first", "middle")
 
 

@@ -54,7 +54,6 @@ from latentcache.value import Value
 #: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.
 DEFAULT_CROPS, MAX_CROPS = 4, 128
 _LENGTHS = MAX_DIM + 1
-#: Numbers that are sorted together.
 _SLICE = 1 << 17
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000

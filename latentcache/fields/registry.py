@@ -15,7 +15,6 @@ from latentcache.errors import UsageError
 from latentcache.fields.protocol import FieldKind
 from latentcache.value import typed_parts
 
-#: Entry point group of installed field kinds.
 GROUP = "latentcache.fields"
 #: Environment variable that carries ``--field module:name`` to worker processes; separated by commas.
 VARIABLE = "LATENTCACHE_FIELDS"

@@ -22,7 +22,6 @@ from latentcache.identity.content import content_hash, json_hash
 from latentcache.value import Value
 
 JSON_NAME = "tokenizer.json"
-#: What a run left there.
 _RUN_STATE = ("truncation", "padding")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: What a template asks for the day by; also the name of the option that gives it, as ``2024-07-26``.

@@ -12,7 +12,6 @@ from typing import Any
 
 import xxhash
 
-#: Bytes in a content hash.
 HASH_BYTES = 16
 
 

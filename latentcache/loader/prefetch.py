@@ -35,7 +35,6 @@ _WORKS_S = 0.0005
 #: batch and drops the last one, for which torch releases the interpreter's lock: a thread that works at once takes it
 #: then for 0.3 to 0.8 ms. With this the median wait of a step of 4 ms fell from 0.1-0.5 to 0.06-0.1 ms.
 _PAUSE_S, _PAUSE_PART = 0.0003, 8
-#: Where a look puts the byte that it finds.
 _BYTE = (bytearray(1),)
 
 Made_co = TypeVar("Made_co", covariant=True)

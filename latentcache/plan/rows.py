@@ -27,7 +27,6 @@ the beginnings. ``split``: they become several pieces, and every token is in one
 NoLoss = Literal["drop", "error"]
 """Rule for documents, pieces and rows without a learned token: left out and counted, or an error."""
 
-#: Documents that a message names.
 _NAMED = 5
 
 

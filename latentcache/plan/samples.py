@@ -30,7 +30,6 @@ from latentcache.plan.shuffle import by_bucket, shuffled
 from latentcache.value import Value
 
 Ints = NDArray[np.integer]
-#: Samples that a message names.
 _NAMED = 3
 
 

@@ -27,9 +27,7 @@ from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index, whole_entry
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 
-#: Items that are read together.
 _TOGETHER = 1 << 17
-#: Names of the two tables.
 _KEY, _SAME = "key", "same"
 
 Table = tuple[NDArray[np.uint64], NDArray[np.uint32]]

@@ -45,7 +45,6 @@ _ROOM = 400
 _SMALL = 1 << 20
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
-#: Rows of a column that are converted or compared together.
 _CHUNK = 1 << 17
 
 

@@ -29,7 +29,6 @@ from latentcache.store.atomic_io import Buffer
 #: The last byte is the version.
 MAGIC = b"LCE1"
 MAX_DIMENSIONS = 8
-#: Bits of the flags.
 PACKED, RAGGED = 1, 2
 #: Bytes of the fixed part and of the checksum at the end of a head; what a head's length leaves when divided by 64.
 FIXED_BYTES, CHECKSUM_BYTES, _REST = 96, 8, 48
@@ -37,7 +36,6 @@ FIXED_BYTES, CHECKSUM_BYTES, _REST = 96, 8, 48
 KEY_AT = 32
 #: Names of columns that the format itself defines.
 CONTENT, SAME, LENGTH = "content", "same", "length"
-#: Names of counts of ragged columns end so.
 COUNT_SUFFIX = "#"
 #: Magic, kind, dtype, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, key, recipe_id, same.
 FIXED = struct.Struct(f"<4sBBBBIIQQ{KEY_BYTES}s{HASH_BYTES}s{HASH_BYTES}s")

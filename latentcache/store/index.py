@@ -27,7 +27,6 @@ from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.gather import read_at
 
-#: Name of the index in the folder of a shard.
 INDEX = "index.safetensors"
 #: Bytes of a page's header; a value with pages of its own begins behind it.
 PAGE_HEADER_BYTES = 16
@@ -44,7 +43,6 @@ _FLAGS_AT = 10
 #: Bytes of a value that are read at first; the head of an entry that is no block is shorter.
 _FRONT_BYTES = 256
 _HEADS_TOGETHER = 1 << 14
-#: What the index says of each entry.
 _ROW_TYPES = np.dtype("V32,u8,u4,u8,u8,u4,V16,u4")
 _ROW_TYPES.names = ("key", "offset", "head", "bytes", "checksum", "block", "same", "length")
 

@@ -39,7 +39,6 @@ ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "chec
 ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "start": "u4", "length": "u4"}
 #: How often, and how far apart in seconds, a snapshot is looked for that is not being removed.
 _TRIES, _WAIT_S = 50, 0.02
-#: Rows that are compared at a time.
 _SLICE = 1 << 17
 #: Where an entry is: its key, the byte at which its payload begins, and the bytes of its head.
 PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])

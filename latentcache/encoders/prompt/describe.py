@@ -68,7 +68,6 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     return replace(found, recipe=replace(recipe, **_texts(settings, before or beside, samples)))
 
 
-#: Descriptions of both fields: ``(settings, cached, context)``.
 describe_sequence = partial(_describe, "prompt_embeds")
 describe_vector = partial(_describe, "pooled_prompt_embeds")
 

@@ -163,7 +163,6 @@ class _PipelineEncoder:
     def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many of its tokens are beyond the length."""
         output, longest = self._output, self._recipe.length
-        # What decides the pooled vector of a text in this process.
         memos = [(self._folder, self._recipe.compute_dtype, text) for text in texts]
         known = {} if self._recipe.is_sequence else {n: _POOLED.pop(m) for n, m in enumerate(memos) if m in _POOLED}
         found = {place: (self._stored(value), {"cut": cut}) for place, (value, cut) in known.items()}

@@ -74,7 +74,6 @@ _ROWS = (
         patch="patch_size",
     ),
 )
-#: Known classes by name.
 FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 #: Stands in for any other ``Autoencoder*`` class: its configuration and its weights say everything.
 GENERIC = Family()

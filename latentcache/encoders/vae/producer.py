@@ -24,7 +24,6 @@ from latentcache.fields.protocol import Failure, Made, Pending, Prepared, Produc
 from latentcache.images.resize import resample_self_test
 from latentcache.sources.causes import hint_for
 
-#: Least side of the test image.
 _SIDE = 64
 
 
