@@ -53,7 +53,7 @@ def verify(
 ) -> Result:
     """Check a cache against its sources."""
     if reencode:
-        from latentcache.pipeline.reencode import Reencode
+        from latentcache.pipeline import reencode as again
     from latentcache.plan.numbers import tolerated
     from latentcache.verify.fixes import Commands
     from latentcache.verify.outside import limited_memory
@@ -75,7 +75,7 @@ def verify(
         "data": data,
         "requested": partial(described_now, settings=requested.fields, depth=depth, device=device),
         "depth": depth,
-        "reencode": Reencode(device) if reencode else None,
+        "reencode": partial(again.reencode, device=device) if reencode else None,
         "commands": Commands(
             common=requested.common,
             recipe=requested.words,

@@ -33,54 +33,46 @@ from latentcache.store.snapshot import FieldRows, Snapshot
 _CHANGED = Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
 
 
-class Reencode:
-    """Opens encoders on a ``device`` (``auto``, ``cpu`` or a torch device); :meth:`encode` closes what it opens."""
+def reencode(
+    snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None, *, device: str
+) -> Iterator[tuple[int, Made | Failure, str]]:
+    """Encode the inputs of these rows again, in any order, with the encoder that is described, and name its device.
 
-    def __init__(self, device: str = "auto") -> None:
-        self.device = ""
-        """Device of the last encoder; empty until one is open."""
-        self._device = device
-
-    def encode(
-        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None
-    ) -> Iterator[tuple[int, Made | Failure]]:
-        """Encode the inputs of these rows again, in any order, one by one, with the encoder that is described."""
-        assert described is not None  # by ``requested`` of the check
-        held, samples, kind = snapshot.fields[field], snapshot.samples, kind_of(field)
-        root, by_sample = names_root(root, snapshot.source), defaultdict[int, list[int]](list)
-        for row in sorted(rows):
-            by_sample[int(held.sample[row])].append(row)
-        listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
-        content, producer = kind.content(samples), None
-        try:
-            for sample, given in listing.job_inputs(list(by_sample), kind.inputs, strict=False):
-                items = by_sample[sample]
-                if listing.data_kind == "records" and None in given.values():
-                    yield from ((row, _CHANGED) for row in items)
-                    continue
-                producer = producer or self._opened(held, root, described)
-                job = Job(
-                    sample=sample,
-                    name=samples.names[sample],
-                    inputs=given,
-                    content=np.asarray(content[sample]).tobytes(),
-                    sample_columns={
-                        name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()
-                    },
-                    outputs=tuple(_output(held, row) for row in items),
-                )
-                yield from _encoded(producer, kind, job)
-        finally:
-            if producer is not None:
-                producer.close()
-
-    def _opened(self, held: FieldRows, root: Path, described: Described) -> Producer:
-        options = {"max_pixels": MAX_PIXELS}
-        context = ProducerContext(root=str(root), device=self._device, groups=held.groups, options=options)
-        producer: Producer = load(kind_of(held.name).producer)(described.producer, described.recipe, context)
-        producer.open()
-        self.device = producer.device
-        return producer
+    ``device`` is ``auto``, ``cpu`` or a torch device.
+    """
+    assert described is not None  # by ``requested`` of the check
+    held, samples, kind = snapshot.fields[field], snapshot.samples, kind_of(field)
+    root, by_sample = names_root(root, snapshot.source), defaultdict[int, list[int]](list)
+    for row in sorted(rows):
+        by_sample[int(held.sample[row])].append(row)
+    listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
+    content, producer = kind.content(samples), None
+    try:
+        for sample, given in listing.job_inputs(list(by_sample), kind.inputs, strict=False):
+            items = by_sample[sample]
+            if listing.data_kind == "records" and None in given.values():
+                yield from ((row, _CHANGED, "") for row in items)
+                continue
+            if producer is None:
+                options = {"max_pixels": MAX_PIXELS}
+                context = ProducerContext(root=str(root), device=device, groups=held.groups, options=options)
+                producer = load(kind.producer)(described.producer, described.recipe, context)
+                producer.open()
+            job = Job(
+                sample=sample,
+                name=samples.names[sample],
+                inputs=given,
+                content=np.asarray(content[sample]).tobytes(),
+                sample_columns={
+                    name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()
+                },
+                outputs=tuple(_output(held, row) for row in items),
+            )
+            for row, made in _encoded(producer, kind, job):
+                yield row, made, producer.device
+    finally:
+        if producer is not None:
+            producer.close()
 
 
 def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[int, Made | Failure]]:

@@ -6,10 +6,10 @@ the other, so that one model is loaded at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,22 +22,9 @@ from latentcache.verify.entries import Bad, Store, View, words
 from latentcache.verify.findings import Reencoded
 from latentcache.verify.selection import confidence
 
-
-class Reencode(Protocol):
-    """Encoders and all that leads to them, opened by the caller."""
-
-    @property
-    def device(self) -> str:
-        """Device of the encoder; empty before something was encoded."""
-
-    def encode(
-        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None, /
-    ) -> Iterable[tuple[int, Made | NDArray[Any] | Failure]]:
-        """Encode the inputs of these rows again, in any order, with the encoder that ``requested`` describes.
-
-        Returns:
-            Each row with its item, or why it cannot be made; ``source-changed`` says that the input is another one.
-        """
+#: Encode the inputs of rows of a field again, in any order, with a described encoder: each row, its item or why there
+#: is none (``source-changed``: the input is another one), and the device.
+Reencode = Callable[[Snapshot, Path, str, Sequence[int], Described | None], Iterable[tuple[int, Made | Failure, str]]]
 
 
 def reencode_samples(
@@ -53,15 +40,16 @@ def reencode_samples(
     # In an order of its own: one fine sample more or less moves no other in or out but the last.
     order = np.random.default_rng(seed).permutation(len(fine))
     drawn = order[fine[order]][:number]
-    found, failed = list[Difference](), set[int]()
+    found, failed, device = list[Difference](), set[int](), ""
     reader = EntryReader(store.paths, store.snapshot)
     try:
         for view in store.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
             rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
             given = store.snapshot, root, view.name, rows, described
-            for row, made in reencode.encode(*given) if known and rows else ():
-                difference = _compare(store, reader, view, row, made, reencode.device)
+            for row, made, used in reencode(*given) if known and rows else ():
+                device = used or device
+                difference = _compare(store, reader, view, row, made, device)
                 if difference is None:
                     failed.add(int(view.sample[row]))
                 else:
@@ -75,7 +63,7 @@ def reencode_samples(
         samples=samples,
         entries=len(found),
         drifted=drifted,
-        device=reencode.device,
+        device=device,
         largest=max((one.largest for one in found), default=0.0),
         mean=max((one.mean for one in found), default=0.0),
         confidence=confidence(samples, int(fine.sum())) if samples and not drifted and not failed else "",
@@ -83,7 +71,7 @@ def reencode_samples(
 
 
 def _compare(
-    store: Store, reader: EntryReader, view: View, number: int, made: Made | NDArray[Any] | Failure, device: str
+    store: Store, reader: EntryReader, view: View, number: int, made: Made | Failure, device: str
 ) -> Difference | None:
     """Compare one item with what was made now; None if that is not possible."""
     rows, row = view.rows, np.array([number])
@@ -95,7 +83,6 @@ def _compare(
             text = f"{made.reason}: {made.detail}" if made.detail else made.reason
             store.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
         return None
-    array, columns = (made.array, made.columns) if isinstance(made, Made) else (made, {})
     try:
         stored = reader.read(view.name, number)
     except StoreError as error:
@@ -103,8 +90,8 @@ def _compare(
         return None
     assert rows.kind is not None
     assert rows.recipe is not None
-    difference = rows.kind.compare(stored, array, {**rows.noise, "device": device}, rows.recipe)
-    other = [name for name in columns if not _equal(_own(rows, name, number), columns[name])]
+    difference = rows.kind.compare(stored, made.array, {**rows.noise, "device": device}, rows.recipe)
+    other = [name for name, value in made.columns.items() if not _equal(_own(rows, name, number), value)]
     if difference.differs or other:
         # A block holds items of other samples: it has to go, and only this sample has drifted.
         store.bad.append(Bad(view.name, "drift", entry, intact=True))

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheError, StoreError
 from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected
 from latentcache.plan.documents import spread
+from latentcache.sources.known import match_names
 from latentcache.store.index import ShardIndex, checked_index
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.findings import HINTS, Finding, Findings
@@ -108,18 +110,15 @@ class Store:
         self.readable: list[int] = []
         """Shards whose data file is there and may be read."""
 
-    @property
+    @cached_property
     def rejected_whole(self) -> list[Rejected]:
         """Rejected inputs that are no samples of the snapshot: no field could use them."""
-        rejected = dict[tuple[str, int], Rejected]()
-        for one in reversed(self.snapshot.rejected):
-            if one.content or not rejected.get((one.name, one.line), one).content:  # one that names its bytes
-                rejected[one.name, one.line] = one
-        names = {one.label: place for place, one in rejected.items()}
-        if any(one.target for one in rejected.values()):
-            for name in self.findings.table.names:
-                rejected.pop(names.get(name, ("", -1)), None)
-        return list(rejected.values())[::-1]
+        found = dict[str, Rejected]()
+        for one in self.snapshot.rejected:
+            if not found.setdefault(one.label, one).content:  # better one that names its bytes
+                found[one.label] = one if one.content else found[one.label]
+        place = match_names(Strings.of(found), self.findings.table.names)
+        return [one for one, row in zip(found.values(), place.tolist(), strict=True) if row < 0]
 
     def note(
         self,

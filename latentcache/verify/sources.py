@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError, UsageError
-from latentcache.fields.protocol import Cached, DescribeContext, Described, Group
+from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
 from latentcache.sources.compare import Compared, Found, State, compare
@@ -30,11 +30,7 @@ from latentcache.verify.selection import Depth
 
 
 def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
-    """The data that was named, or recorded, or where it is if cache and data were moved together.
-
-    Raises:
-        SourceNotFoundError: It does not exist.
-    """
+    """The data that was named, or recorded, or where it is if cache and data were moved together."""
     if data is not None:
         return data
     recorded = Path(str(snapshot.source.get("data") or snapshot.source["root"]))
@@ -52,16 +48,9 @@ def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
 
 
 def compare_sources(store: Store, root: Path, *, full: bool, chosen: NDArray[np.bool_] | None) -> Compared | None:
-    """Compare every sample with its source; adds no finding, because another thread owns them.
+    """Compare samples with their sources, all or the ``chosen`` (S,); None if the data holds no samples now.
 
-    Args:
-        store: What is checked.
-        root: The data.
-        full: Read every source, even if its stat proves it unchanged.
-        chosen: (S,) samples whose sources are read; None for all.
-
-    Returns:
-        None if the data holds no samples now.
+    It adds no finding, because another thread owns them. ``full`` reads sources whose stat proves them unchanged too.
     """
     snapshot, samples = store.snapshot, store.findings.table
     rejected = tuple(store.rejected_whole)
@@ -148,11 +137,7 @@ def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[Rec
     """
     changes: list[RecipeChange] = []
     for name, described in requested.items():
-        view = store.views.get(name)
-        if view is None:
-            every = np.arange(len(store.findings.table))
-            store.findings.add("missing", "not-built", every, field=name, found="the cache lacks this field")
-            continue
+        view = store.views[name]
         kind, recipe, wanted = view.rows.kind, view.rows.recipe, described.recipe
         if kind is None or recipe is None or recipe == wanted:
             continue
@@ -173,37 +158,38 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
     """Compare the rows of each field with what its kind plans for the same samples today; ``chosen`` (S,)."""
     table = store.findings.table
     for view in store.views.values():
-        if view.rows.kind is None or view.rows.recipe is None:
-            _check_absent(store, view, chosen, set())
-            continue
-        try:
-            plan = view.rows.kind.plan(table, view.rows.recipe)
-        except (LatentcacheError, ValueError, TypeError, KeyError) as error:
-            every = np.flatnonzero(chosen)
-            store.findings.add(
-                "unverifiable", "plan", every, field=view.name, found=f"{type(error).__name__}: {error}"
-            )
-            continue
-        rejected = {int(row): item for row, item in plan.rejected}
-        if view.rows.holds(plan, table):
-            _check_absent(store, view, chosen, set(), rejected)
-            continue
-        keys = view.rows.kind.plan_keys(plan, view.rows.kind.content(table), view.rows.recipe)
-        known = keys.any(axis=1)
-        planned, stored = _marks(plan.sample[known], keys[known]), _marks(view.sample, view.rows.row_keys())
-        absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
-        extra = np.unique(view.sample[~np.isin(stored, planned)])
-        moved = extra[chosen[extra]]
-        store.findings.add(
-            "stale",
-            "geometry-changed",
-            moved,
-            field=view.name,
-            expected=partial(_labels, moved, plan.sample, plan.group, plan.groups),
-            found=partial(_labels, moved, view.sample, view.rows.group, view.rows.groups),
-            hint="today's rules that place or cut this sample give another item",
-        )
-        _check_absent(store, view, chosen, set(absent.tolist()) - set(extra.tolist()), rejected)
+        kind, recipe = view.rows.kind, view.rows.recipe
+        lost, rejected = set[int](), dict[int, Rejected]()
+        if kind is not None and recipe is not None:
+            try:
+                plan = kind.plan(table, recipe)
+            except (LatentcacheError, ValueError, TypeError, KeyError) as error:
+                every, text = np.flatnonzero(chosen), f"{type(error).__name__}: {error}"
+                store.findings.add("unverifiable", "plan", every, field=view.name, found=text)
+                continue
+            rejected = dict(plan.rejected)
+            if not view.rows.holds(plan, table):
+                lost = _moved(store, view, plan, kind.plan_keys(plan, kind.content(table), recipe), chosen)
+        _check_absent(store, view, chosen, lost, rejected)
+
+
+def _moved(store: Store, view: View, plan: FieldPlan, keys: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> set[int]:
+    """Note samples with other items than planned; gives those that only lack planned ones."""
+    known = keys.any(axis=1)
+    planned, stored = _marks(plan.sample[known], keys[known]), _marks(view.sample, view.rows.row_keys())
+    absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
+    extra = np.unique(view.sample[~np.isin(stored, planned)])
+    moved = extra[chosen[extra]]
+    store.findings.add(
+        "stale",
+        "geometry-changed",
+        moved,
+        field=view.name,
+        expected=partial(_labels, moved, plan.sample, plan.group, plan.groups),
+        found=partial(_labels, moved, view.sample, view.rows.group, view.rows.groups),
+        hint="today's rules that place or cut this sample give another item",
+    )
+    return set(absent.tolist()) - set(extra.tolist())
 
 
 def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[Group], place: int) -> str:
@@ -212,11 +198,7 @@ def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[
 
 
 def _check_absent(
-    store: Store,
-    view: View,
-    chosen: NDArray[np.bool_],
-    planned: set[int],
-    rejected: Mapping[int, Rejected] | None = None,
+    store: Store, view: View, chosen: NDArray[np.bool_], planned: set[int], rejected: Mapping[int, Rejected]
 ) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
     table, recorded = store.findings.table, {one.label: one for one in store.snapshot.rejected}
@@ -226,7 +208,7 @@ def _check_absent(
     for number, name in zip(numbers.tolist(), table.names.take(numbers), strict=True):
         if not chosen[number]:
             continue
-        item = recorded.get(name) or (rejected or {}).get(number)
+        item = recorded.get(name) or rejected.get(number)
         if item is not None:
             own = np.array([number])
             store.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=item.hint)

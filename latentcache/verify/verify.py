@@ -98,7 +98,7 @@ def verify_cache(
     if settings or reencode:
         look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)
     if reencode:  # by name: a check alone imports no encoder
-        look["reencode"] = load("latentcache.pipeline.reencode:Reencode")(device)
+        look["reencode"] = partial(load("latentcache.pipeline.reencode:reencode"), device=device)
     return check_cache(given["cache"], depth, **look)[0]
 
 

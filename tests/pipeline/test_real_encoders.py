@@ -10,7 +10,7 @@ from small_builds import CASES, arrays_of, built, described, png_with_text
 
 from latentcache.cli.app import main
 from latentcache.fields.registry import field_kind
-from latentcache.pipeline.reencode import Reencode
+from latentcache.pipeline.reencode import reencode
 from latentcache.store.snapshot import open_snapshot
 
 BUILD = """
@@ -48,9 +48,9 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     snapshot = open_snapshot(copied.cache)
     kind, rows = field_kind("latents"), snapshot.fields["latents"]
     stored = [array for arrays in arrays_of(copied.cache, "latents").values() for array in arrays]
-    again = Reencode("cpu")
-    for row, made in again.encode(snapshot, data, "latents", [0, 1, 2], described(snapshot, "latents")):
-        assert not kind.compare(stored[row], made.array, {**rows.noise, "device": again.device}, rows.recipe).differs
+    again = reencode(snapshot, data, "latents", [0, 1, 2], described(snapshot, "latents"), device="cpu")
+    for row, made, device in again:
+        assert not kind.compare(stored[row], made.array, {**rows.noise, "device": device}, rows.recipe).differs
     model.rename(tmp_path / "moved")
     assert main(["verify", cache, "--reencode", "3", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["slug"] == "model-not-found"

@@ -4,7 +4,7 @@ from small_builds import built, described
 from latentcache import verify_cache
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import Failure, Made
-from latentcache.pipeline.reencode import Reencode
+from latentcache.pipeline.reencode import reencode
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -13,7 +13,8 @@ def test_changed_and_removed_inputs_are_failures(case, tmp_path):
     snapshot = open_snapshot(built(case, data).cache)
     case.write(data, 0, seed=50)
     case.path(data, 1).unlink()
-    made = dict(Reencode("cpu").encode(snapshot, data, case.field, [0, 1, 2], described(snapshot, case.field)))
+    again = reencode(snapshot, data, case.field, [0, 1, 2], described(snapshot, case.field), device="cpu")
+    made = {row: one for row, one, _ in again}
     assert isinstance(made[0], Failure)
     assert made[0].reason == "source-changed"
     assert isinstance(made[1], Failure)

@@ -13,17 +13,16 @@ class Again:
     """Encodes as the made-up kinds do; ``change`` alters what it makes of a sample, or says why it cannot."""
 
     def __init__(self, change=lambda sample, array: array, columns=None):
-        self.change, self.columns, self.device, self.asked = change, columns or {}, "", []
+        self.change, self.columns, self.asked = change, columns or {}, []
 
-    def encode(self, snapshot, root, field, rows, described):
-        self.device = "cpu"
+    def __call__(self, snapshot, root, field, rows, described):
         fields = snapshot.fields[field]
         for row in reversed(rows):
             sample = int(fields.sample[row])
             self.asked.append((field, sample))
             content = fields.row_keys(np.array([row]))[0, 8:24].tobytes()
             made = self.change(sample, fields.kind.encode(content, fields.recipe))
-            yield row, made if isinstance(made, Failure) else Made(array=made, columns=self.columns)
+            yield row, made if isinstance(made, Failure) else Made(array=made, columns=self.columns), "cpu"
 
 
 def check(case, again, number=99, **more):

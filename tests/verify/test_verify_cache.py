@@ -213,16 +213,6 @@ def test_with_two_fields_a_sample_has_the_worst_of_them(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_field_that_was_asked_for_and_is_not_there_is_missing(case):
-    def requested(snapshot):
-        spec = snapshot.fields[case.names[0]].spec
-        return {"other": Described(recipe=MadeRecipe(kind="other", spec=spec), label="other")}
-
-    report = check(case, Depth(), requested=requested)
-    assert counts(report) == {"missing": 8}
-    assert {one.field for one in report.findings} == {"other"}
-
-
 def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
     case = make(tmp_path, "flat")
     for snapshot in (2, 3):
