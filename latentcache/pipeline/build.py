@@ -301,14 +301,13 @@ class _Build:
 
     def encode(self, works: list[FieldWork], catalog: Catalog) -> None:
         """Run the fields one after the other; gives the samples the contents that were read."""
-        with catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("") as lookup:
+        shared = catalog.shared_lookup(self.paths) if len(catalog) else nullcontext("")
+        with self.stop.deferred(), shared as lookup:
             for work in works:
-                if len(work.todo):
+                if len(work.todo) and not self.stop.requested:
                     work.result = self.run_field(work, lookup)
                     work.noise = join_noise(work.noise, work.result.noise)
                     self.samples = with_read_contents(self.samples, work.kind, work.result.read)
-                if self.stop.requested:
-                    raise self.stop.error()
         self.warm.close()
 
     def run_field(self, work: FieldWork, lookup: str) -> RunResult:

@@ -350,10 +350,7 @@ def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:
 
 
 def _ordered(items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kind: FieldKind) -> NDArray[np.intp]:
-    """Items in the order of their jobs: by the sample's first group.
-
-    Records stay in the order of their files, which are read once from front to back.
-    """
+    """Items in the order of their jobs: by the sample's first group, records as in their files."""
     sample = plan.sample[items]
     order = np.argsort(sample, kind="stable")
     items, sample = items[order], sample[order]

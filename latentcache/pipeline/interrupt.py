@@ -27,8 +27,8 @@ class StopSignal:
     def __init__(self, on_second_signal: Callable[[InterruptedBuildError], None] | None = None) -> None:
         self._on_second_signal = on_second_signal
         self.number = 0
-        self.hurry = False
-        """True after a second signal: running batches are given up."""
+        self.patience_s = PATIENCE_S
+        """Seconds that running batches may take; none after a second signal."""
         self.orderly = False
         """Set while work is running: a signal only raises the flag then."""
         self._before: dict[int, Any] = {}
@@ -37,11 +37,6 @@ class StopSignal:
     def requested(self) -> bool:
         """True if the build was asked to end."""
         return self.number != 0
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds that running batches may take."""
-        return 0.0 if self.hurry else PATIENCE_S
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -54,7 +49,7 @@ class StopSignal:
 
     def request(self, number: int = signal.SIGINT) -> None:
         """Ask the build to end, as a signal would."""
-        self.hurry = self.requested
+        self.patience_s = 0.0 if self.requested else PATIENCE_S
         self.number = number
 
     @contextmanager

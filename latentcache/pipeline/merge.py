@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from latentcache.pipeline.preflight import check_out, free_bytes, locked
 from latentcache.pipeline.publish import publish
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, quarantined
 from latentcache.plan.numbers import several
+from latentcache.sources.known import match_names
 from latentcache.sources.part import Part
 from latentcache.sources.scan import names_root
 from latentcache.store.atomic_io import make_folder
@@ -78,7 +79,7 @@ def merge_caches(
             stack.callback(getattr(snapshot.lease, "close", lambda: None))
         for part, snapshot in zip(folders, snapshots, strict=True):
             _check_recipe(part, snapshot, folders[0], snapshots[0])
-        _check_parts(folders, snapshots, whole)
+        _check_parts(folders, snapshots)
         table = _table(folders, [snapshot.samples for snapshot in snapshots])
         stack.enter_context(locked(paths))
         for snapshot in snapshots:
@@ -120,7 +121,7 @@ def _check_recipe(part: Path, snapshot: Snapshot, other: Path, first: Snapshot) 
         )
 
 
-def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path) -> None:
+def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     """Reject an incomplete set of parts, or parts of several divisions."""
     numbers = [Part.parse(one.part or "0/1") for one in snapshots]
     wanted = {f"{index}/{numbers[0].of}" for index in range(numbers[0].of)}
@@ -221,7 +222,7 @@ def _publish(
     catalog, first = load_catalog(paths), snapshots[0]
     rejected = {(one.name, one.line, one.target): one for part in snapshots for one in part.rejected}
     notes = {(one.name, one.line, one.reason): one for part in snapshots for one in part.notes}
-    works = [_work(name, snapshots, table, catalog, rejected) for name in first.fields]
+    works = [_work(name, snapshots, table, catalog, rejected.values()) for name in first.fields]
     listed = {(one.name, one.line, one.target) for work in works for one in work.rejected.values()}
     others = [one for sample, one in rejected.items() if sample not in listed]
     options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
@@ -256,26 +257,22 @@ def _work(
     snapshots: Sequence[Snapshot],
     table: SampleTable,
     catalog: Catalog,
-    rejected: Mapping[tuple[str, int, str], Rejected],
+    rejected: Iterable[Rejected],
 ) -> FieldWork:
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
     first, kind = snapshots[0].fields[name], kind_of(name)
     label, demo = str(first.provenance.get("label", "")), snapshots[0].demo
     recipe = kind.recipe_from_json(first.recipe_json)
     described = Described(recipe=recipe, label=label, provenance=first.provenance, demo=demo)
-    work = field_work(kind, described, None, table, catalog, {})
+    own = [one for one in rejected if one.target == name]
+    rows = match_names(Strings.of(one.label for one in own), table.names).tolist()
+    known = {row: one for row, one in zip(rows, own, strict=True) if row >= 0}
+    work = field_work(kind, described, None, table, catalog, known)
     for snapshot in snapshots:
         work.noise = join_noise(work.noise, snapshot.fields[name].noise)
-    lost = []
-    for row in np.unique(work.plan.sample[work.place < 0]).tolist():
-        sample = table.where(row)
-        if (cause := rejected.get((*sample, name))) is None:
-            lost.append(sample[0])
-        else:
-            work.rejected[row] = cause
-    if lost:
+    if (lost := np.unique(work.plan.sample[work.place < 0])).size:
         raise CacheDamagedError(
-            f"{count_of(len(lost), 'samples have')} no {name} in any part, {lost[0]} for one",
+            f"{count_of(len(lost), 'samples have')} no {name} in any part, {table.where(lost[0])[0]} for one",
             where=str(snapshots[0].paths.root),
             fix="run `latentcache verify PART --full` on every part",
         )

@@ -104,13 +104,6 @@ def collect(
         keep: Snapshots that stay, the current one among them; one that a repair or compaction replaced is extra.
         grace_s: Data that stopped being needed less than so many seconds ago stays.
         damaged: Delete the contents of ``quarantine/`` too.
-
-    Raises:
-        UsageError: ``keep`` below 1 or a negative ``grace_s``.
-        CacheNotFoundError: No cache there, or no finished build in it.
-        CacheFormatError: Written by a newer version.
-        CacheDamagedError: The current snapshot is damaged, so that nothing shows what is needed.
-        CacheLockedError: A build, a repair or another collection is at work here.
     """
     if keep < 1 or not grace_s >= 0:
         raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")
@@ -174,8 +167,7 @@ class _Collector:
     def _compact(self, everywhere: dict[str, ShardUse]) -> None:
         """Copy the needed entries of shards that are mostly unneeded into new ones, and publish the same samples.
 
-        The old shards get a tombstone. The order of samples and rows is the same, so is every plan. Killed at any
-        point, the cache is the old one or the new one. A build that has not ended may need the rest: then nothing.
+        The old shards get a tombstone. A build that has not ended may need the rest: then nothing is done.
         """
         current, building = open_snapshot(self.paths.root), self.paths.building.exists()
         others = [old.shards for old in self._snapshots(remove=False) if old.number != current.number]

@@ -26,11 +26,7 @@ _MEMORY_BYTES = 2 << 30
 
 
 def check_outside(root: Path) -> None:
-    """See that a folder holds only folders and regular files of sizes that a cache has.
-
-    Raises:
-        CacheDamagedError: A link, a special file, or a file that is too large.
-    """
+    """See that a folder holds only folders and regular files of sizes that a cache has."""
     for path in (Path(folder, name) for folder, *names in os.walk(root) for name in itertools.chain(*names)):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):

@@ -1,10 +1,9 @@
 """``repair_cache``: take what fails its check out of a cache, so that a build makes it again.
 
-Guarantee: nothing is removed but what a full verification calls corrupt or drifted; no
-stored byte is changed, sources are not touched. Of damaged shards everything intact is copied into new ones, the old
-ones get a tombstone, and a snapshot without the removed entries, marked incomplete, is published. Readers of the
-snapshot before go on. Killed at any point, the cache is the old one or the new one, and the same command continues.
-Cost: a full verification, and a copy of every damaged shard.
+Guarantee: nothing is removed but what a full verification calls corrupt or drifted, and no stored byte is changed. Of
+damaged shards everything intact is copied into new ones, the old ones get a tombstone, and a snapshot without the
+removed entries, marked incomplete, is published. Readers of the snapshot before go on. Killed at any point, the cache
+is the old one or the new one, and the same command continues. Cost: a full verification, a copy of damaged shards.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from latentcache.store.paths import CachePaths
 from latentcache.value import Value
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import VerifyReport
-from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache
 
@@ -76,31 +74,17 @@ class Repair(Value):
 
 
 def repair_cache(
-    cache: Path,
-    *,
-    confirm: Callable[[Repair], bool],
-    depth: Depth | None = None,
-    commands: Commands | None = None,
-    data: Path | None = None,
-    **look: Any,
+    cache: Path, *, confirm: Callable[[Repair], bool], depth: Depth | None = None, **look: Any
 ) -> Repair:
-    """Verify everything, then take out what is corrupt. Other arguments and errors are those of ``verify_cache``.
+    """Verify everything, then take out what is corrupt, and drifted samples that the check encodes again.
 
-    Args:
-        cache: The cache folder.
-        confirm: Is shown the plan if there is anything to do; False leaves everything as it is.
-        depth: A full one; samples that it encodes again and that have drifted are taken out, too.
-        commands: Words for the printed commands.
-        data: The data, if it is not at the recorded place.
-        **look: ``requested`` and ``reencode``; entries of another recipe are reported and kept.
-
-    Raises:
-        CacheLockedError: A build, another repair or a collection is at work here.
+    ``confirm`` is shown the plan if there is anything to do. ``look`` are arguments of :func:`check_cache`; entries
+    of another recipe are reported and kept.
     """
     paths = CachePaths(cache)
     paths.current_snapshot()  # no lock is left in a folder that is no cache
     with builder_lock(paths.lock):
-        report, store = check_cache(cache, depth or Depth(full=True), commands or Commands(), data=data, **look)
+        report, store = check_cache(cache, depth or Depth(full=True), **look)
         work = _Work(store)
         plan = work.plan(report)
         return work.carry_out(plan) if plan.needed and confirm(plan) else plan

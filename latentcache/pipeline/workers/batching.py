@@ -165,12 +165,7 @@ class Tracker:
         return tracked.missing
 
     def report(self, keys: Sequence[bytes], jobs: Sequence[TrackedJob]) -> dict[str, Any]:
-        """The parts of a ``committed`` message, for item keys and jobs that are durable.
-
-        Returns:
-            ``keys`` that are new; ``done``: numbers of jobs; ``failed``: rows (number, failure); ``read``: rows
-            (number, contents, stat) of inputs that were read; counts of items: ``encoded``, ``copied``, ``skipped``.
-        """
+        """The parts of a ``committed`` message, for item keys and jobs that are durable."""
         new = [key for key in dict.fromkeys(keys) if key not in self.committed]
         self.committed.update(new)
         reported = [one for one in jobs if not one.unit.probe]

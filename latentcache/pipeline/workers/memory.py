@@ -102,8 +102,7 @@ def rare_gc() -> Iterator[None]:
 class ByteBudget:
     """Blocks a thread that asks for more bytes than are left. A large request is not passed by small ones.
 
-    One request may exceed the whole budget (a 100-megapixel image on a small machine); it is granted when nothing
-    else is held, so the largest input and not the number of threads decides the peak.
+    One that exceeds the whole budget is granted when nothing else is held.
     """
 
     def __init__(self, limit: int) -> None:
@@ -113,11 +112,7 @@ class ByteBudget:
         self._order, self._free = threading.Lock(), threading.Condition()
 
     def starving(self, kept: int) -> bool:
-        """True if a thread waits for bytes and will go on waiting until some of ``kept`` is released.
-
-        Args:
-            kept: Bytes that the caller holds for finished work; if more is held, a thread is still at work.
-        """
+        """True if a thread waits for bytes and only the caller can release some, of the ``kept`` ones."""
         with self._free:
             return bool(self._wanted) and self._held <= kept and not self._fits(self._wanted)
 

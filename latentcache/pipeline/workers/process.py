@@ -74,13 +74,7 @@ _BEAT_S = 0.5
 
 
 class WorkerProcess:
-    """A worker in a process of its own.
-
-    Args:
-        variables: Environment beside that of this process.
-        lock: Descriptor of the lock on the cache; None if none is held.
-        again: True if it replaces a worker that has ended.
-    """
+    """A worker in a process of its own, which inherits the ``lock`` on the cache; ``again``: it replaces another."""
 
     is_thread = False
     board: ActivityBoard
@@ -197,11 +191,7 @@ WorkerHandle = WorkerProcess | WorkerThread
 class WarmWorker:
     """Worker processes that wait for work: torch is imported once for all fields.
 
-    The first answers questions before a build. :class:`Run` takes processes over and gives them back.
-
-    Args:
-        device: As in ``--device``; the process is for the first device.
-        lock_fd: Descriptor of the lock on the cache.
+    One for the first ``device`` answers questions before a build. :class:`Run` takes processes and gives them back.
     """
 
     def __init__(self, device: str = "auto", *, lock_fd: int | None = None) -> None:

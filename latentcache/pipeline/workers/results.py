@@ -26,10 +26,7 @@ from latentcache.store.atomic_io import writing
 
 
 class EventLog:
-    """The file of ``--events``: one line per durable commit.
-
-    A line is written with a single ``write``, after its commit. One that a full disk cuts short is taken back.
-    """
+    """The file of ``--events``: one line and one ``write`` per durable commit; a line that is cut is taken back."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,13 +88,7 @@ class ReadColumns(NamedTuple):
 
 
 class RunResult:
-    """Results of a run and outcomes of its jobs, gathered while it goes on.
-
-    Args:
-        progress: Kept up to date.
-        events: Called for each durable commit.
-        on_failed: Called for each job that gives no item, as soon as that is known.
-    """
+    """Results of a run and outcomes of its jobs, gathered while it goes on."""
 
     read = ReadColumns()
     encoded = 0

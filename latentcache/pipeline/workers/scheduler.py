@@ -132,17 +132,8 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
 class Run:
     """Makes the items of the jobs of one field.
 
-    Args:
-        task: What is made; device, memory and threads are those of all workers together.
-        jobs: In the order of the plan; they are taken as workers have room.
-        total: Number of jobs.
-        total_cost: Of all jobs.
-        items: Number of the items of all jobs [default: one for each job].
-        stop: A run that is asked to stop returns with everything committed that workers had.
-        warm: May have workers ready, and holds the lock on the cache, which workers inherit.
-        events: Gets a line for each commit.
-        failed: Called as soon as a job is known to give no item.
-        warn: Called with sentences for the user.
+    Device, memory and threads of the ``task`` are those of all workers together; ``jobs`` are taken as workers have
+    room. A run that is asked to ``stop`` returns with everything committed that workers had.
     """
 
     def __init__(
@@ -171,7 +162,7 @@ class Run:
             self._devices = devices_for(task.device, needs_torch=task.needs_torch)
         self._budget = task.host_memory or default_budget()
         self._limit = self._budget if on_cpu else max(self._budget, host_memory())
-        """Bytes that one job may take: of the budget where the memory of workers is limited, else of the machine."""
+        """Bytes that one job may take: the budget if the memory of workers is limited, else that of the machine."""
         self._task = replace(
             task,
             decode_threads=task.decode_threads or (1 if on_cpu else default_threads(count)),
@@ -198,7 +189,6 @@ class Run:
 
     def run(self, advanced: Callable[[Progress], None] = lambda progress: None) -> RunResult:
         """Do everything, or what a stop request leaves time for; ``advanced`` is called ten times a second."""
-        before, self._stop.orderly = self._stop.orderly, True
         try:
             while not self._stop.requested and (self._waiting() or self._workers):
                 self._start()
@@ -209,7 +199,6 @@ class Run:
         finally:
             late = self._shut_down()
             self._selector.close()
-            self._stop.orderly = before
             advanced(self._results.progress)
         if late is not None:
             raise late
@@ -435,11 +424,7 @@ class Run:
     # -- the end
 
     def _shut_down(self) -> LatentcacheError | None:
-        """Have every worker commit its batches in hand; one that takes too long is killed.
-
-        Returns:
-            What went wrong meanwhile: it replaces no error that ends the run.
-        """
+        """Have every worker commit its batches, or be killed; gives what went wrong but replaces no earlier error."""
         late: LatentcacheError | None = None
         for worker in self._workers.values():
             worker.handle.stop()

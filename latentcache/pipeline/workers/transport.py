@@ -28,12 +28,7 @@ Form = dict[str, Any]
 
 
 class Channel:
-    """One end of a connection: any thread sends, one thread receives.
-
-    Args:
-        end: Of a pair of sockets.
-        waits: False for the build's end, where nothing waits: :meth:`flush` sends what had no room before.
-    """
+    """One end of a connection: any thread sends, one receives. If it never waits, :meth:`flush` sends the rest."""
 
     def __init__(self, end: socket.socket, *, waits: bool = True) -> None:
         self._socket = end

@@ -114,12 +114,7 @@ def deadline_s() -> float:
 
 
 class Watchdog:
-    """Looks at one worker again and again.
-
-    Args:
-        deadline: Seconds that one job may take.
-        on_cpu: True if the encoder runs on the CPU, where a batch takes as long as its items together.
-    """
+    """Looks at one worker again and again; ``on_cpu`` a batch takes as long as its items together."""
 
     def __init__(self, deadline: float, *, on_cpu: bool) -> None:
         self._deadline, self._on_cpu = deadline, on_cpu
@@ -127,13 +122,7 @@ class Watchdog:
         self._ages: dict[tuple[int, int], float] = {}
 
     def stuck(self, beats: int, steps: Sequence[Activity], elapsed: float) -> str:
-        """Return the reason to kill the worker; empty while it is fine. Call it more often than once a second.
-
-        Args:
-            beats: Heartbeats so far.
-            steps: Steps that have begun.
-            elapsed: Seconds since the last look.
-        """
+        """Return the reason to kill the worker, or an empty one. Call it more often than once a second."""
         elapsed = min(elapsed, _MOST_S)
         self._silent = 0.0 if beats != self._beats else self._silent + elapsed
         self._beats = beats

@@ -31,11 +31,8 @@ _Batch = tuple[Sequence[NewEntry], Sequence[TrackedJob]]
 class WriterThread:
     """The writer of one worker. Its shard is opened when the first entry arrives.
 
-    Args:
-        committed: Called with the entries of each durable commit and the jobs that it settles, in the writer thread.
-        commit_every: Items per commit at most; a block with more is a commit of its own.
-        rolling: Seal a shard (``name-1``, ``name-2``, ...) for readers that follow the build: every :data:`ROLL_S` at
-            first, later every :data:`ROLL_PART` of the time so far, about a hundred shards in ten hours.
+    A block of more than ``commit_every`` items is a commit of its own. ``rolling`` seals shards (``name-1``,
+    ``name-2``, ...) for readers that follow the build, about a hundred in ten hours.
     """
 
     def __init__(
