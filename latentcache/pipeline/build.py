@@ -75,10 +75,6 @@ class _Build:
         """Sample table of the listing."""
         return self.listing.samples
 
-    @samples.setter
-    def samples(self, samples: SampleTable) -> None:
-        self.listing = replace(self.listing, samples=samples)
-
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
         preflight.check_paths(self.settings.data, self.paths.root)
@@ -202,9 +198,9 @@ class _Build:
             if sized := [kind for kind in kinds if _SIZE in kind.needs_header]:
                 self.fill(sized, known)
             for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
-                self.samples = with_equal_files(
-                    self.samples, name, self.listing.root, stopping=lambda: self.stop.requested
-                )
+                root, stopping = self.listing.root, lambda: self.stop.requested
+                found = with_equal_files(self.samples, name, root, stopping=stopping)
+                self.listing = replace(self.listing, samples=found)
         unfinished, works = self.existing.unfinished, []
         for name, described in self.described.items():
             before, kind = self.existing.rows(name), kind_of(name)
@@ -238,7 +234,7 @@ class _Build:
             columns[name][rows] = values
         for kind in kinds:
             known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
-        self.samples = replace(samples, columns=columns)
+        self.listing = replace(self.listing, samples=replace(samples, columns=columns))
 
     def plan(self, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
@@ -307,7 +303,8 @@ class _Build:
                 if len(work.todo) and not self.stop.requested:
                     work.result = self.run_field(work, lookup)
                     work.noise = join_noise(work.noise, work.result.noise)
-                    self.samples = with_read_contents(self.samples, work.kind, work.result.read)
+                    read = with_read_contents(self.samples, work.kind, work.result.read)
+                    self.listing = replace(self.listing, samples=read)
         self.warm.close()
 
     def run_field(self, work: FieldWork, lookup: str) -> RunResult:

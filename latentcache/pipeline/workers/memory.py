@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _GIB = 1 << 30
@@ -80,12 +80,10 @@ def limit_memory(pid: int, limit: int) -> None:
     if sys.platform == "linux":
         import resource
 
-        try:
+        with suppress(OSError, OverflowError):  # the process has ended, or is traced, or the system forbids it
             _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
             most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.prlimit(pid, resource.RLIMIT_DATA, (most, hard))
-        except (OSError, OverflowError):  # the process has ended, or is traced, or the system forbids it
-            return
 
 
 @contextmanager

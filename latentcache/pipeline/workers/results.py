@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -107,7 +108,7 @@ class RunResult:
         read and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
         self.noise: Mapping[str, Any] = {}
         self._keys: list[bytes] = []
-        self._read: list[ReadColumns] = []
+        self._sample, self._content, self._stat = array("i"), bytearray(), array("Q")
 
     def committed(self, message: Form, settled: Mapping[int, Job]) -> None:
         """Take a ``committed`` message, with the jobs that it settles."""
@@ -116,18 +117,11 @@ class RunResult:
         progress.copied += message["copied"]
         progress.skipped += message["skipped"]
         progress.written_bytes += message["bytes"]
-        rows = [row for row in message["read"] if row[0] in settled]
-        if rows:
-            width = len(rows[0][1]) // (2 * HASH_BYTES)
-            content = np.frombuffer(bytes.fromhex("".join(row[1] for row in rows)), dtype=np.uint8)
-            stat = np.array([row[2] or [0] * (width * STAT_WIDTH) for row in rows], dtype=np.uint64)
-            self._read.append(
-                ReadColumns(
-                    sample=np.array([settled[row[0]].sample for row in rows], dtype=np.int32),
-                    content=content.reshape(len(rows), width, HASH_BYTES),
-                    stat=stat.reshape(len(rows), width, STAT_WIDTH),
-                )
-            )
+        for number, contents, stat in message["read"]:
+            if number in settled:
+                self._sample.append(settled[number].sample)
+                self._content += bytes.fromhex(contents)
+                self._stat.extend(stat or [0] * (len(contents) // (2 * HASH_BYTES) * STAT_WIDTH))
         for number in message["done"]:
             if number in settled:
                 self._done(settled[number])
@@ -162,8 +156,12 @@ class RunResult:
         keys = np.unique(np.frombuffer(b"".join(self._keys), dtype=f"S{KEY_BYTES}"))
         self.encoded = max(len(keys) - self.progress.copied, 0)
         self.encode_s = time.monotonic() - self.progress.began if self.progress.began else 0.0
-        if self._read:
-            self.read = ReadColumns(*map(np.concatenate, zip(*self._read, strict=True)))
+        if count := len(self._sample):
+            self.read = ReadColumns(
+                np.frombuffer(self._sample, np.int32),
+                np.frombuffer(self._content, np.uint8).reshape(count, -1, HASH_BYTES),
+                np.frombuffer(self._stat, np.uint64).reshape(count, -1, STAT_WIDTH),
+            )
 
     def _done(self, job: Job) -> None:
         self.progress.done += len(job.outputs)
