@@ -1,11 +1,11 @@
 """The kinds of this package and one from outside, with data and commands for each: what a guarantee is shown for."""
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pytest
 from commands import ROOT, finished, look, noise, start
 from made_videos import write_video
 
@@ -65,8 +65,6 @@ class Kind:
     def data(self, folder, count=None, *, size=BLOCK):
         """A folder of so many samples; without a number of ``many``, that is of several entries."""
         folder.mkdir()
-        if not (count or self.many):
-            pytest.skip("masks cannot be made slowly, and many of them are one unit of work")
         for number in range(count or self.many):
             self.write(folder, number, size=40 if count else size)
         return folder
@@ -98,7 +96,7 @@ class Kind:
         """A slow build in a process of its own, with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms
         words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
-        variables = {"DELAY_MS": str(delay_ms), **(variables or {})}
+        variables = {"DELAY_MS": str(delay_ms), **self.variables, **(variables or {})}
         return start(*words, "--json", "--quiet", variables=variables, **options)
 
     def finish(self, data, cache, *more, timeout=60, **options):
@@ -107,16 +105,24 @@ class Kind:
 
 SMALL = "--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2"
 TEXTS = "--fields prompt_embeds --text-encoder stub:delay_ms={delay} --batch-size 2"
-MASKS = "--fields mask --model stub --resolution 64 --bucket-step 32"
 TOKENS = "--tokenizer stub:delay_ms={delay}"
 WORKERS = ("--workers", "2")
+SLOW = {"PYTHONPATH": f"{ROOT / 'tests/journeys/slow_masks'}{os.pathsep}{ROOT}"}
 KINDS = {
     "latents": Kind(field="latents", recipe=SMALL),
     "clips": Kind(field="latents", recipe=f"{SMALL} --frames 5", delay_ms=40, suffix=".mp4"),
     "input_ids": Kind(field="input_ids", recipe=TOKENS, two=WORKERS, many=10, delay_ms=250, suffix=".jsonl"),
     "prompt_embeds": Kind(field="prompt_embeds", recipe=TEXTS, captions=True),
     "control": Kind(field="control", recipe=f"--fields control {SMALL}", beside="-condlabel.png"),
-    "mask": Kind(field="mask", recipe=MASKS, two=WORKERS, many=0, delay_ms=0, beside="-masklabel.png"),
+    "mask": Kind(
+        field="mask",
+        recipe=f"--fields mask {SMALL}",
+        two=WORKERS,
+        many=96,
+        delay_ms=20,
+        beside="-masklabel.png",
+        variables=SLOW,
+    ),
     "edge_map": Kind(field="edge_map", words=("--field", TOY), recipe="", two=WORKERS, many=420, delay_ms=12),
 }
 
