@@ -385,7 +385,9 @@ class Tree:
         for name in rest:
             if name[0] == ".":
                 continue
-            if not name.endswith(CAPTION_EXTENSIONS) and os.path.isdir(f"{path}/{name}"):  # noqa: PTH112
+            if name.endswith(CAPTION_EXTENSIONS):
+                others.append(name)
+            elif os.path.isdir(f"{path}/{name}"):  # noqa: PTH112
                 folders += [] if name.endswith(CACHE_SUFFIX) else [name]
             elif extension_of(name) in IMAGE_EXTENSIONS:
                 images += 1

@@ -16,17 +16,13 @@ from latentcache.sources.causes import fault
 
 TAR, PARQUET, ARROW = "tar", "parquet", "arrow"
 _KINDS = {".tar": TAR, ".parquet": PARQUET, ".arrow": ARROW}
-_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+#: Endings of compressed tars, whose members cannot be read one by one.
+PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 
 def kind_of_archive(name: str) -> str:
     """``tar``, ``parquet`` or ``arrow``; empty for other files."""
     return _KINDS.get(name[name.rfind(".") :].lower(), "")
-
-
-def is_packed(name: str) -> bool:
-    """True for a compressed tar such as ``.tar.gz``: its members cannot be read one by one."""
-    return name.lower().endswith(_PACKED)
 
 
 class Member(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from latentcache.errors import SourceError, TableError, UnusableSampleError, count_of
 from latentcache.sources.archives.entries import shows_images
-from latentcache.sources.archives.tars import ARROW, PARQUET, TAR, is_packed, kind_of_archive
+from latentcache.sources.archives.tars import ARROW, PACKED, PARQUET, TAR, kind_of_archive
 from latentcache.sources.corpus import (
     DICT_NAME,
     INFO_NAME,
@@ -61,7 +61,7 @@ def _tables(tree: Tree) -> Layout | None:
 
 
 def _tars(tree: Tree) -> Layout | None:
-    names, packed = _named(tree, lambda name: kind_of_archive(name) == TAR), _named(tree, is_packed)
+    names, packed = _named(tree, ".tar"), _named(tree, *PACKED)
     files = sum(folder.images + len(folder.others) for folder in tree.below())
     if not (_contain_images(tree.root, names, TAR) or (packed and not names and files == len(packed))):
         return None
@@ -69,7 +69,7 @@ def _tars(tree: Tree) -> Layout | None:
 
 
 def _rows(tree: Tree) -> Layout | None:
-    names = _named(tree, lambda name: kind_of_archive(name) == PARQUET)
+    names = _named(tree, ".parquet")
     if not _contain_images(tree.root, names, PARQUET):
         return None
     splits = splits_of(names)
@@ -116,19 +116,19 @@ def recognize_file(path: Path, word: str = "") -> Layout:
     return Layout(word=own, why=f"{path.name} holds images", root=path.parent, sets=(one,), folders=())
 
 
-def _named(tree: Tree, wanted: Callable[[str], bool]) -> list[str]:
-    """Names below the root, in byte order, of files that are no metadata table."""
+def _named(tree: Tree, *endings: str) -> list[str]:
+    """Names below the root, in byte order, of files with these endings that are no metadata table."""
     return sorted(
         f"{folder.path}/{name}" if folder.path else name
         for folder in tree.below()
         for name in folder.others
-        if wanted(name) and name not in TABLE_NAMES
+        if name.lower().endswith(endings) and name not in TABLE_NAMES
     )
 
 
 def _contain_images(root: Path, names: Sequence[str], kind: str) -> bool:
     """True if one of the first archives does; if none can be read, so that somebody says why."""
-    if kind != TAR and find_spec("pyarrow") is None:
+    if not names or (kind != TAR and find_spec("pyarrow") is None):
         return False
     read = False
     for name in names[:_LOOKED_AT]:
@@ -138,7 +138,7 @@ def _contain_images(root: Path, names: Sequence[str], kind: str) -> bool:
             read = True
         except UnusableSampleError:
             continue
-    return bool(names) and not read
+    return not read
 
 
 def _layout(tree: Tree, kind: str, splits: Sequence[tuple[str, Sequence[str]]], names: Sequence[str]) -> Layout:
