@@ -76,8 +76,9 @@ class BucketTable:
         own ratio, so the best bucket is one of its two neighbors. Ties: the larger area, then the wider.
         """
         sizes, aspects = self._largest
-        at = bisect_left(aspects, image.width / image.height)  # a float finds the place, integers decide
-        return reduce(partial(_better, image), sizes[max(at - 2, 0) : at + 2])
+        # Floats of the ratios of buckets differ, and division rounds them in order: both neighbors are found.
+        at = bisect_left(aspects, image.width / image.height)
+        return reduce(partial(_better, image), sizes[max(at - 1, 0) : at + 1])
 
 
 def bucket_table(

@@ -251,7 +251,7 @@ def field_work(
 def _kept(kept: FieldRows, plan: FieldPlan, samples: SampleTable, catalog: Catalog) -> NDArray[np.int32]:
     """(P,) the row of each item in the snapshot; -1: another sample, or its shard is damaged or gone."""
     before: NDArray[np.integer] = np.arange(len(samples), dtype=np.int32)
-    if samples is not kept.samples:
+    if samples.names is not kept.samples.names:
         before = match_names(samples.names, kept.samples.names)
     place = kept.rows_of(plan, samples, before)
     gone = [number for number, name in enumerate(kept.shards) if name not in catalog.shards]
