@@ -62,8 +62,8 @@ class Scan:
 
     def contained(
         self, held: Known, files: NDArray[np.intp], name: str, bad: list[Rejected], read: Callable[[int], None]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Units of files that hold several, such as records: (n,) rows of the snapshot in unchanged files, and files.
+    ) -> NDArray[np.intp]:
+        """Files that hold several units, such as records: those of which the snapshot has the rows, unchanged.
 
         Each other one of ``files`` is given to ``read``. Those that cannot be read, and what the snapshot rejected in
         unchanged ones, are appended to ``bad``; ``name`` is the input.
@@ -82,7 +82,8 @@ class Scan:
                 read(file)
             except UnusableSampleError as error:
                 bad.append(as_rejected(label, error))
-        return held.rows_in(name, files[is_known])
+        known: NDArray[np.intp] = files[is_known]
+        return known
 
 
 class Scanned(Value):

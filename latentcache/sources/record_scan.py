@@ -104,13 +104,13 @@ class RecordScan(Scan):
         held = self.held(Strings.of(files.names), np.pad(stats, ((0, 0), (0, 1))), reading)
         rejected, rows = list[Rejected](), bytearray()
         read = partial(self._read, files=files, held=held, rows=rows, bad=rejected)
-        known, file = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
+        known = self.contained(held, np.arange(len(files.names)), "record", rejected, read)
         table = held.table
         if table is not None and not is_range(held.place, len(table.files)):
             table = None
         if table is None:
             new = np.frombuffer(rows, dtype=_ROW)
-            table = _table(held, reading, np.concatenate([_known(held.table, known, file), new]))
+            table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
         place = {name: number for number, name in enumerate(files.names)} if rejected else {}
         return Scanned(
             samples=table,

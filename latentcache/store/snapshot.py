@@ -128,21 +128,23 @@ class FieldRows(Value, eq=False):
             part = slice(start, min(start + _SLICE, len(found)))
             sample = plan.sample[part]
             rows = sample_rows[sample]
-            known = rows >= 0
+            same = rows >= 0
             if first is not None:
                 begin = int(np.searchsorted(plan.sample, sample[0]))
                 starts = np.searchsorted(plan.sample[begin : part.stop], sample) + begin
-                rows = np.where(known, first[rows] + np.arange(part.start, part.stop) - starts, 0)
-            at = np.flatnonzero(known & (rows < len(self)))
-            rows = rows[at]
-            same = mine[rows] == sample_rows[sample[at]]
-            same &= self.group[rows] == group_of[plan.group[part][at]]
-            same &= self.variant[rows] == plan.variant[part][at]
+                rows = first[rows] + np.arange(part.start, part.stop, dtype=np.int32) - starts
+            same &= rows < len(self)
+            if not same.any():
+                continue
+            rows = np.where(same, rows, rows[same.argmax()])  # any row near the others
+            same &= mine[rows] == sample_rows[sample]
+            same &= self.group[rows] == group_of[plan.group[part]]
+            same &= self.variant[rows] == plan.variant[part]
             if self.packing != "block":
-                same &= equal_hashes(self.key.content[self.entry[rows]], content[sample[at]])
+                same &= equal_hashes(self.key.content[self.entry[rows]], content[sample])
             elif samples is not self.samples:  # else both are read from one column
-                same &= equal_hashes(self._content(mine[rows]), content[sample[at]])
-            found[start + at[same]] = rows[same]
+                same &= equal_hashes(self._content(mine[rows]), content[sample])
+            np.copyto(found[part], rows, where=same, casting="same_kind")
         return found
 
     def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:

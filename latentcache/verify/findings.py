@@ -213,7 +213,7 @@ class Findings:
 
     def of(self, *categories: str) -> NDArray[np.bool_]:
         """(S,) samples that are in one of these categories."""
-        return np.isin(self.rank, [CATEGORIES.index(name) for name in categories])
+        return np.array([name in categories for name in CATEGORIES])[self.rank]
 
     def counts(self, looked: NDArray[np.bool_]) -> dict[str, int]:
         """Samples per category; of those not looked at only the ones with a finding that must be mended."""

@@ -79,8 +79,7 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
         store.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
         return chosen
     for state in State:
-        rows = compared.rows(state)
-        if state in (State.OK, State.NOT_CHECKED) or not len(rows):
+        if state in (State.OK, State.NOT_CHECKED) or not len(rows := compared.rows(state)):
             continue
         # The reason of one of these is that of its file.
         each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]

@@ -76,7 +76,8 @@ class Archives:
     def units(self, held: Known) -> Units:
         """All images in the archives."""
         parts, files = list[Units](), np.arange(self.first, self.first + len(self.names))
-        rows, file = self._scan.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
+        kept = self._scan.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
+        rows, file = held.rows_in("image", kept)
         own = set(held.names.take(files[held.place[files] >= 0]))
         for note in self._scan.notes:
             if note.reason != "no-caption" and own.intersection(above(note.name)):
