@@ -134,17 +134,12 @@ class _Build:
     def requested_fields(self) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known, stored = self.settings.fields, field_kinds(), self.existing.field_names
-        names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
-        settings = {
-            name: known[name].resolved(fields, self.samples, held=name in stored) if name in known else fields[name]
-            for name in names
-        }
+        kinds = {name: kind_of(name) for name in ([*known, *fields] if self.settings.related else fields)}
+        settings = {name: kind.resolved(fields, self.samples, held=name in stored) for name, kind in kinds.items()}
         found = {name: one for name, one in settings.items() if one is not None or fields.get(name, name) is None}
-        follows = {name: known[name].follows if name in known else "" for name in found}
-        leads = {*fields, *stored, *(name for name in found if not follows[name])}
-        return {
-            name: one for name, one in found.items() if name in fields or not leads or follows[name] in {"", *leads}
-        }
+        leads = {*fields, *stored, *(name for name in found if not kinds[name].follows)}
+        wanted = {name for name in found if name in fields or not leads or kinds[name].follows in {"", *leads}}
+        return {name: one for name, one in found.items() if name in wanted}
 
     def kinds(self) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows."""
@@ -408,9 +403,5 @@ def build_cache(
 
 
 def plan_build(settings: BuildSettings) -> BuildPlan:
-    """Make the plan of a build. Takes no lock and writes nothing.
-
-    Raises:
-        As :func:`build_cache`.
-    """
+    """Make the plan of a build. Takes no lock and writes nothing; errors as of :func:`build_cache`."""
     return build_cache(replace(settings, dry_run=True)).plan

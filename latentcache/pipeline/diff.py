@@ -41,10 +41,7 @@ _UNREAD = bytes(HASH_BYTES)
 
 @dataclass(slots=True, kw_only=True)
 class FieldWork:
-    """One field of a build: the P items that it needs, and which of them are to be made.
-
-    Items are counted by distinct keys; an unread input counts as new.
-    """
+    """One field of a build: the P items that it needs, counted by distinct keys; an unread input counts as new."""
 
     kind: FieldKind
     described: Described
@@ -204,11 +201,7 @@ def field_work(
     *,
     unfinished: bool = False,
 ) -> FieldWork:
-    """Compare what a field needs with what is committed.
-
-    ``samples`` have all header columns that the kind needs; ``rejected`` ones are known to be unusable, by row. After
-    an ``unfinished`` build, committed items of unread inputs count as cached.
-    """
+    """Compare what a field needs with what is committed; ``unfinished``: items of unread inputs may be, too."""
     plan, failed = kind.plan(samples, described.recipe), dict(rejected)
     for row, one in plan.rejected:
         failed.setdefault(row, replace(one, target=kind.name))
@@ -274,10 +267,7 @@ def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
 def usable_items(
     plan: FieldPlan, usable: NDArray[np.bool_], first_prompt: int, made: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.intp]:
-    """Positions of the items of usable samples (S,), with the prompts (P,) that were ``made``.
-
-    Prompts of another sample move to the first usable one, in ``plan``.
-    """
+    """Positions of the items of usable samples (S,); ``made`` prompts (P,) of others move to the first usable one."""
     prompts = plan.variant >= first_prompt
     kept = usable[plan.sample] & (~prompts | made)
     moved = prompts & ~kept & made
@@ -313,10 +303,7 @@ def rejected_before(
     before: FieldRows | None,
     rejected: Sequence[Rejected],
 ) -> dict[int, Rejected]:
-    """Samples that this field rejected in the last snapshot and that are still the same: row -> the old rejection.
-
-    A rejection holds while the recipe, the versions of the decoders and the hash of the content are the same.
-    """
+    """By row, the old rejections that hold: recipe, versions of the decoders and content are the same."""
     held = [one for one in rejected if one.target == kind.name and one.reason not in kind.check_again]
     by_content = {one.content: one for one in held if one.content}
     if not by_content or before is None or before.recipe is None:

@@ -27,10 +27,7 @@ _PRIME = np.uint64(0x9E37_79B9_7F4A_7C15)
 def with_equal_files(
     samples: SampleTable, name: str, root: Path, *, stopping: Callable[[], bool] = bool
 ) -> SampleTable:
-    """The table with the contents of unread images that are equal to another one, as far as their heads show.
-
-    An input that is no file and no part of a file is left as it is. ``stopping`` is asked between files.
-    """
+    """The table with the contents of unread images that are equal to another one, as far as their heads show."""
     if not is_read_by_workers(samples, name):
         return samples
 

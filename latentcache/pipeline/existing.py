@@ -83,11 +83,7 @@ class Existing(Value):
 
 
 def read_existing(settings: BuildSettings) -> Existing:
-    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot.
-
-    Raises:
-        CacheDamagedError: The settings that a damaged cache had are not known, and none are given.
-    """
+    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot."""
     paths = CachePaths(settings.cache)
     state, damage = read_state(paths), ""
     for number in _newest_first(paths):
@@ -120,10 +116,7 @@ def _newest_first(paths: CachePaths) -> Iterator[int | None]:
 def write_state(
     paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, **more: str | int
 ) -> None:
-    """Record the settings of this build, so that the same command without its flags continues it.
-
-    ``more``: its ``part``, ``samples`` and ``allow_failed``.
-    """
+    """Record the settings of this build, so that the same command without its flags continues it."""
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
     }

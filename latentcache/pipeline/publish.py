@@ -46,10 +46,9 @@ def publish(
     current: Snapshot | None,
     started: float,
 ) -> BuildReport:
-    """Publish the results of runs, unless they equal the current snapshot. Errors as publishing has.
+    """Publish the results of runs, unless they equal the current snapshot.
 
-    ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source. ``catalog`` was
-    loaded after the runs. ``root`` is that of the data.
+    ``base`` has all samples and no fields; its ``rejected`` and ``notes`` are those of the source.
     """
     new = _new_snapshot(base, works, catalog, root)
     catalog.forget()

@@ -26,7 +26,7 @@ from latentcache.fields.protocol import (
 from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.pipeline.workers.batching import attempt, reason
+from latentcache.pipeline.workers.batching import attempt, too_large
 from latentcache.sources.scan import SourceOptions, listing_of, names_root
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -36,10 +36,7 @@ _CHANGED = Failure(reason="source-changed", detail="its inputs are not those tha
 def reencode(
     snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], described: Described | None, *, device: str
 ) -> Iterator[tuple[int, Made | Failure, str]]:
-    """Encode the inputs of these rows again, in any order, with the encoder that is described, and name its device.
-
-    ``device`` is ``auto``, ``cpu`` or a torch device.
-    """
+    """Encode the inputs of these rows again, in any order, with the described encoder, and name its device."""
     assert described is not None  # by ``requested`` of the check
     held, samples, kind = snapshot.fields[field], snapshot.samples, kind_of(field)
     root, by_sample = names_root(root, snapshot.source), defaultdict[int, list[int]](list)
@@ -90,7 +87,7 @@ def _encoded(producer: Producer, kind: FieldKind, job: Job) -> Iterator[tuple[in
         try:
             yield one.output.item, producer.encode([one]).result()[0]
         except DeviceMemoryError as error:
-            yield one.output.item, Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
+            yield one.output.item, too_large(kind, error)
 
 
 def _output(held: FieldRows, row: int) -> Output:

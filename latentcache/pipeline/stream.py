@@ -27,10 +27,7 @@ from latentcache.store.snapshot import FieldRows
 
 
 class Streaming:
-    """The pending snapshot of a build, published when this object is made.
-
-    ``base`` has all samples and no fields; ``seed`` and ``batch`` are those of the loader that follows the build.
-    """
+    """The pending snapshot of a build, published when this object is made; ``base`` has all samples, no fields."""
 
     def __init__(
         self, base: NewSnapshot, paths: CachePaths, works: Sequence[FieldWork], *, seed: int, batch: int

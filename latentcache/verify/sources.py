@@ -130,10 +130,7 @@ def described_now(
 
 
 def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:
-    """Note every sample of a field as stale whose recipe is not the one that was asked for.
-
-    A description without a ``producer`` is one whose encoder was not looked at; its note may say why.
-    """
+    """Note every sample of a field as stale whose recipe is not the one that was asked for."""
     changes: list[RecipeChange] = []
     for name, described in requested.items():
         view = store.views[name]

@@ -111,10 +111,7 @@ def check_cache(
     requested: Callable[[Snapshot], Mapping[str, Described]] | None = None,
     reencode: Reencode | None = None,
 ) -> tuple[VerifyReport, Store]:
-    """The report, and the damage that was found.
-
-    ``requested`` describes fields as a build would make them now, ``reencode`` encodes samples again.
-    """
+    """The report, and the damage that was found; ``requested`` describes fields as a build would make them now."""
     started, commands = time.monotonic(), commands or Commands()
     if depth.untrusted:
         check_outside(cache)

@@ -52,11 +52,13 @@ def reason(kind: FieldKind, stage: str) -> str:
     return kind.reasons.get(stage) or _REASONS[stage]
 
 
-def attempt(make: Callable[[], T], kind: FieldKind, *, bounded: bool = False) -> T | Failure:
-    """Return the result of ``make``, or a failure if the sample is unusable or too large for memory.
+def too_large(kind: FieldKind, error: DeviceMemoryError) -> Failure:
+    """Return the failure of an item that does not fit alone and so gives no array."""
+    return Failure(reason=reason(kind, "memory"), detail=error.why or error.what)
 
-    In a process of limited memory (``bounded``) a lack of memory is raised: the job then gets all of the memory.
-    """
+
+def attempt(make: Callable[[], T], kind: FieldKind, *, bounded: bool = False) -> T | Failure:
+    """Return the result of ``make``, or a failure. ``bounded`` raises MemoryError: the job gets all of it then."""
     try:
         return make()
     except UnusableSampleError as error:
@@ -266,7 +268,7 @@ class Batches:
                 elif self._in_flight:
                     done += self.collect(wait=True)  # the item gets the device to itself before it is given up
                 else:
-                    done.append((waiting.pop(0), self._too_large(error)))
+                    done.append((waiting.pop(0), too_large(self._kind, error)))
                 continue  # the same items again
             del waiting[: len(batch)]
         return done + self.collect(wait=False)
@@ -303,7 +305,7 @@ class Batches:
             made = pending.result()
         except DeviceMemoryError as error:
             if len(batch) == 1:
-                return [(batch[0], self._too_large(error))]
+                return [(batch[0], too_large(self._kind, error))]
             self._halve(batch[0].group, len(batch))
             return self.submit(batch)
         failpoint("result-received")
@@ -329,10 +331,6 @@ class Batches:
         kept = self._limits[group] = min(self._limits[group], size // 2)
         label = self._groups[group].label
         self._warn(f"out of memory with a batch of {size}{label and f' at {label}'}; the batch size is now {kept}")
-
-    def _too_large(self, error: DeviceMemoryError) -> Failure:
-        """Return the failure of an item that does not fit alone and so gives no array."""
-        return Failure(reason=reason(self._kind, "memory"), detail=error.why or error.what)
 
 
 def num_bytes(items: Sequence[PendingItem]) -> int:

@@ -98,10 +98,7 @@ def rare_gc() -> Iterator[None]:
 
 
 class ByteBudget:
-    """Blocks a thread that asks for more bytes than are left. A large request is not passed by small ones.
-
-    One that exceeds the whole budget is granted when nothing else is held.
-    """
+    """Blocks threads that ask for more bytes than are left, in their order; a lone request of any size is granted."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

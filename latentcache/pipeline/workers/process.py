@@ -65,8 +65,6 @@ NO_MEMORY = re.compile(
 _REAP_S = 10.0
 #: Seconds that a thread gets to end; it may be in the middle of a batch.
 _LAST_S = 1.0
-
-
 #: Seconds that a worker process may outlive its build.
 LAST_S = 8
 #: Seconds between two heartbeats.
