@@ -27,7 +27,7 @@ from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import check_sample_format, sample_format
 from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
-from latentcache.loader.values import TORCH, Affine, posterior, restored, without_team
+from latentcache.loader.values import Affine, posterior, restored, without_team
 from latentcache.plan.samples import BatchIndex, Ints
 from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store.gather import Scaling
@@ -197,7 +197,7 @@ class SampleReader:
         """Fields that are scaled as they are read, by the compiled library."""
         for name, (affine, dtype) in self._values.items() if not self._on_device else ():
             spec = self._specs[name]
-            if not spec.ragged and not self._draws[name] and TORCH[spec.dtype] == dtype:
+            if not spec.ragged and not self._draws[name] and getattr(torch, spec.dtype) == dtype:
                 scaling = affine.scaling(spec.dtype)
                 self._scaled |= {} if scaling is None else {name: scaling}
 
@@ -346,7 +346,10 @@ class SampleReader:
             allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
             if recipe is not None and len(allowed) > 1:
                 self._choices.setdefault(lead, ([], allowed))[0].append(name)
-            affine, stored = Affine.of(read.affine if settings.scaled else None), TORCH[spec.restored or spec.dtype]
+            affine, stored = (
+                Affine.of(read.affine if settings.scaled else None),
+                getattr(torch, spec.restored or spec.dtype),
+            )
             if stored.is_floating_point or affine.changes:
                 floating = stored if stored.is_floating_point else torch.float32
                 self._values[name] = affine, settings.dtype or floating
@@ -430,7 +433,7 @@ class SampleBatch:
     ) -> tuple[str, torch.Tensor, list[Gathering]]:
         """(B, ...) of a field, on its way."""
         reader, shape, spec = self._reader, shapes[self._number], self._reader._specs[name]
-        kind, dtype = numpy_dtype(spec.dtype), TORCH[spec.dtype]
+        kind, dtype = numpy_dtype(spec.dtype), getattr(torch, spec.dtype)
         memory = reader._pool.take(math.prod(shape) * kind.itemsize)
         values = memory.view(kind).reshape(shape)
         if (name, "length") in self._described:

@@ -324,22 +324,16 @@ def prompt_row(field: FieldRows, text: str) -> int:
     return int(found[0]) if len(found) else -1
 
 
-def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
-    """Fields that can be in a batch of samples: all but documents, which become rows first."""
-    names = tuple(name for name, field in snapshot.fields.items() if field.spec.collate != "pack")
-    if not names:
+def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Fields of a batch, by default all that are not documents, and its metadata with what has it."""
+    names = list(dict.fromkeys([requested] if isinstance(requested, str) else requested or ()))
+    wanted = [name for name in snapshot.fields if requested is None or name in names]
+    fields = tuple(name for name in wanted if snapshot.fields[name].spec.collate != "pack")
+    if len(fields) < len(wanted) and not (requested is None and fields):
         raise UsageError(
-            "the cache holds documents, which have different lengths",
+            f"fields: {next(name for name in wanted if name not in fields)} holds documents of different lengths",
             fix="cache.rows(pack=4096).loader(...), or rows(pad=...), rows(chunk=...)",
         )
-    return names
-
-
-def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    names = list(dict.fromkeys([requested] if isinstance(requested, str) else requested or ()))
-    fields = (
-        default_fields(snapshot) if requested is None else tuple(name for name in names if name in snapshot.fields)
-    )
     found = {name: _holder(snapshot, fields, column) for name, column in METADATA.items()}
     possible = {name: holder for name, holder in found.items() if holder is not None} | {"keys": BUCKET}
     if requested is None:
@@ -348,12 +342,6 @@ def _requested(snapshot: Snapshot, requested: Sequence[str] | None) -> tuple[tup
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(dict.fromkeys(known))}")
-    packed = [name for name in fields if snapshot.fields[name].spec.collate == "pack"]
-    if packed:
-        raise UsageError(
-            f"fields: {packed[0]} holds documents, which have different lengths",
-            fix="cache.rows(pack=4096).loader(...)",
-        )
     return fields, {"names": TEXTS} | {name: possible[name] for name in names if name in possible}
 
 

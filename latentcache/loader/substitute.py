@@ -1,10 +1,10 @@
 """A sample that is damaged or missing: an error, or another sample in its place, said and counted.
 
-Guarantee: the sample that takes the place is of the same bucket, and of the same source where that has one left;
-which one it is follows from seed, epoch and the sample alone, so repeating or resuming an epoch, on any number of
-ranks and with any batch size, gives the same. Nothing is replaced silently: each sample is a warning once, and is
-counted by name. More bad samples than 1 % (at least one) are an error after all. Cost: nothing until a sample fails;
-then each sample of its batch is read alone, and known bad ones are replaced before the next read.
+Guarantee: the sample that takes the place is of the same bucket; which one it is follows from seed, epoch and the
+sample alone, so repeating or resuming an epoch, on any number of ranks and with any batch size, gives the same.
+Nothing is replaced silently: each sample is a warning once, and is counted by name. More bad samples than 1 % (at
+least one) are an error after all. Cost: nothing until a sample fails; then each sample of its batch is read alone,
+and known bad ones are replaced before the next read.
 """
 
 from __future__ import annotations
@@ -83,16 +83,11 @@ class Substitutes:
         self._bad.setdefault(row, error)
 
     def _other(self, index: SampleIndex, row: int, seed: int, epoch: int) -> int:
-        """The sample that takes the place of a bad one: of its bucket, and of its source if that has one left."""
+        """The sample that takes the place of a bad one: of its bucket."""
         alike = np.flatnonzero(index.bucket == index.bucket[row])
-        starts = index.mixture.starts() if index.mixture else [0, len(index.bucket)]
-        number = int(np.searchsorted(starts, row, side="right")) - 1
-        own = (alike >= starts[number]) & (alike < starts[number + 1])
-        for rows in (alike[own], alike[~own]):
-            start = pick(len(rows), seed, epoch, row) if len(rows) else 0
-            for other in np.roll(rows, -start).tolist():
-                if other not in self._bad:
-                    return int(other)
+        for other in np.roll(alike, -pick(len(alike), seed, epoch, row)).tolist():
+            if other not in self._bad:
+                return int(other)
         cause, bucket = self._bad[row], index.buckets[int(index.bucket[row])]
         raise CacheDamagedError(
             f"no sample of bucket {bucket} can be read", where=cause.where, why=cause.why or cause.what

@@ -24,10 +24,6 @@ from latentcache.loader.samples import Draw
 from latentcache.store.gather import Scaling, scaling
 
 _set_team: Any = getattr(ctypes.PyDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
-TORCH = {
-    "uint8": torch.uint8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
-    "uint16": torch.uint16, "int32": torch.int32, "uint32": torch.uint32, "int64": torch.int64,
-}  # fmt: skip
 
 
 class Affine:
