@@ -27,7 +27,7 @@ def test_the_nth_passage_fails_and_only_that():
     fp.failpoint("after-commit")
 
 
-def test_the_command_line_arms_it_and_refuses_a_wrong_word(tmp_path):
+def test_the_command_line_arms_it_and_rejects_a_wrong_word(tmp_path):
     environment = os.environ | {fp.VARIABLE: "nowhere:1:kill"}
     command = [sys.executable, "-m", "latentcache", "info", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -82,7 +82,7 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_outside_a_build_is_said(run, monkeypatch, shared, number):
+def test_a_signal_outside_a_build_is_reported(run, monkeypatch, shared, number):
     cache = shared[1]
 
     def waiting(*_, **__):
@@ -121,7 +121,7 @@ def test_a_reader_that_goes_away_is_no_error(shared, words):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", [["info"]])
-def test_an_output_that_cannot_be_written_is_said(shared, words):
+def test_an_output_that_cannot_be_written_is_reported(shared, words):
     cache = shared[1]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

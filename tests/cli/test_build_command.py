@@ -64,7 +64,7 @@ def test_another_model_says_beforehand_what_it_costs(run, data):
     assert "cannot be used" not in build(run, data, "--resolution", "128", "--dry-run").err
 
 
-def test_strict_refuses_notes_before_anything_is_made(run, data):
+def test_strict_rejects_notes_before_anything_is_made(run, data):
     (data / "p3.txt").write_text("the fourth")
     assert build(run, data, "--strict").status == 0
     (data / "orphan.txt").write_text("a caption of no image")

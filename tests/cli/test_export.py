@@ -81,7 +81,7 @@ def test_a_flag_that_a_format_does_not_take(run, tokens, tmp_path, form, flag):
     assert not (tmp_path / "out").exists()
 
 
-def test_pyarrow_is_asked_for_before_anything_starts(run, tokens, tmp_path, monkeypatch):
+def test_a_missing_pyarrow_is_reported_before_anything_starts(run, tokens, tmp_path, monkeypatch):
     monkeypatch.setattr("latentcache.export.run.find_spec", lambda name: None)
     done = run("export", tokens, tmp_path / "out", "--pad", 64, "--json")
     assert (done.status, done.error["slug"]) == (2, "extra-missing")

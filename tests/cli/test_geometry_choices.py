@@ -1,4 +1,4 @@
-"""Builds with chosen geometry: what is enlarged is said, small images keep small, crops are stored as variants."""
+"""Builds with chosen geometry: enlarged images are reported, small ones keep small, crops are stored as variants."""
 
 import warnings
 

@@ -91,9 +91,9 @@ def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, con
             "the entries follow options, not dataset.toml: flip_aug = true (--flip), keep_tokens = 1 (--keep-tags)",
         ),
     ]
-    refused = run(*words, "--strict")
-    assert refused.status == 2
-    assert "config-asks" not in refused.error["why"]
+    rejected = run(*words, "--strict")
+    assert rejected.status == 2
+    assert "config-asks" not in rejected.error["why"]
     config.write_text(config.read_text().replace("token_warmup_step = 2\n", ""))
     assert run(*words, "--strict").status == 0
 

@@ -63,7 +63,7 @@ def test_records(run, tmp_path):
     assert value["plan"]["entries_to_make"] == 1
 
 
-def test_data_that_build_refuses_is_shown_as_far_as_it_is_read(run, tmp_path):
+def test_data_that_build_rejects_is_shown_as_far_as_it_is_read(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     done = run("inspect", tmp_path / "a.jsonl", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")

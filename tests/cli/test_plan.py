@@ -53,7 +53,7 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
 
 
-def test_one_image_that_fills_a_batch_is_said(run, shared):
+def test_one_image_that_fills_a_batch_is_reported(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", 8)
     assert (

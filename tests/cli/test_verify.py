@@ -102,7 +102,7 @@ def test_a_cache_from_elsewhere(run, cache, data):
     assert (done.status, done.error["why"]) == (3, "it is a link to /")
 
 
-def test_what_the_build_was_allowed_verify_allows_until_something_else_is_said(run, data, tmp_path):
+def test_what_the_build_was_allowed_verify_allows_until_another_value_is_given(run, data, tmp_path):
     (data / "bad.png").write_bytes(b"")
     cache = tmp_path / "c"
     assert run("build", data, *SMALL, "--out", cache).status == 1

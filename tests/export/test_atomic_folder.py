@@ -63,7 +63,7 @@ def below(folder):
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EACCES, CacheReadOnlyError)])
-def test_trouble_with_the_disk_is_said_in_our_words(tmp_path, number, kind):
+def test_trouble_with_the_disk_is_reported_in_our_words(tmp_path, number, kind):
     with pytest.raises(kind), atomic_folder(tmp_path / "out"):
         raise OSError(number, "no")
     assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ def test_overflow_is_not_finite(storage, limit):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_pattern_of_16_bits_is_told_apart(dtype):
+def test_every_pattern_of_16_bits_is_distinguished(dtype):
     patterns = np.arange(1 << 16, dtype=np.uint16)
     values = patterns.view(np.float16) if dtype == "float16" else as_floats(patterns)
     assert finite_limit(dtype).holds(patterns[np.isfinite(values)])

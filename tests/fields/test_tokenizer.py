@@ -116,7 +116,7 @@ def test_the_fingerprint_is_pinned():
 DAY = {CLOCK: '"2024-07-26"'}
 
 
-def test_a_time_whose_format_is_not_written_out_is_refused():
+def test_a_time_whose_format_is_not_written_out_is_rejected():
     with pytest.raises(UsageError, match="asks for the time, and the format"):
         pin_clock("{{ strftime_now(form) }}", DAY)
 

@@ -160,7 +160,7 @@ def test_the_second_reader_reads_starts_that_do_not_follow(program, tmp_path, mo
     assert [line[-2] for line in words] == [f"{checksum(item.array.tobytes()):016x}" for item in items]
 
 
-def test_the_second_reader_refuses_damage(program, tmp_path):
+def test_the_second_reader_rejects_damage(program, tmp_path):
     cache = shutil.copytree(FOLDER / "cache", tmp_path / "cache")
     index = load_index(cache / "shards" / "second")
     flip(index.folder / "data.mdb", int(np.asarray(index.offset)[0]) + 10)

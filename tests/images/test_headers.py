@@ -70,7 +70,7 @@ def test_xmp_orientation_does_not_count():
     assert image_size(saved(Image.new("RGB", (40, 30)), format="WEBP", xmp=xmp)) == Size(30, 40)
 
 
-def test_too_many_pixels_is_said_before_anything_is_decoded():
+def test_too_many_pixels_is_reported_before_anything_is_decoded():
     data = png(10_100, 10_000, body=b"not even deflate")
     assert len(data) < 200
     assert cause(data) == "too-many-pixels"

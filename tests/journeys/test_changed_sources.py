@@ -1,4 +1,4 @@
-"""What changes under a build is told apart by its bytes."""
+"""What changes under a build is distinguished by its bytes."""
 
 from commands import acknowledged, build, draw_folder, entries, finished, look, noise, start_build, wait_for
 

@@ -1,4 +1,4 @@
-"""A disk that is full or may not be written: said in words, and nothing that was committed is lost."""
+"""A disk that is full or may not be written: reported in words, and nothing that was committed is lost."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def test_a_cache_that_may_not_be_written_can_be_read_and_a_build_says_so(shared)
     assert names == [f"{number:04}.png" for number in range(4)]
 
 
-def test_a_full_disk_is_said_in_words_and_the_next_run_finishes(tmp_path):
+def test_a_full_disk_is_reported_in_words_and_the_next_run_finishes(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", 60), tmp_path / "cache", tmp_path / "events"
     sources = state_of(data)
 
@@ -167,7 +167,7 @@ def test_a_disk_that_somebody_else_fills_during_a_build(tmp_path, small_disk):
 
 
 @pytest.mark.parametrize("room", [0, 100, 5_000, 20_000])
-def test_a_disk_that_is_full_from_the_start_is_said_too(tmp_path, room):
+def test_a_disk_that_is_full_from_the_start_is_reported_too(tmp_path, room):
     data, cache = draw_folder(tmp_path / "data", 3), tmp_path / "cache"
 
     def little_room():

@@ -208,7 +208,7 @@ def order_of(cache, seed):
     return [int(row) for step in cache.loader(batch_size=2, seed=seed).sampler for row in step.rows]
 
 
-def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_was_said(kind, tmp_path):
+def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_requested(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
     process = kind.start(data, cache, "--stream", delay_ms=60_000)
     wait_for((CachePaths(cache).pending / "manifest.json").exists, process, timeout=60)
@@ -220,7 +220,7 @@ def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_was_said(kind, tm
     finished(process)
 
 
-def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
+def test_the_error_of_a_second_builder_names_the_first(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
     first = kind.start(data, cache, delay_ms=60_000)
     wait_for((cache / "BUILDING").exists, first)
@@ -231,7 +231,7 @@ def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
     finished(first)
     error = second.json["error"]
     assert (second.status, error["slug"], error["holder"]["pid"]) == (3, "locked", first.pid)
-    assert waited < 10, "it is told at once; a busy machine takes longer"
+    assert waited < 10, "the error comes at once; a busy machine takes longer"
 
 
 # checks

@@ -145,8 +145,8 @@ def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cach
     assert "plan and values of edge_map (its kind is not installed)" in done.json["not_compared"]
     told = command("info", cache, "--entries").json
     assert (told["fields"]["edge_map"]["installed"], told["counts"]["entries"]) == (False, 16)
-    refused = command("build", data, "--out", cache)
-    assert (refused.status, "--field" in refused.json["error"]["fix"]) == (2, True)
+    rejected = command("build", data, "--out", cache)
+    assert (rejected.status, "--field" in rejected.json["error"]["fix"]) == (2, True)
     assert command("gc", cache, "--apply", "--keep", 1, "--grace", 0).status == 0
     assert command("plan", cache, "--batch-size", 2).status == 0
     assert stored(cache, "edge_map") == wanted

@@ -140,7 +140,7 @@ def test_an_image_without_a_caption_has_no_embedding(stub, data):
     assert open_cache(stub).loader(batch_size=3, fields=["latents"]).excluded == 0
 
 
-def test_a_pipeline_without_a_text_encoder_is_refused_before_anything_is_written(pipeline, data, tmp_path):
+def test_a_pipeline_without_a_text_encoder_is_rejected_before_anything_is_written(pipeline, data, tmp_path):
     broken = shutil.copytree(pipeline[1], tmp_path / "broken")
     shutil.rmtree(broken / "text_encoder_2")
     words = ("--model", broken, *SMALL, "--resample", "lanczos-pil", "--json")
@@ -259,7 +259,7 @@ def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
     assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
 
 
-def test_float8_is_near_and_its_error_is_told(data, tmp_path):
+def test_float8_is_near_and_its_error_is_reported(data, tmp_path):
     words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
     build(data, tmp_path / "exact", *words)
     done, _ = build(data, tmp_path / "cache", *words, "--text-storage-dtype", "float8_e4m3fn")

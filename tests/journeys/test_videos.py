@@ -136,7 +136,7 @@ def test_without_frames_videos_are_a_note(data, monkeypatch):
     assert (report["exit_code"], "--frames" in report["error"]["fix"]) == (2, True)
 
 
-def test_a_cache_of_images_gets_videos_when_frames_are_asked_for(data):
+def test_a_cache_of_images_gets_videos_when_frames_are_requested(data):
     report = build(data, *SMALL)
     assert (report["counts"]["encoded"], report["exit_code"], reasons(report)) == (1, 0, {})
     report = build(data, "--frames", "5")

@@ -198,7 +198,7 @@ def _cut(reference, operations, root, chance):
         disk.apply(operation)
     place = reference.place("cut").fresh()
     place.root.rmdir()
-    # The reader of the events was told before the cut, whatever became of the file.
+    # The reader of the events got them before the cut, whatever became of the file.
     told_before = bytes(disk.top.seen["events"].seen) if "events" in disk.top.seen else b""
     disk.cut(chance, place.root)
     place.events.write_bytes(told_before)
@@ -293,7 +293,7 @@ def _main(mode, folder, *given):
         done += 1
         try:
             case(name)
-        except Exception:  # noqa: BLE001 - told with its case, and the others go on
+        except Exception:  # noqa: BLE001 - reported with its case, and the others go on
             failed += 1
             sys.stderr.write(f"\n=== {mode}: {name}\n{traceback.format_exc()}")
     sys.stdout.write(f"{done} cases, {failed} failed\n")

@@ -89,7 +89,7 @@ def test_of_source(tmp_path):
         cache.of_source("d.jsonl")
 
 
-def test_a_sample_without_an_asked_field_is_excluded_and_counted(tmp_path):
+def test_a_sample_without_a_requested_field_is_excluded_and_counted(tmp_path):
     root = images(tmp_path / "c", FOUR, edges=[5, None, 2, 9])
     cache = open_cache(root)
     assert (len(cache), cache.excluded, len(cache.fields)) == (3, 1, 2)
@@ -104,7 +104,7 @@ def test_a_sample_without_an_asked_field_is_excluded_and_counted(tmp_path):
         assert len(both.loader(batch_size=1)) >= 7
 
 
-def test_weights_count_the_samples_that_have_the_asked_fields(tmp_path):
+def test_weights_count_the_samples_that_have_the_requested_fields(tmp_path):
     lacking = open_cache(images(tmp_path / "c", FOUR, edges=[5, None, 2, 9]))
     second, third = (
         opened(images(tmp_path / one, FOUR, edges=[1] * 4, names=[f"{one}{n}" for n in range(4)])) for one in "xy"
@@ -185,7 +185,7 @@ def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
     assert len(open_cache(four, allow_partial=True)) == 4
 
 
-def test_demo_caches_and_parts_are_said(four, tmp_path, monkeypatch):
+def test_demo_caches_and_parts_are_reported(four, tmp_path, monkeypatch):
     def of_a_part(root):
         found = open_leased(root)
         return replace(found, demo=True, source={**found.source, "part": "1/4"})

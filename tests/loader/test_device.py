@@ -89,7 +89,7 @@ def test_an_epoch_arrives_as_it_would_without(many, prefetch, format):
         assert all(torch.equal(value, other[name]) for name, value in one.items() if torch.is_tensor(value))
 
 
-def test_workers_are_refused_with_the_reason(many):
+def test_workers_are_rejected_with_the_reason(many):
     loader = late(many.loader(batch_size=1))
     batches = DataLoader(
         loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=1, multiprocessing_context="fork"
@@ -105,7 +105,7 @@ def test_no_kind_of_device(device):
     assert caught.value.fix
 
 
-def test_a_device_that_is_not_there_is_said_before_anything_is_read(many):
+def test_a_device_that_is_not_there_is_reported_before_anything_is_read(many):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(DeviceError, match="device='cuda': torch cannot use it") as caught:

@@ -1,4 +1,4 @@
-"""Ranks: both numbers are believed, one is an error, and otherwise they are found and said."""
+"""Ranks: both numbers are believed, one is an error, and otherwise they are found and reported."""
 
 import numpy as np
 import pytest

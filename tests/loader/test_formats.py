@@ -1,4 +1,4 @@
-"""Names of trainers, and that a format refuses latents of another model."""
+"""Names of trainers, and that a format rejects latents of another model."""
 
 import inspect
 

@@ -160,7 +160,7 @@ def test_only_delivered_batches_count_and_an_iteration_that_is_over_counts_nothi
     assert (loader.epoch, loader.remaining()) == (1, len(loader))
 
 
-def test_a_state_of_another_cache_is_refused(many, rows, tmp_path):
+def test_a_state_of_another_cache_is_rejected(many, rows, tmp_path):
     state = many.loader(batch_size=2).state_dict()
     for other in (rows.loader(batch_size=2), many.split(0.5)[0].loader(batch_size=2)):
         with pytest.raises(PlanError, match="belongs to another cache"):
@@ -189,7 +189,7 @@ def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
     assert loader.state_dict()["epoch"] == 6
 
 
-def test_an_index_of_a_foreign_sampler_is_refused_with_the_fix(source):
+def test_an_index_of_a_foreign_sampler_is_rejected_with_the_fix(source):
     loader = source.loader(batch_size=2)
     for ask in (
         lambda: loader[0],
@@ -206,7 +206,7 @@ def test_an_index_of_a_foreign_sampler_is_refused_with_the_fix(source):
     assert digests([loader.dataset[pickle.loads(pickle.dumps(index))]]) == digests(loader)[:1]
 
 
-def test_the_iterable_has_a_length_and_is_refused_in_workers(source):
+def test_the_iterable_has_a_length_and_is_rejected_in_workers(source):
     loader = source.loader(batch_size=2, seed=1)
     batches = DataLoader(loader.iterable(), batch_size=None)
     assert len(batches) == len(loader)
@@ -294,7 +294,7 @@ def test_a_shard_that_was_cut_is_an_error_and_no_signal(tmp_path, keep):
         list(loader)
 
 
-def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
+def test_buckets_that_are_mostly_repeats_are_reported_with_names(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
     with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and repeats it 64 times") as said:
         cache.loader(batch_size=64)
@@ -306,7 +306,7 @@ def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
         cache.loader(batch_size=4)  # at most four times
 
 
-def test_samples_without_captions_are_said_once_for_each_cache(tmp_path):
+def test_samples_without_captions_are_reported_once_for_each_cache(tmp_path):
     def told(root):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -343,12 +343,12 @@ def test_options_that_are_not_allowed_are_named(source, bad):
 
 
 @pytest.mark.parametrize("asked", [[-1], [99], [], [0.5], "ab", 3])
-def test_rows_that_do_not_exist_are_refused(source, asked):
+def test_rows_that_do_not_exist_are_rejected(source, asked):
     with pytest.raises(UsageError, match="rows="):
         source.loader(batch_size=2).batch(asked)
 
 
-def test_samples_of_two_buckets_are_refused(many):
+def test_samples_of_two_buckets_are_rejected(many):
     with pytest.raises(UsageError, match="samples of 2 buckets"):
         many.loader(batch_size=2).batch([0, 1])
     assert many.loader(batch_size=2).batch([0, 3])["names"] == ["00.png", "03.png"]

@@ -243,7 +243,7 @@ def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
 
 @pytest.fixture
 def told(monkeypatch):
-    """Steps that the kernel is told of, as if the disk held everything."""
+    """Steps that the kernel is to read, as if the disk held everything."""
     found = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: False)
     monkeypatch.setattr(prefetch, "announce", lambda places: found.append(places[0][1]))

@@ -136,7 +136,7 @@ def test_options_that_are_not_allowed(fifty, given, said):
     assert caught.value.fix
 
 
-def test_conversations_are_not_cut_unless_asked_for(tmp_path):
+def test_conversations_are_not_cut_unless_requested(tmp_path):
     ids, spans = chats(30, 60)
     cache = opened(documents(tmp_path / "t", ids, spans))
     with pytest.raises(PlanError, match="longer than 16 tokens"):

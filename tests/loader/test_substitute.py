@@ -1,4 +1,4 @@
-"""Damaged samples: replaced the same way however the epoch is served, said once, counted."""
+"""Damaged samples: replaced the same way however the epoch is served, reported once, counted."""
 
 import warnings
 from collections import Counter
@@ -70,7 +70,7 @@ def test_a_known_bad_sample_is_replaced_before_it_is_read():
     assert store.reads == [64]
 
 
-def test_each_is_said_once_and_counted():
+def test_each_is_reported_once_and_counted():
     store = Store({0, 2})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

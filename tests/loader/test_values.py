@@ -108,7 +108,7 @@ def test_any_statistics_agree_with_float64(stored, wanted, batch, statistics, sc
             assert_rounded_once(Affine.of(spec).apply(in_place, in_place), z, spec)
 
 
-def test_an_unknown_kind_is_refused():
+def test_an_unknown_kind_is_rejected():
     with pytest.raises(UsageError, match="unknown scaling 'cubic'"):
         Affine.of({"kind": "cubic"})
 
@@ -232,7 +232,7 @@ def test_flips_take_turns_by_seed_epoch_and_content(tmp_path):
         ({"dtype": torch.int32}, "usage"),
     ],
 )
-def test_what_is_not_stored_is_refused(many, given, slug):
+def test_what_is_not_stored_is_rejected(many, given, slug):
     with pytest.raises(UsageError) as caught:
         many.read(**given)
     assert caught.value.slug == slug

@@ -49,7 +49,7 @@ def test_a_missing_part_is_named(parts, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_recipes_that_differ_are_refused_by_field(tmp_path):
+def test_recipes_that_differ_are_rejected_by_field(tmp_path):
     case = CASES["latents"]
     data = case.data(tmp_path / "data", 4)
     one = built(case, data, out=tmp_path / "a", part="0/2").cache
@@ -60,14 +60,14 @@ def test_recipes_that_differ_are_refused_by_field(tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_parts_of_a_kind_that_is_not_installed_are_refused(parts, tmp_path, monkeypatch):
+def test_parts_of_a_kind_that_is_not_installed_are_rejected(parts, tmp_path, monkeypatch):
     monkeypatch.setattr("latentcache.pipeline.existing.field_kind", {}.get)
     with pytest.raises(UsageError, match="not installed"):
         merge_caches(parts, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_parts_of_different_versions_of_a_file_are_refused(case, data, parts, tmp_path):
+def test_parts_of_different_versions_of_a_file_are_rejected(case, data, parts, tmp_path):
     names = {name: n for n, part in enumerate(parts) for name in rows_of(part, case.field)}
     path = next(path for path in sorted(data.iterdir()) if names[path.name] == 1)
     extra = shutil.copytree(data, tmp_path / "copy")
@@ -78,7 +78,7 @@ def test_parts_of_different_versions_of_a_file_are_refused(case, data, parts, tm
         merge_caches([whole, changed], tmp_path / "merged")
 
 
-def test_unfinished_and_absent_parts_are_refused(parts, tmp_path):
+def test_unfinished_and_absent_parts_are_rejected(parts, tmp_path):
     (parts[1] / "BUILDING").write_text("{}")
     with pytest.raises(CacheIncompleteError, match="part1"):
         merge_caches(parts, tmp_path / "merged")
@@ -87,7 +87,7 @@ def test_unfinished_and_absent_parts_are_refused(parts, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_damaged_entries_are_refused_and_the_next_merge_goes_on(case, parts, tmp_path):
+def test_damaged_entries_are_rejected_and_the_next_merge_goes_on(case, parts, tmp_path):
     snapshot = open_snapshot(parts[1])
     rows = snapshot.fields[case.field]
     path = CachePaths(parts[1]).data(snapshot.shards[int(rows.shard[0])])
@@ -106,7 +106,7 @@ def test_damaged_entries_are_refused_and_the_next_merge_goes_on(case, parts, tmp
     assert copied < set(paths.sealed_shards())
 
 
-def test_a_part_keeps_its_number_and_refuses_another(case, data, parts):
+def test_a_part_keeps_its_number_and_rejects_another(case, data, parts):
     assert built(case, data, out=parts[1]).plan.part == "1/3"
     with pytest.raises(UsageError, match="1/3"):
         built(case, data, out=parts[1], part="2/3")

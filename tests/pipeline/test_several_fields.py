@@ -27,7 +27,7 @@ def test_a_sample_that_every_field_rejects_is_counted_once(data):
     assert len(open_snapshot(report.cache).samples) == 3
 
 
-def test_a_field_without_its_kind_or_input_is_refused(data, tmp_path, monkeypatch):
+def test_a_field_without_its_kind_or_input_is_rejected(data, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="not installed"):
         built(LATENTS, data, fields={"no_such_field": None})
     with pytest.raises(UsageError, match="record"):

@@ -120,7 +120,7 @@ def test_an_order_looks_like_chance_and_buckets_are_mixed():
 
 
 @given(columns, plans())
-def test_error_refuses_what_others_would_fill_or_drop(bucket, batches):
+def test_error_rejects_what_others_would_fill_or_drop(bucket, batches):
     strict = BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder="error")
     if any(count % batches.global_batch_size for count in np.bincount(bucket)):
         with pytest.raises(PlanError, match="does not divide into full batches") as caught:
@@ -131,7 +131,7 @@ def test_error_refuses_what_others_would_fill_or_drop(bucket, batches):
         assert (report.samples_dropped, report.samples_repeated) == (0, 0)
 
 
-def test_the_refusal_lists_buckets_and_counts():
+def test_the_error_lists_buckets_and_counts():
     bucket = np.repeat([0, 1, 2], [7, 2, 5])
     with pytest.raises(EmptyPlanError) as caught:
         require_steps(plan_report(index_of(bucket), BatchPlan(batch_size=8, remainder="drop")))

@@ -73,7 +73,7 @@ def test_a_float_counts_as_it_is_written():
         ([5, 5], np.array(3), {}, r"weights=array\(3\): must be a list"),
     ],
 )
-def test_what_is_not_allowed_is_refused_by_name(entries, weights, more, said):
+def test_what_is_not_allowed_is_rejected_by_name(entries, weights, more, said):
     with pytest.raises(UsageError, match=said) as caught:
         mixture(entries, weights, **more)
     assert caught.value.fix

@@ -40,7 +40,7 @@ def test_an_error_names_file_line_and_length():
     assert caught.value.where.endswith("made.jsonl:5 (9 tokens) and 2 more")
 
 
-def test_documents_without_loss_are_left_out_or_refused():
+def test_documents_without_loss_are_left_out_or_rejected():
     corpus = corpus_of([(4, []), (0, []), (3, [(1, 2)]), (12, [(9, 3)])])
     for make, options in (
         (padded_rows, {"overflow": "truncate_right"}),

@@ -1,4 +1,4 @@
-"""Resume: the rest of an epoch exactly, also with other sizes; a state of something else is refused by name."""
+"""Resume: the rest of an epoch exactly, also with other sizes; a state of something else is rejected by name."""
 
 import json
 from collections import Counter
@@ -141,7 +141,7 @@ def test_a_rest_of_repeats_alone_is_nothing_with_other_sizes():
         ),
     ],
 )
-def test_a_position_that_cannot_be_read_is_refused(change):
+def test_a_position_that_cannot_be_read_is_rejected(change):
     epochs = epochs_of()
     good = epochs.state(Position(0))
     for bad in ({**good, **change}, {name: good[name] for name in good if name not in change}, {"version": 2}, None):
@@ -173,7 +173,7 @@ def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
         ({"legs": [[2, 1, 9]]}, "counts more batches"),
     ],
 )
-def test_a_state_of_something_else_is_refused_by_name(change, said):
+def test_a_state_of_something_else_is_rejected_by_name(change, said):
     epochs = epochs_of()
     with pytest.raises(PlanError) as caught:
         epochs.load({**epochs.state(Position(0)), **change})
@@ -182,7 +182,7 @@ def test_a_state_of_something_else_is_refused_by_name(change, said):
     assert caught.value.fix
 
 
-def test_a_rest_that_fills_no_batch_is_refused_and_not_served_again():
+def test_a_rest_that_fills_no_batch_is_rejected_and_not_served_again():
     state = epochs_of(remainder="drop").state(Position(0, delivered=4))
     with pytest.raises(EmptyPlanError, match="fills no batch of size 4") as caught:
         epochs_of(batch_size=4, remainder="drop").load(state)

@@ -46,7 +46,7 @@ def test_grouping_keeps_the_order_inside_each_bucket(numbers, num_buckets):
     assert grouped(order, bucket, num_buckets).tolist() == expected
 
 
-def test_more_buckets_than_16_bits_are_told_apart():
+def test_more_buckets_than_16_bits_are_distinguished():
     bucket = np.array([1 << 16, 0, 1], dtype=np.int32)
     assert grouped(np.arange(3, dtype=np.int32), bucket, (1 << 16) + 1).tolist() == [1, 2, 0]
 

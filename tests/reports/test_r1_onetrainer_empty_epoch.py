@@ -1,7 +1,7 @@
 """OneTrainer: buckets hold fewer images than a batch, so steps fly by at 0.0 it/s and nothing trains.
 
 There a bucket that is smaller than a batch gives no step, and nobody counts. Here the plan is made before the model
-is loaded: by default every image is served, and an epoch without a step is refused with buckets, counts and fixes.
+is loaded: by default every image is served, and an epoch without a step is rejected with buckets, counts and fixes.
 The first two tests fail where the plan drops short buckets in silence (``remainder="drop"`` as the default); the
 others where ``require_steps`` lets an empty epoch through.
 """
@@ -33,7 +33,7 @@ def test_every_image_is_trained_on_though_no_bucket_fills_a_batch(scattered):
     assert all(batch["latents"].shape[0] == 4 for batch in batches)
 
 
-def test_an_epoch_of_zero_steps_is_refused_with_buckets_counts_and_fixes(run, scattered):
+def test_an_epoch_of_zero_steps_is_rejected_with_buckets_counts_and_fixes(run, scattered):
     done = run("plan", scattered, "--batch-size", "4", "--remainder", "drop", "--json")
     assert done.status == 1
     assert done.json["steps_per_epoch"] == 0
@@ -43,7 +43,7 @@ def test_an_epoch_of_zero_steps_is_refused_with_buckets_counts_and_fixes(run, sc
     assert "batch" in done.error["fix"]
 
 
-def test_the_reader_refuses_it_as_well(scattered):
+def test_the_reader_rejects_it_as_well(scattered):
     with pytest.raises(EmptyPlanError, match="0 steps per epoch"):
         open_cache(scattered).loader(batch_size=4, remainder="drop")
 

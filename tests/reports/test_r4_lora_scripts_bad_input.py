@@ -1,6 +1,6 @@
 """lora-scripts: a missing ``metadata.csv``, wrong paths, a BOM, a GGUF given as a model, memory that runs out.
 
-There each of these is a traceback from somewhere inside the training, after minutes. Here each is said before work
+There each is a traceback from somewhere inside the training, after minutes. Here each is an error before work
 begins, with the file, the line, the cause and the fix, or does no harm. Every test names the file that is at fault:
 it fails where the message is that of the library which fell over it, or where a BOM becomes part of a column's name.
 The full list of bad input with the exact words is in ``tests/cli/test_bad_input.py``.

@@ -37,7 +37,7 @@ def answers_of_the_rule():
 
 def test_the_two_latent_shapes_of_the_report():
     assert (latent_size(NARROW, 8), latent_size(WIDE, 8)) == (Size(88, 136), Size(88, 144))
-    # Most of a image is kept in the narrow one up to sqrt(1088 * 1152) = 1119.5 pixels: no rounding to 64 is asked.
+    # Most of an image is kept in the narrow one up to sqrt(1088 * 1152) = 1119.5 pixels, without rounding to 64.
     wide = {name for name, placed in answers_of_the_rule().items() if placed.bucket == WIDE}
     assert wide == {f"w{width}.png" for width in (1120, 1121, 1130, 1151, 1152, 1153, 1160)}
 

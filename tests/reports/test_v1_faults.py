@@ -24,7 +24,7 @@ def documents(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "refused",
+    "rejected",
     [
         ("--resolution", "128", "--events", "/dev/full", "--commit-every", "1"),
         ("--flip", "--events", "/nowhere/at/all"),
@@ -34,10 +34,10 @@ def documents(tmp_path):
         ("--flip", "--allow-failed", "x"),
     ],
 )
-def test_a_refused_command_does_not_decide_what_the_next_build_stores(run, data, cache, refused):
+def test_a_rejected_command_does_not_decide_what_the_next_build_stores(run, data, cache, rejected):
     """``build --stream --flip`` failed, and the next plain build stored flips."""
     before = keys_of(cache)
-    assert run("build", data, "--out", cache, *refused).status in (2, 3)
+    assert run("build", data, "--out", cache, *rejected).status in (2, 3)
     assert run("build", data, "--out", cache, "--json").json["counts"]["encoded"] == 0
     assert keys_of(cache) == before
 

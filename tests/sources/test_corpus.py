@@ -50,7 +50,7 @@ def test_text_files_are_used_where_there_are_no_records(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["more.csv", "more.TSV", "data-00000.arrow"])
-def test_a_table_that_is_not_read_is_said_not_to_be(tmp_path, name):
+def test_a_table_that_is_not_read_is_reported(tmp_path, name):
     (tmp_path / "b.jsonl").write_text(ONE)
     (tmp_path / name).write_text("text\none\n")
     found, listing = texts(tmp_path)

@@ -35,7 +35,7 @@ def test_lines_are_those_of_the_bytes_whatever_the_chunks(tmp_path_factory, data
 
 
 @pytest.mark.parametrize("chunk", [3, 1 << 20])
-def test_a_line_that_is_too_long_is_told_and_the_next_one_is_read(tmp_path, monkeypatch, chunk):
+def test_a_line_that_is_too_long_is_reported_and_the_next_one_is_read(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(lines_module, "_CHUNK_BYTES", chunk)
     path = tmp_path / "a"
     path.write_bytes(b"abc\n" + b"x" * 100 + b"\nabcde\n" + b"y" * 6)

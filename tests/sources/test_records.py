@@ -250,7 +250,7 @@ def shared(*turns_, **more):
         (shared(HUMAN), LF_SHAREGPT, "no-answer", "conversations"),
     ],
 )
-def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
+def test_what_is_none_is_rejected_with_its_field(record, form, slug, where):
     assert cause(record, form) == (slug, where)
 
 
@@ -354,7 +354,7 @@ def test_fields_of_a_turn_are_checked(turn, where):
         ('[{"name": "f"}, {"name": 5}]', "conversations[1].value[1]"),
     ],
 )
-def test_a_call_that_is_none_is_refused_with_its_field(value, where):
+def test_a_call_that_is_none_is_rejected_with_its_field(value, where):
     assert cause(shared(HUMAN, ("function_call", value)), SHAREGPT) == ("record-field", where)
 
 

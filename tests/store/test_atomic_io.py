@@ -1,4 +1,4 @@
-"""Old or new and never half, and what the system refuses in words of ours."""
+"""Files are old or new and never half, and errors of the system are in words of ours."""
 
 import errno
 import os
@@ -75,7 +75,7 @@ def test_what_the_operating_system_meant(tmp_path, code, kind, words):
     (errno.EIO, StoreError, "check the disk"),
     (errno.ENOSPC, DiskFullError, "free some space"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, kind, fix):
+def test_what_cannot_be_read_is_rejected_and_says_how_to_go_on(tmp_path, code, kind, fix):
     system = OSError(code, os.strerror(code))
     damaged = CacheDamagedError("a shard cannot be read")
     damaged.__cause__ = system
@@ -96,7 +96,7 @@ def test_only_regular_files_are_opened(tmp_path):
     assert read_file(tmp_path / "file") == b"x" * 100_000
 
 
-def test_a_full_disk_is_never_told_as_damage(tmp_path):
+def test_a_full_disk_is_never_reported_as_damage(tmp_path):
     full = as_store_error(OSError(errno.ENOSPC, "no space"), tmp_path)
     with pytest.raises(DiskFullError), reading(tmp_path):
         raise unreadable(tmp_path, full) from full

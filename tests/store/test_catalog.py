@@ -85,7 +85,7 @@ def test_workers_open_the_columns_of_the_build(paths):
     assert not paths.scratch.exists()
 
 
-def test_open_shards_count_if_asked_for(paths):
+def test_open_shards_count_if_requested(paths):
     open_shard(paths.shards / "left.open", entries_of("plane", range(20, 25)))
     assert len(load_catalog(paths, open_shards=True)) == len(load_catalog(paths)) + 5
 

@@ -146,7 +146,7 @@ def test_a_damaged_header_is_one_error(tmp_path_factory, data):
         ColumnFile(path)
 
 
-def test_a_crafted_header_is_refused(tmp_path):
+def test_a_crafted_header_is_rejected(tmp_path):
     path = tmp_path / "one"
     written(path, one=np.arange(99, dtype="<u8") ** 3)
     whole = path.read_bytes()
@@ -161,7 +161,7 @@ def test_a_crafted_header_is_refused(tmp_path):
             ColumnFile(path)["one"]
 
 
-def test_another_file_than_the_expected_one_is_refused(tmp_path):
+def test_another_file_than_the_expected_one_is_rejected(tmp_path):
     write_columns(tmp_path / "one", {"a": np.arange(3)})
     with pytest.raises(CacheDamagedError, match="header checksum"):
         ColumnFile(tmp_path / "one", 5)

@@ -67,7 +67,7 @@ def test_items_of_another_group_begin_a_block():
     Item(key=bytes(32), array=np.zeros(0, "<u2")),
     Item(key=bytes(32), array=np.zeros(3, "<i8")),
 ])  # fmt: skip
-def test_an_item_that_cannot_be_stored_is_refused(item):
+def test_an_item_that_cannot_be_stored_is_rejected(item):
     with pytest.raises(ValueError, match=r"."):
         pack_items([item], WORDS_RECIPE, WORDS)
 
@@ -85,7 +85,7 @@ def test_any_flipped_bit_of_a_head_is_found(name):
 
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(KINDS)), st.data())
-def test_a_crafted_head_is_refused_or_harmless(name, data):
+def test_a_crafted_head_is_rejected_or_harmless(name, data):
     """With a right checksum: every number is checked before memory is taken."""
     (entry, *_) = pack_items(items_of(name, range(30)), RECIPES[name], KINDS[name])
     size = read_header(entry.value).head_bytes

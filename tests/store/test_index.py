@@ -113,7 +113,7 @@ def test_an_index_says_where_every_item_is(tmp_path, names):
 
 
 @pytest.mark.parametrize("numbers", [range(300), range(3, 6)])
-def test_an_index_of_another_file_is_refused(tmp_path, numbers):
+def test_an_index_of_another_file_is_rejected(tmp_path, numbers):
     one = make_shard(tmp_path / "a", entries_of("plane", range(3)))
     two = make_shard(tmp_path / "b", entries_of("plane", numbers))
     (one / INDEX).write_bytes((two / INDEX).read_bytes())
@@ -170,7 +170,7 @@ def test_the_other_meta_page_is_read_if_one_is_zeroed(tmp_path, whole):
         read_meta_of(tmp_path, bytes(2 * PAGE) + whole[2 * PAGE :])
 
 
-def test_a_file_of_the_newer_engine_is_refused(tmp_path):
+def test_a_file_of_the_newer_engine_is_rejected(tmp_path):
     with lmdb.open(str(tmp_path), lib_version=1) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"k" * 32, b"value")
     with pytest.raises(CacheDamagedError, match=r"no LMDB 0\.9 file"):

@@ -53,10 +53,10 @@ def test_a_reader_does_not_get_a_snapshot_that_is_being_removed(paths):
 
 
 def test_a_file_system_without_locks_is_read_without_a_lease(paths, monkeypatch):
-    def refuse(descriptor, operation):
+    def reject(descriptor, operation):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(lock_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(lock_module.fcntl, "flock", reject)
     snapshot = open_leased(paths.root)
     assert snapshot.number == 1
     assert free(paths)

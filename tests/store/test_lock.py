@@ -61,7 +61,7 @@ def test_the_lock_is_given_back_and_its_file_stays(path):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xff", b'{"pid": 5}'])
-def test_a_holder_that_has_not_said_who_it_is(path, text, monkeypatch):
+def test_a_holder_that_has_not_written_who_it_is(path, text, monkeypatch):
     monkeypatch.setattr(lock_module, "_WAIT_S", 0)
     path.write_bytes(text)
     descriptor = os.open(path, os.O_RDWR)

@@ -108,7 +108,7 @@ def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
         assert caught.type is expected
 
 
-def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path):
+def test_a_full_disk_is_reported_and_what_was_committed_stays(tmp_path):
     command = [*CHILD, "limited", str(tmp_path / "one.open"), str(4 << 20)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     *acknowledged, error = [line for line in said if line]
@@ -207,7 +207,7 @@ def test_a_truncated_shard_is_set_aside(tmp_path):
     assert not (tmp_path / "one.open").exists()
 
 
-def test_a_shard_that_the_system_refuses_to_read_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_shard_that_the_system_cannot_read_is_not_called_damaged(tmp_path, monkeypatch):
     data = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)])
 
     def fail(*_):

@@ -36,7 +36,7 @@ def test_prepare_leaves_the_loader_alone(two, thirteen):
 
 
 @pytest.mark.parametrize("kind", ["map", "dispatched", "sharded", "sampler"])
-def test_a_data_loader_around_it_is_refused_on_every_rank_with_the_reason(two, kind):
+def test_a_data_loader_around_it_is_rejected_on_every_rank_with_the_reason(two, kind):
     """All ways of accelerate would lose samples if they ran, whoever starts the workers; none serves a batch."""
     for result in two:
         name, words = result["errors"][kind]
@@ -50,7 +50,7 @@ def test_a_data_loader_around_it_that_is_not_prepared_is_whole(two, thirteen, wa
     assert_whole(two, way, thirteen)
 
 
-def test_one_process_is_refused_too_and_not_served_in_another_order(thirteen):
+def test_one_process_is_rejected_too_and_not_served_in_another_order(thirteen):
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 

@@ -91,7 +91,7 @@ def sparse(tmp_path, request):
     return case
 
 
-def test_compaction_is_said_before_it_is_done(sparse):
+def test_compaction_is_reported_before_it_is_done(sparse):
     (old,) = {path.name for path in sparse.paths.all_sealed()} - {_shard(sparse, 0)}
     shutil.rmtree(sparse.paths.snapshot(1))
     assert states(collect(sparse.cache)) == {f"shards/{old}": ("compactable", "low-utilization")}
@@ -158,7 +158,7 @@ def test_left_overs_go(case):
     assert fine(case)
 
 
-def test_refused_when_nothing_may_be_removed(case, tmp_path):
+def test_rejected_when_nothing_may_be_removed(case, tmp_path):
     with builder_lock(case.paths.lock), pytest.raises(CacheLockedError):
         collect(case.cache)
     with pytest.raises(UsageError):

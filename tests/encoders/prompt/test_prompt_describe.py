@@ -1,4 +1,4 @@
-"""A recipe says which text encoders made an item; what makes a pipeline unusable is said before torch is loaded."""
+"""A recipe says which text encoders made an item; an unusable pipeline is reported before torch is loaded."""
 
 import json
 import shutil
@@ -63,7 +63,7 @@ def test_who_wrote_a_configuration_is_not_in_the_recipe(flux):
     assert recipe_of(flux).recipe_id == before.recipe_id
 
 
-def test_unsaid_settings_follow_the_cache(flux):
+def test_unset_settings_follow_the_cache(flux):
     found = describe_sequence(
         PromptSettings(text_encoder=str(flux), text_length=64, text_storage_dtype="float32"), Cached(), CONTEXT
     )
@@ -82,7 +82,7 @@ def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
 
 
 def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
-    """And only the index is asked for, until the embeddings are described."""
+    """And only the index is requested until the embeddings are described."""
     asked = []
 
     def download(name, wanted, **words):
@@ -147,12 +147,12 @@ def test_a_folder_that_is_not_there_and_one_that_is_no_pipeline(tmp_path):
         describe_sequence(PromptSettings(), Cached(), CONTEXT)
 
 
-def test_a_length_that_is_a_property_of_the_model_is_refused(pipelines):
+def test_a_length_that_is_a_property_of_the_model_is_rejected(pipelines):
     with pytest.raises(UsageError, match="--text-length=64"):
         recipe_of(pipelines("StableDiffusionPipeline")[1], text_length=64)
 
 
-def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_said(pipelines, monkeypatch):
+def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_reported(pipelines, monkeypatch):
     """The text of a caption that is encoded depends on them."""
     folder, there = pipelines("PixArtSigmaPipeline")[1], {"ftfy": "6.3", "beautifulsoup4": "4.13"}
     found = []

@@ -65,14 +65,14 @@ def test_a_template_that_changes_what_stands_before():
     assert learned(COUNTING, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
 
 
-def test_an_order_that_the_template_refuses_is_rejected_with_its_words():
+def test_an_order_that_the_template_rejects_is_reported_with_its_words():
     with pytest.raises(UnusableSampleError, match="roles must alternate") as caught:
         learned(untagged(MISTRAL), say(("user", "a"), ("user", "b"), ("assistant", "c")))
     assert caught.value.slug == "template"
 
 
 @pytest.mark.parametrize("template", ["{{ messages[7].content }}", "{{ messages + 1 }}", "{{ 1 // 0 }}"])
-def test_a_template_that_fails_refuses_the_record(template):
+def test_a_template_that_fails_rejects_the_record(template):
     with pytest.raises(UnusableSampleError) as caught:
         learned(template, TWO)
     assert caught.value.slug == "template"

@@ -144,7 +144,7 @@ def test_every_character_is_tried_and_equal_ids_turn_it_on(reference):
     assert document.array[-1] == reference.recipe.eos_id
 
 
-def test_a_difference_in_the_data_turns_it_off_and_is_said(reference, monkeypatch):
+def test_a_difference_in_the_data_turns_it_off_and_is_reported(reference, monkeypatch):
     monkeypatch.setattr(fast_module, "_RANGES", ())
     # Split otherwise than the tokenizer does: only a text with digits shows it.
     wrong = fast_module._GPT2.replace(r"\p{N}+", r"\p{N}")

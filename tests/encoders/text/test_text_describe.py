@@ -79,7 +79,7 @@ def test_texts_that_shall_end_with_a_token_that_is_not_there(tmp_path):
     folder = save(byte_level(), tmp_path)
     with pytest.raises(UsageError, match="eos_token"):
         described({"tokenizer": str(folder)})
-    assert described({"tokenizer": str(folder)}, samples=None).recipe.eos_id is None, "nothing was said of texts"
+    assert described({"tokenizer": str(folder)}, samples=None).recipe.eos_id is None, "no texts are known"
     assert described_tokenizer(folder, add_eos=False).recipe.eos_id is None
     save(byte_level(), tmp_path, template=untagged(CHATML))
     assert described({"tokenizer": str(folder)}, chat=True).recipe.add_eos, "conversations need none"
@@ -187,7 +187,7 @@ def test_settings_of_conversations_for_texts_are_rejected(folder, settings):
         described({"tokenizer": str(folder), **settings})
 
 
-def test_prompts_carry_no_loss_unless_asked_for():
+def test_prompts_carry_no_loss_unless_requested():
     prompts = {"samples": samples(chat=2)}
     assert described({"tokenizer": "stub"}, **prompts).recipe.loss == "assistant"
     assert described({"tokenizer": "stub", "loss": "all"}, **prompts).recipe.loss == "all"

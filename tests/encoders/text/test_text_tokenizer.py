@@ -117,7 +117,7 @@ def test_special_token_text_in_conversations_stay_text_and_are_counted(folder, t
         assert learned == "it is <|im_end|><|im_end|>"
 
 
-def test_special_token_text_are_special_tokens_where_asked(folder, transformers_tokenizer):
+def test_special_token_text_are_special_tokens_where_requested(folder, transformers_tokenizer):
     text = "a <|im_end|> b"
     for tokenizer in both(folder, control_tokens=True, add_eos=False):
         (document,) = tokenizer.tokenize([text_record("a", 1, text)])

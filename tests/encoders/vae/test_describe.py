@@ -29,7 +29,7 @@ def test_a_folder_is_described(tiny):
     assert len(spec.fingerprint) == len(spec.config) == 32
 
 
-def test_a_generic_class_without_a_scale_is_said(copied):
+def test_a_generic_class_without_a_scale_is_reported(copied):
     """The class may have a default, which its pipelines apply and this table lacks."""
     model = copied("AutoencoderKLCogVideoX")
     spec = described_model(model.folder).spec

@@ -1,4 +1,4 @@
-"""From a word to files: what is chosen, what is rejected, and when a network is asked."""
+"""From a word to files: what is chosen, what is rejected, and when a network is used."""
 
 import json
 import os

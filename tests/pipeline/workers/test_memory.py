@@ -73,7 +73,7 @@ def test_starving_means_that_no_thread_is_at_work_and_the_next_does_not_fit():
     assert not budget.starving(5)
 
 
-def test_closing_refuses_every_request():
+def test_closing_rejects_every_request():
     budget = ByteBudget(10)
     budget.acquire(10)
     threads = [asking(budget, 1) for _ in range(2)]

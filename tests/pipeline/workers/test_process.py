@@ -119,7 +119,7 @@ def test_signals_to_the_group_are_left_to_the_build(number):
         assert warm.ask(ANSWER, number=1)["number"] == 2
 
 
-def test_how_a_process_ended_is_told():
+def test_how_a_process_ended_is_reported():
     process = WorkerProcess(devices_for("cpu", needs_torch=False)[0].variables)
     process.kill()
     assert process.ended() == "was ended by SIGKILL"

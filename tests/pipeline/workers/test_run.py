@@ -69,7 +69,7 @@ def test_equal_bytes_that_no_plan_has_found_are_kept_once(toy, workers):
     assert result.encoded == len(toy.stored()) == 22 * variants
 
 
-def test_failures_are_told_with_what_was_read(toy):
+def test_failures_are_reported_with_what_was_read(toy):
     result = toy.run(["a fail-prepare", "b fail-encode", "c unusable-prepare", "d"])
     why = dict(result.failed)
     assert {sample: one.reason for sample, one in why.items()} == {0: "bad-toy", 1: "bad-toy", 2: "truncated"}

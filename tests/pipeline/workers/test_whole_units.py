@@ -26,7 +26,7 @@ def test_jobs_are_made_by_the_batch_and_not_prepared(lines, words, tmp_path):
     assert made == sorted(words.stored().values())
 
 
-def test_a_job_that_fails_in_the_call_is_told_with_its_content(lines):
+def test_a_job_that_fails_in_the_call_is_reported_with_its_content(lines):
     (job,) = lines.jobs(["bad fail-make"])
     result = lines.run(["a", "bad fail-make", "c"], workers=0)
     ((sample, why),) = result.failed

@@ -63,7 +63,7 @@ def test_commits_have_at_most_so_many_items(tmp_path, most):
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_a_commit_comes_after_a_while_or_when_asked(tmp_path, monkeypatch, flush):
+def test_a_commit_comes_after_a_while_or_when_requested(tmp_path, monkeypatch, flush):
     monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
     bench, made = Bench(tmp_path), entries(2)
     bench.writer.put(made[:1])

@@ -109,7 +109,7 @@ def test_rows_of_arrow_without_an_image_have_no_bytes(tmp_path: Path) -> None:
     assert spans_of(path)[:, 1].tolist() == [len(PNG), 0, 0, 0]
 
 
-def test_compressed_arrow_is_refused_with_a_fix(tmp_path: Path) -> None:
+def test_compressed_arrow_is_rejected_with_a_fix(tmp_path: Path) -> None:
     path = as_arrow(tmp_path / "a.arrow", table(200), compression="zstd")
     with pytest.raises(UnusableSampleError, match="compressed") as error:
         spans_of(path)

@@ -1,4 +1,4 @@
-"""A refused or failed command leaves the cache as it was, and decides nothing about the next build."""
+"""A rejected or failed command leaves the cache as it was, and decides nothing about the next build."""
 
 import json
 from dataclasses import replace
@@ -67,15 +67,15 @@ def dying_workers(case, data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize(
-    "refused", [full_disk, no_event_file, unknown_model, another_kind_of_data, empty_data, no_data, dying_workers]
+    "rejected", [full_disk, no_event_file, unknown_model, another_kind_of_data, empty_data, no_data, dying_workers]
 )
-def test_a_refused_build_leaves_everything_as_it_was(case, refused, exists, tmp_path, monkeypatch):
+def test_a_rejected_build_leaves_everything_as_it_was(case, rejected, exists, tmp_path, monkeypatch):
     data = case.data(tmp_path / "data", 2)
     cache = tmp_path / "deep" / "cache"
     if exists:
         built(case, data, out=cache)
     case.write(data, 9)
-    given, error = refused(case, data, tmp_path, monkeypatch)
+    given, error = rejected(case, data, tmp_path, monkeypatch)
     given = BuildSettings(**{name: getattr(given, name) for name in given.__slots__} | {"out": cache})
     before = tree(tmp_path)
     with pytest.raises(error) as caught:
@@ -93,9 +93,9 @@ def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path, 
     assert CachePaths(cache).building.exists()
     assert read_existing(settings(LATENTS, data, fields={})).field_names == ("latents",)
     state = CachePaths(cache).building.read_bytes()
-    refused, error = dying_workers(LATENTS, data, tmp_path, monkeypatch)
+    rejected, error = dying_workers(LATENTS, data, tmp_path, monkeypatch)
     with pytest.raises(error):
-        build_cache(replace(refused, fields={"latents": replace(refused.fields["latents"], resolutions=(256,))}))
+        build_cache(replace(rejected, fields={"latents": replace(rejected.fields["latents"], resolutions=(256,))}))
     assert CachePaths(cache).building.read_bytes() == state
     monkeypatch.undo()
     report = built(LATENTS, data, fields={})
@@ -113,7 +113,7 @@ def test_a_build_state_with_other_values_is_ignored(tmp_path, change):
     assert report.encoded + report.cached == 3
 
 
-def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_refused(case, tmp_path):
+def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_rejected(case, tmp_path):
     data = case.data(tmp_path / "data", 2)
     cache = built(case, data).cache
     (cache / "BUILDING").write_bytes(b"{ half")
