@@ -474,7 +474,7 @@ class FieldKind:
             sample=rows,
             group=np.zeros(len(rows), dtype=np.int32),
             variant=np.zeros(len(rows), dtype=np.uint8),
-            cost=np.ones(len(rows), dtype=np.int64) if size is None else size[rows].astype(np.int64) + 1,
+            cost=np.ones(len(rows), dtype=np.int64) if size is None else np.add(size[rows], 1, dtype=np.int64),
             groups=(Group(label="", shape=self.shape),),
         )
 

@@ -111,8 +111,10 @@ class Column(_Lazy):
             return self._slice(start, max(stop - start, 0)) if step == 1 else self[np.arange(start, stop, step)]
         if isinstance(index, int | np.integer):
             return self._slice(range(len(self))[operator.index(index)], 1)[0]
-        positions = np.asarray(index)
-        return self._take(np.flatnonzero(positions) if positions.dtype == np.bool_ else positions.astype(np.int64))
+        given = np.asarray(index)
+        if given.dtype == np.bool_:
+            given = np.flatnonzero(given)
+        return self._take(given if given.dtype == np.int32 else given.astype(np.int64, copy=False))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self._slice(0, len(self)), dtype=dtype, copy=copy)
@@ -163,18 +165,19 @@ class Column(_Lazy):
             values += np.array(self.form.base).astype(self.dtype)
         return values
 
-    def _take(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+    def _take(self, given: NDArray[np.int32 | np.int64]) -> NDArray[Any]:
         """(n, ...) values at positions in any order."""
-        if not len(positions):
+        if not len(given):
             return self._slice(0, 0)
-        if (low := int(positions.min())) < 0:
-            positions = np.where(positions < 0, positions + len(self), positions)
-            low = int(positions.min())
-        span = int(positions.max()) - low + 1
+        if (low := int(given.min())) < 0:
+            given = np.where(given < 0, given.astype(np.int64) + len(self), given)
+            low = int(given.min())
+        span = int(given.max()) - low + 1
         if low < 0 or low + span > len(self):
             raise IndexError(f"a position is not below {len(self)}")
-        if span == len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
+        if span == len(given) and bool((given[1:] - given[:-1] == 1).all()):
             return self._slice(low, span)
+        positions: NDArray[np.int64] = given.astype(np.int64, copy=False)
         if self.form.runs >= 0:
             firsts, values = self._run_table()
             run = np.searchsorted(firsts, positions, "right") - 1

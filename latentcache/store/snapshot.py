@@ -109,7 +109,7 @@ class FieldRows(Value, eq=False):
         if len(plan.sample) != len(self) or len(samples) != len(self.samples):
             return False
         found = self.rows_of(plan, samples, np.arange(len(samples), dtype=np.int32))
-        return bool(np.array_equal(found, np.arange(len(self))))
+        return bool(np.array_equal(found, np.arange(len(self), dtype=np.int32)))
 
     def rows_of(self, plan: FieldPlan, samples: SampleTable, sample_rows: NDArray[np.integer]) -> NDArray[np.int32]:
         """(P,) the row of each item of a plan by the same recipe, found at its sample; -1: it is not there.

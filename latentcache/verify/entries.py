@@ -228,13 +228,15 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
     element = np.array(
         [itemsize * int(np.prod(shape[1:] if spec.ragged else shape)) for shape in shapes], dtype=np.int64
     )
-    start, length = np.asarray(rows.start).astype(np.int64), np.asarray(rows.length).astype(np.int64)
     unit, size = element if len(element) == 1 else element[view.group], view.bytes[view.entry]
     if rows.packing == "block" or spec.ragged:  # any number of rows
-        count = length if spec.ragged else np.ones_like(length)
-        wrong = ((start + count) * unit > size) | (size % np.maximum(unit, 1) != 0)
+        wrong = np.add(rows.start, rows.length if spec.ragged else 1, dtype=np.int64) * unit > size
+        if len(element) == 1:
+            wrong |= (view.bytes % np.maximum(unit, 1) != 0)[view.entry]
+        else:
+            wrong |= size % np.maximum(unit, 1) != 0
     else:
-        wrong = (unit != size) | (start != 0)
+        wrong = (unit != size) | (np.asarray(rows.start) != 0)
     if wrong.any():
         bad = np.unique(view.entry[wrong])
         store.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")
