@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from latentcache.fields.registry import checked, load, settings_of
 from latentcache.plan.numbers import whole
 from latentcache.store.garbage import shard_use
 from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
-from latentcache.value import Value
 from latentcache.verify.entries import Store, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands
@@ -45,15 +44,11 @@ if TYPE_CHECKING:
     from latentcache.sources.compare import Compared
     from latentcache.verify.drift import Reencode
 
-
-class _Given(Value):
-    """Types of arguments of :func:`verify_cache`."""
-
-    cache: Path
-    data: Path | None
-    full: bool
-    fields: Mapping[str, Any] | None
-    device: str
+#: Types of arguments of :func:`verify_cache`.
+_TYPES: Any = make_dataclass(
+    "Arguments",
+    {"cache": Path, "data": Path | None, "full": bool, "fields": Mapping[str, Any] | None, "device": str}.items(),
+)
 
 
 @python_words()
@@ -89,7 +84,7 @@ def verify_cache(
         EncoderError: The model that is to encode again is not at hand, or cannot be used.
         DeviceError: Its device failed, or does not exist.
     """
-    given = checked(_Given, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
+    given = checked(_TYPES, {"cache": cache, "data": data, "full": full, "fields": fields, "device": device})
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
     selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)

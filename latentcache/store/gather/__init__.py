@@ -232,10 +232,7 @@ def scan(
 
 
 def read_at(descriptor: int, offset: int, room: memoryview | int) -> memoryview:
-    """Read a file from ``offset`` on into memory, or into ``room`` new bytes; returns fewer only at its end.
-
-    One call of the system reads 2 GiB at most.
-    """
+    """Read a file from ``offset`` on, more than the 2 GiB of one call too; gives fewer bytes only at its end."""
     memory, done = np.empty(room, dtype=np.uint8).data if isinstance(room, int) else room, 0
     while done < len(memory) and (found := os.preadv(descriptor, [memory[done:]], offset + done)):
         done += found
