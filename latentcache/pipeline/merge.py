@@ -11,7 +11,6 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,12 @@ def merge_caches(
         raise UsageError("parts=[]: there is nothing to merge", fix=example)
     if whole.resolve() in [part.resolve() for part in folders]:
         raise UsageError(f"--out={shlex.quote(str(whole))}: one of the parts", fix="give another folder: --out=CACHE")
-    with ExitStack() as stack:
-        snapshots = [_opened(part) for part in folders]
-        for snapshot in snapshots:
-            stack.callback(getattr(snapshot.lease, "close", lambda: None))
-        for part, snapshot in zip(folders, snapshots, strict=True):
-            _check_recipe(part, snapshot, folders[0], snapshots[0])
-        _check_parts(folders, snapshots)
-        table = _table(folders, [snapshot.samples for snapshot in snapshots])
-        stack.enter_context(locked(paths))
+    snapshots = [_opened(part) for part in folders]
+    for part, snapshot in zip(folders, snapshots, strict=True):
+        _check_recipe(part, snapshot, folders[0], snapshots[0])
+    _check_parts(folders, snapshots)
+    table = _table(folders, [snapshot.samples for snapshot in snapshots])
+    with locked(paths):
         for snapshot in snapshots:
             _copy(snapshot, paths)
         return _publish(paths, table, snapshots, started, observer or Silent())

@@ -28,8 +28,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from latentcache import failpoint
 from latentcache.errors import WorkerError
@@ -186,7 +187,7 @@ class WorkerThread:
 WorkerHandle = WorkerProcess | WorkerThread
 
 
-class WarmWorker:
+class WarmWorker(AbstractContextManager["WarmWorker"]):
     """Worker processes that wait for work: torch is imported once for all fields.
 
     One for the first ``device`` answers questions before a build. :class:`Run` takes processes and gives them back.
@@ -230,9 +231,6 @@ class WarmWorker:
             process.ended()
             process.channel.close()
         self._waiting.clear()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -9,10 +9,10 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from latentcache.pipeline.workers.transport import Form, failure_of, split_keys
 from latentcache.store.atomic_io import writing
 
 
-class EventLog:
+class EventLog(AbstractContextManager["EventLog"]):
     """The file of ``--events``: one line and one ``write`` per durable commit; a line that is cut is taken back."""
 
     def __init__(self, path: Path) -> None:
@@ -46,9 +46,6 @@ class EventLog:
                 with suppress(OSError):  # a pipe
                     os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes of an event were written")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         os.close(self._descriptor)
