@@ -230,10 +230,7 @@ def _without_floats(value: Any) -> Any:
 
 
 def pin_clock(template: str, options: Mapping[str, str]) -> str:
-    """A template that asks for the day gets that of its options, name -> JSON: else every day would give other ids.
-
-    TypeError or ValueError if the day is none.
-    """
+    """A template that asks for the day gets that of its options (name -> JSON): each day would give other ids."""
     if CLOCK not in template or CLOCK not in options:
         return template
     day = date.fromisoformat(json.loads(options[CLOCK]))

@@ -23,10 +23,7 @@ _SPANS = "spans"
 
 
 class Documents:
-    """The documents of samples, in the order wanted, or of all. Picklable.
-
-    Opens files on first use in each process; they close when it is forgotten.
-    """
+    """The documents of samples, in the order wanted, or of all. Picklable; opens files on first use."""
 
     def __init__(
         self, snapshot: Snapshot, field: str, *, samples: Ints | None = None, checksum: Checksum = "first"

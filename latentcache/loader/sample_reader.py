@@ -106,10 +106,7 @@ class _Source:
 
 
 class SampleReader:
-    """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process.
-
-    Raises UsageError if a setting does not fit what is stored.
-    """
+    """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process."""
 
     has_labels = False
 

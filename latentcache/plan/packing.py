@@ -19,11 +19,7 @@ _SHORT = 1 << 16
 
 
 def best_fit(length: NDArray[np.integer], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pack pieces of these lengths (P,), from 1 to ``capacity``, into rows that hold so many tokens.
-
-    Returns:
-        (P,) the pieces row after row, the longest first in each; (R,) where the pieces of each row end.
-    """
+    """(P,) pieces of these lengths row after row, the longest first in each, and (R,) where those of each row end."""
     rest = capacity - length
     order = np.argsort(rest.astype(np.uint16) if capacity <= _SHORT else rest, kind="stable")
     rows = np.array(_rows(np.bincount(length, minlength=capacity + 1).tolist(), capacity), dtype=np.int64)

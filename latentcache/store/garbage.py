@@ -3,7 +3,7 @@
 A sealed shard is never changed and readers may hold it. An entry is copied only if its head belongs to its key and
 head and payload pass their checks; it then has the same bytes. The new shard is made in ``scratch/`` and appears
 among the shards in one step. The old one gets a tombstone, which keeps builds from taking entries from it, and a new
-snapshot names the new one; the collector removes the old one when no snapshot needs it.
+snapshot names the new one; the collector removes the old one when no snapshot needs it. Callers hold the lock.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ class StoredEntry(NamedTuple):
 
 
 def mend_shards(paths: CachePaths) -> list[Salvaged]:
-    """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged.
-
-    The caller holds the builder lock. A damaged sealed shard gets a tombstone.
-    """
+    """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged."""
     made = [recover_shard(paths, folder) for folder in paths.open_shards()]
     for name in load_catalog(paths).damaged:
         made.append(salvage(paths, paths.shard(name)))
@@ -88,10 +85,7 @@ def mend_shards(paths: CachePaths) -> list[Salvaged]:
 
 
 def recover_shard(paths: CachePaths, folder: Path) -> Salvaged | None:
-    """Seal the shard that a dead builder left open in ``shards/<id>.open``. The caller holds the builder lock.
-
-    A damaged one goes to ``quarantine/``, after everything intact was copied; returns what became of it.
-    """
+    """Seal the shard that a dead builder left open; a damaged one is salvaged and goes to ``quarantine/``."""
     data = folder / "data.mdb"
     with writing(folder):
         if not data.exists() or data.stat().st_size == 0:
@@ -114,10 +108,7 @@ def salvage(paths: CachePaths, source: Path) -> Salvaged:
 
 
 def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salvaged:
-    """Copy entries of a shard, of this or another cache, into a new sealed one of this cache.
-
-    The caller holds the builder lock. ``places`` are (n,) ``PLACE_DTYPE``.
-    """
+    """Copy entries of a shard, of this or another cache, into a new sealed one; ``places``: (n,) ``PLACE_DTYPE``."""
     name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
     make_folder(paths.scratch)
@@ -148,11 +139,7 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salva
 
 
 def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
-    """Take a sealed shard out of use; builds find its entries no more. Durable; the caller holds the builder lock.
-
-    Snapshots that name the shard keep reading it, and the collector removes it when none does. The reason
-    (``damaged`` or ``compacted``) is for people.
-    """
+    """Take a sealed shard out of use for builds, durably; the reason (``damaged`` or ``compacted``) is for people."""
     stone = paths.tombstone(shard)
     if not stone.exists():
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -160,10 +147,7 @@ def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
 
 
 def places_of(source: Path) -> NDArray[Any]:
-    """``PLACE_DTYPE`` of a shard's entries: from its index if that is intact, whatever became of ``data.mdb``.
-
-    Else from LMDB's pages; no places if these are damaged too.
-    """
+    """``PLACE_DTYPE`` of a shard's entries: from its index, else from LMDB's pages, else none."""
     try:
         index = checked_index(source, check_data=False)
     except StoreError:
@@ -223,9 +207,8 @@ def relocate(
 ) -> dict[str, NDArray[np.bool_]]:
     """Publish a snapshot whose entries were ``moved`` from shard to shard; those that are not there lose their rows.
 
-    The caller holds the builder lock. A shard that moved to an empty name has lost all entries. ``drop`` has by field
-    (E,) True for entries that lose their rows anyway. Returns the same of all that did; if there are any, the new
-    snapshot is incomplete.
+    A shard that moved to an empty name has lost all entries. ``drop`` has by field (E,) True for entries that lose
+    their rows anyway. Returns the same of all that did; if there are any, the new snapshot is incomplete.
     """
     names, lost = list(dict.fromkeys([*snapshot.shards, *filter(None, moved.values())])), {}
     fields = []

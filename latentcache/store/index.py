@@ -191,10 +191,7 @@ class ShardIndex:
 
 
 def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any]]:
-    """The columns of the index of a shard, from its pages and heads.
-
-    Raises CacheDamagedError for pages, and CorruptEntryError or CacheFormatError for a head.
-    """
+    """The columns of the index of a shard: CacheDamagedError for its pages, CorruptEntryError for a head."""
     meta = read_meta(data) if meta is None else meta
     try:
         with opened(data) as descriptor:
@@ -295,8 +292,5 @@ def checked_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
 
 
 def open_shard_index(folder: Path) -> ShardIndex:
-    """Index the committed part of a shard that is being written, or was when its builder died; nothing is written.
-
-    Errors as :func:`collect_index`.
-    """
+    """Index the committed part of a shard that is being written, or was when its builder died; nothing is written."""
     return ShardIndex(folder, collect_index(folder / "data.mdb"))

@@ -42,10 +42,7 @@ _held: set[int] = set()
 
 @contextmanager
 def builder_lock(path: Path) -> Iterator[int]:
-    """Hold the cache for building; give the descriptor that holds it, for workers to inherit.
-
-    Raises CacheLockedError if another process holds it, CacheReadOnlyError if the file cannot be opened or written.
-    """
+    """Hold the cache for building; give the descriptor that holds it, for workers to inherit."""
     opened: list[int] = []
     try:
         with writing(path):
@@ -164,10 +161,7 @@ def _read_holder(descriptor: int) -> dict[str, Any]:
 
 
 class Lease:
-    """Holds the snapshot of a ``manifest.json`` for as long as this object lives or until :meth:`close`.
-
-    Raises BlockingIOError if the snapshot is being removed, FileNotFoundError if it is gone.
-    """
+    """Holds the snapshot of a ``manifest.json`` until :meth:`close`; BlockingIOError while it is being removed."""
 
     def __init__(self, manifest: Path) -> None:
         self._manifest, descriptor = manifest, open_file(manifest)

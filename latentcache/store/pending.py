@@ -147,10 +147,7 @@ class Pending:
         return found
 
     def ready(self, field: str, rows: NDArray[np.integer], timeout_s: float | None = None) -> None:
-        """Return when all of these rows (n,) can be read; waits as long as this object says, or ``timeout_s``.
-
-        Raises MissingEntryError if one was rejected, NotYetEncodedError if one did not come in time.
-        """
+        """Return when all of these rows (n,) can be read; MissingEntryError if one was rejected."""
         wait_s, ended, places = self.timeout_s if timeout_s is None else timeout_s, False, self.places[field]
         deadline = time.monotonic() + wait_s
         while len(absent := rows[places.at.shard[rows] < 0]):

@@ -260,10 +260,7 @@ class Located(Pieces):
 
 
 class Gathering(Reading):
-    """Reads located items from ``first`` to before ``last`` into ``out`` as :meth:`EntryReader.gather`.
-
-    ``scaling`` of whole items is done as they are read.
-    """
+    """Reads located items from ``first`` to before ``last`` into ``out``; ``scaling`` is done as they are read."""
 
     def __init__(self, located: Located, first: int, last: int, out: Any, scaling: Scaling | None = None) -> None:
         self._located, self._first, self._last, self._out = located, first, last, out

@@ -72,7 +72,9 @@ class ShardWriter:
                     self._commit(entries)
                     break
                 except lmdb.MapFullError:
-                    self._grow(sum(len(entry.value) for entry in entries))
+                    size = self._environment.info()["map_size"]
+                    self._environment.set_mapsize(size + max(size, 2 * sum(len(entry.value) for entry in entries)))
+                    failpoint("map-grown")
             failpoint("after-commit")
 
     def seal(self, name: str = "") -> Path:
@@ -96,12 +98,6 @@ class ShardWriter:
             for entry in entries:
                 transaction.put(entry.key, entry.value, overwrite=False)
             failpoint("after-put")
-
-    def _grow(self, batch_bytes: int) -> None:
-        """Double the map, or more for a large batch."""
-        size = self._environment.info()["map_size"]
-        self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
-        failpoint("map-grown")
 
 
 @contextlib.contextmanager

@@ -245,11 +245,7 @@ class Snapshot(Value):
 
 
 def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
-    """A snapshot of a cache, the current one unless a number is given.
-
-    Raises CacheNotFoundError, with the slug ``cache-unfinished`` if no build has ended, CacheFormatError if it was
-    written by a newer version, CacheDamagedError if a file is not what was written.
-    """
+    """A snapshot of a cache, the current one unless a number is given; raises StoreError."""
     paths = CachePaths(cache)
     number = paths.current_snapshot() if number is None else number
     if number:

@@ -124,9 +124,7 @@ def describe_model(
     """Describe the model that settings name, without loading it.
 
     A precision that was not given is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
-    bfloat16 if the configuration says ``force_upcast``.
-
-    ``known`` is the provenance of an earlier build, with its memo of the weights.
+    bfloat16 if the configuration says ``force_upcast``. ``known``: provenance of an earlier build.
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"
     storage, tiling = settings.storage_dtype or "float16", bool(settings.tiling)

@@ -109,10 +109,7 @@ _MOCHI_COLORS = 15
 
 
 class LatentShape(NamedTuple):
-    """Shape of a latent: ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
-
-    A clip has ``k * frame_step + 1`` frames; 0: images only.
-    """
+    """Shape of a latent; a clip has ``k * frame_step + 1`` frames, 0: images only."""
 
     channels: int
     factor: int
