@@ -64,14 +64,8 @@ class Limit(NamedTuple):
     below: int
 
     def holds(self, values: NDArray[Any]) -> bool:
-        """True if it does for all values. The largest numbers decide, in a fiftieth of the time of ``isfinite``."""
-        if not values.size or not self.mask:
-            return True
-        unsigned, sign = values.view(f"<u{values.itemsize}"), 1 << 8 * values.itemsize - 1
-        if self.mask & sign:
-            return int(unsigned.max()) < self.below
-        signed = values.view(f"<i{values.itemsize}")
-        return int(signed.max()) < self.below and int(unsigned.max()) < self.below + sign
+        """True if it does for all values, in a tenth of the time of ``isfinite``."""
+        return not self.mask or bool((values.view(f"<u{values.itemsize}") & self.mask < self.below).all())
 
 
 _FINITE = {
