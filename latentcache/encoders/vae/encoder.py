@@ -195,9 +195,7 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
     """The encoder half in evaluation mode on the CPU, weights frozen."""
     ldm = FAMILIES.get(description.spec.family, GENERIC).ldm
     tensors = encoder_tensors(read_headers(description.weights), ldm=ldm)
-    log = diffusers.utils.logging
-    verbosity = log.get_verbosity()
-    log.set_verbosity_error()  # of fields that are checked here
+    diffusers.utils.logging.set_verbosity_error()  # it warns of fields that are checked here
     try:
         module = _skeleton(description, "meta")
         if dict(module.named_buffers()).keys() - module.state_dict().keys():  # the class computes them
@@ -207,8 +205,6 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
         what, why = f"the weights do not fit {description.spec.family}", " ".join(str(error).split())[:500]
         fix = "download the weights again, or use the config.json that belongs to them"
         raise EncoderError(what, where=description.weights[0], why=why, fix=fix) from error
-    finally:
-        log.set_verbosity(verbosity)
     return module.to(dtype).eval().requires_grad_(False)
 
 
