@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -43,9 +45,14 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """Make a column from strings; surrogate escapes become the bytes they stand for."""
-        encoded = [text.encode("utf-8", "surrogateescape") for text in strings]
-        ends = np.cumsum([len(part) for part in encoded], dtype=np.int64)
-        return Strings(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+        data, lengths, each = bytearray(), array("q"), iter(strings)
+        while part := list(islice(each, _NEAR)):  # no string is kept
+            text = "".join(part)
+            lengths.extend(
+                map(len, part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part])
+            )
+            data += text.encode("utf-8", "surrogateescape")
+        return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -90,7 +97,8 @@ class Strings(Sequence[str]):
 
     def select(self, positions: NDArray[np.integer]) -> Strings:
         """A column of the strings at these positions."""
-        return Strings.of(self.take(positions))
+        blocks = (self.take(positions[start : start + _NEAR]) for start in range(0, len(positions), _NEAR))
+        return Strings.of(chain.from_iterable(blocks))
 
     def empty(self) -> tuple[int, int]:
         """Count empty strings, and find the position of the first of them; -1: there is none."""

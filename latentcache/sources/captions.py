@@ -25,7 +25,7 @@ from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, fault, unused_lines
-from latentcache.sources.known import Known, Units, hash_rows, strings_of, take_rows
+from latentcache.sources.known import Known, Units, hash_rows, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
 
@@ -97,7 +97,7 @@ class CaptionFiles:
             content[known >= 0] = take_rows(old.content, known[known >= 0])
         with_fallback = [at for at, rule in enumerate(self._rules) if rule.text or rule.from_name or rule.bare]
 
-        def texts() -> Iterator[list[str]]:
+        def texts() -> Iterator[str]:
             for start in range(0, len(file), _BLOCK):
                 block = slice(start, start + _BLOCK)
                 some, own = units["text"][block].tolist(), known[block] >= 0
@@ -112,9 +112,9 @@ class CaptionFiles:
                     before = old.text.take(known[block][own])
                     for number, text in zip(np.flatnonzero(own).tolist(), before, strict=True):
                         some[number] = text
-                yield some
+                yield from some
 
-        return Input(text=strings_of(texts()), content=content, file=file, line=lines)
+        return Input(text=Strings.of(texts()), content=content, file=file, line=lines)
 
 
 def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:

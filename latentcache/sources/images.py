@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,6 @@ from latentcache.sources.known import (
     Units,
     hash_rows,
     match_names,
-    strings_of,
     take_rows,
     with_hashes,
 )
@@ -113,7 +113,7 @@ class _Files:
         self.partners, self._outside = Partners(), list[str]()
         self.owners = dict[tuple[int, ...], int]()
         self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
-        self.names = strings_of(self._walked())
+        self.names = Strings.of(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
         # extension of the rule that the caption has, sets in ``owners``.
@@ -134,11 +134,11 @@ class _Files:
                 found.setdefault(number, {})[name] = text if file >= 0 else ""
         return found
 
-    def _walked(self) -> Iterator[list[str]]:
+    def _walked(self) -> Iterator[str]:
         for level, start, stop in self.walk:
             if level.mark is None:
                 level.mark = self._entered(level)
-                yield [level.prefix + name for name in level.names]
+                yield from (level.prefix + name for name in level.names)
             some = level.mark[:, start:stop]
             self._rows.append(some[:, some[0] >= 0])
 
@@ -229,7 +229,7 @@ class ImageScan(Scan):
         archives, rules = Archives(self, layout, bad, walk.notes), [one.captions for one in layout.sets]
         names, memos, added = files.names, files.memos, [*(memo for _, memo in read.values()), *archives.memos]
         if added:
-            names = strings_of([names, list(read), archives.names])
+            names = Strings.of(chain(names, read, archives.names))
             memos = np.concatenate([memos, np.array(added, dtype=np.uint64)])
         names, memos = _used_files(names, memos, units, len(files.names))
         archives.first = len(names) - len(archives.names)
@@ -377,7 +377,7 @@ def _used_files(
     number, kept = np.cumsum(used, dtype=np.int32) - 1, np.flatnonzero(used)
     number[-1] = -1
     units.columns |= {name: number[column] for name, column in units.files.items()}
-    return strings_of(names.take(kept[start : start + _BLOCK]) for start in range(0, len(kept), _BLOCK)), memos[kept]
+    return names.select(kept), memos[kept]
 
 
 def _sorted(names: Strings, units: Units) -> Units:
@@ -439,7 +439,7 @@ def _samples(
     else:
         blocks = [slice(start, start + _BLOCK) for start in range(0, len(images), _BLOCK)]
         each = (zip(held.names.take(images[one]), units["own"][one].tolist(), strict=True) for one in blocks)
-        names = strings_of([file + own for file, own in pairs] for pairs in each)
+        names = Strings.of(file + own for pairs in each for file, own in pairs)
     content = held.content if names is held.names else held.content[images]
     if len(inside):
         known = units["known"][inside]

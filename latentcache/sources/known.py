@@ -6,7 +6,6 @@ was not written within two seconds of being hashed (``identity.stat``).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -390,14 +389,3 @@ def _rows(column: Any, places: NDArray[np.integer]) -> NDArray[Any]:
     if last - first == len(places) and bool((np.diff(places) == 1).all()):
         return np.asarray(column[first:last])
     return np.asarray(column[places])
-
-
-def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
-    """One column of strings from lists of them; no string is kept."""
-    data, lengths = bytearray(), array("q")
-    for part in parts:
-        text = "".join(part)
-        each = part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part]
-        lengths.extend(map(len, each))
-        data += text.encode("utf-8", "surrogateescape")
-    return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))

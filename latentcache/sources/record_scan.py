@@ -28,7 +28,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
 from latentcache.sources.causes import as_rejected, fault
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scan, Scanned, hash_rows, is_range, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, hash_rows, is_range
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
@@ -155,15 +155,15 @@ def _table(held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> Sampl
         rows = rows[np.argsort(place, kind="stable")]
     column: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(rows[name]) for name in _ROW.names or ()}
 
-    def labels() -> Iterator[list[str]]:
+    def labels() -> Iterator[str]:
         for start in range(0, len(rows), _BLOCK):
             numbers, place = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
             own, lines = held.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
-            yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
+            yield from (f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True))
 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
-        names=strings_of(labels()),
+        names=Strings.of(labels()),
         files=Files(names=held.names, stat=held.stat, content=held.content, reading=reading),
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
