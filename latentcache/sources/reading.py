@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, Self
+from typing import Any, BinaryIO, NoReturn
 
 import xxhash
 
@@ -173,32 +173,20 @@ _SHOWN = 200
 
 
 class LineReader:
-    """One file, read once.
+    """One open file, read once.
 
     Raises:
-        UnusableSampleError: The file cannot be opened, is compressed, or begins with a UTF-16 byte order mark.
+        UnusableSampleError: It is compressed, or begins with a UTF-16 byte order mark.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> None:
-        self._path, self._max = path, max_bytes
-        self._hash, self._size = xxhash.xxh3_128(), 0
-        self._file = open_source(path)
-        self._before = os.fstat(self._file.fileno())
-        try:
-            first = self._read()
-            if first.startswith(UTF16_BOMS):
-                raise fault("not-utf8", "it begins with the byte order mark of UTF-16, expected UTF-8", path)
-            check_not_packed(first, path)
-            self.head = first.removeprefix(codecs.BOM_UTF8)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __init__(self, file: BinaryIO, path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._file, self._path, self._max = file, path, max_bytes
+        self._hash, self._size, self._before = xxhash.xxh3_128(), 0, os.fstat(file.fileno())
+        first = self._read()
+        if first.startswith(UTF16_BOMS):
+            raise fault("not-utf8", "it begins with the byte order mark of UTF-16, expected UTF-8", path)
+        check_not_packed(first, path)
+        self.head = first.removeprefix(codecs.BOM_UTF8)
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes but the byte order mark, in pieces of about 1 MiB; ``head`` is the first."""
@@ -207,14 +195,10 @@ class LineReader:
             yield chunk
 
     def all_bytes(self, most: int, error: UnusableSampleError) -> bytes:
-        """All bytes but the byte order mark; raises ``error`` if there are more than ``most``."""
-        pieces, size = [], 0
-        for piece in self.chunks():
-            size += len(piece)
-            if size > most:
-                raise error
-            pieces.append(piece)
-        return b"".join(pieces)
+        """All bytes but the byte order mark; raises ``error`` if the file has more than ``most``."""
+        if self._before.st_size > most:
+            raise error
+        return b"".join(self.chunks())
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
         """(number from 1, bytes without the line end) of every line that is not blank; None if it is too long."""

@@ -35,6 +35,7 @@ from latentcache.sources.reading import (
     MAX_SOURCE_BYTES,
     LineReader,
     decode,
+    open_source,
     parse_json,
     parse_json_at,
     stat_source,
@@ -186,7 +187,8 @@ class RecordReader:
     def __iter__(self) -> Iterator[Record]:
         """Every usable record; raises UnusableSampleError if it cannot be read as a whole."""
         self._form = self.way.form
-        with LineReader(self.path) as reader:
+        with open_source(self.path) as file:
+            reader = LineReader(file, self.path)
             if self.way.kind in ("parquet", "arrow"):
                 for _ in reader.chunks():
                     pass

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources import reading as lines_module
-from latentcache.sources.reading import LineReader, parse_json
+from latentcache.sources.reading import LineReader, open_source, parse_json
 
 
 @settings(max_examples=40, deadline=None)
@@ -20,7 +20,8 @@ def test_lines_are_those_of_the_bytes_whatever_the_chunks(tmp_path_factory, data
     path.write_bytes(data)
     before, lines_module._CHUNK_BYTES = lines_module._CHUNK_BYTES, chunk
     try:
-        with LineReader(path) as reader:
+        with open_source(path) as file:
+            reader = LineReader(file, path)
             found = list(reader.lines())
             stat, content = reader.finish()
     finally:
@@ -39,7 +40,8 @@ def test_a_line_that_is_too_long_is_reported_and_the_next_one_is_read(tmp_path, 
     monkeypatch.setattr(lines_module, "_CHUNK_BYTES", chunk)
     path = tmp_path / "a"
     path.write_bytes(b"abc\n" + b"x" * 100 + b"\nabcde\n" + b"y" * 6)
-    with LineReader(path, max_bytes=5) as reader:
+    with open_source(path) as file:
+        reader = LineReader(file, path, max_bytes=5)
         assert list(reader.lines()) == [(1, b"abc"), (2, None), (3, b"abcde"), (4, None)]
         assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
 
@@ -56,15 +58,16 @@ def test_a_line_that_is_too_long_is_reported_and_the_next_one_is_read(tmp_path, 
 def test_files_that_are_no_text_are_rejected_at_once(tmp_path, data, cause):
     path = tmp_path / "a"
     path.write_bytes(data)
-    with pytest.raises(UnusableSampleError) as caught:
-        LineReader(path)
+    with pytest.raises(UnusableSampleError) as caught, open_source(path) as file:
+        LineReader(file, path)
     assert caught.value.slug == cause
 
 
 def test_a_file_that_grows_is_an_error_at_its_end(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"a\nb\n")
-    with LineReader(path) as reader:
+    with open_source(path) as file:
+        reader = LineReader(file, path)
         for _ in reader.lines():
             with path.open("ab") as file:
                 file.write(b"c\n")
