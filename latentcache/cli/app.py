@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import re
 import signal
@@ -156,9 +157,13 @@ def _run(argv: list[str]) -> int:
         flags.register(value for word, value in pairwise(argv) if word == "--field")
         flags.register(word.partition("=")[2] for word in argv if word.startswith("--field="))
         program: Any = typer.main.get_command(application(command))
+        more = {"prog_name": "latentcache", "standalone_mode": False}
         if asks_help and "--json" in argv:
-            return console.finish(command, console.Result({"help": _help(program, command)}), as_json=True)
-        result = program.main(args=argv, prog_name="latentcache", standalone_mode=False)
+            with contextlib.redirect_stdout(io.StringIO()) as text:
+                program.main([word for word in argv if word != "--json"], **more)
+            result = console.Result({"help": text.getvalue().removesuffix("\n")})
+            return console.finish(command, result, as_json=True)
+        result = program.main(argv, **more)
         console.flush()
         return int(result or 0)
     except BaseException as error:  # noqa: BLE001 - the one place that turns every exception into a status
@@ -173,15 +178,6 @@ def _load_numpy() -> None:
         import numpy  # noqa: F401 - for its effect
 
         del os.environ[variable]  # the encoder of a worker process may use them
-
-
-def _help(program: Any, command: str) -> str:
-    """The help of a command, or of the program."""
-    chosen = program.commands.get(command)
-    context = program.make_context("latentcache", [command], resilient_parsing=True)
-    if chosen is None:
-        return str(context.get_help())
-    return str(chosen.get_help(chosen.make_context(command, [], parent=context, resilient_parsing=True)))
 
 
 def _reject_empty(argv: list[str]) -> None:

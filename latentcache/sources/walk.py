@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
@@ -39,14 +39,13 @@ from latentcache.sources.reading import kind_of
 CACHE_SUFFIX = ".latentcache"
 #: Metadata tables of the Hugging Face image folder.
 TABLE_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-#: Extensions of the formats that are read, in lower case.
-READ_EXTENSIONS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
-)
 #: Extensions of videos, which are samples beside images.
 CLIP_EXTENSIONS = frozenset((".mp4", ".mkv", ".webm", ".mov"))
-#: Extensions that make a file an image; unsupported ones are rejected later, by content.
-IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"} | CLIP_EXTENSIONS
+#: Extensions that make a file an image, in lower case; unsupported ones are rejected later, by content.
+IMAGE_EXTENSIONS = CLIP_EXTENSIONS.union(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
+    (".heic", ".heif", ".jxl", ".svg"),
+)
 #: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
 CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
 _PLAIN = frozenset((*IMAGE_EXTENSIONS, *map(str.upper, IMAGE_EXTENSIONS)))
@@ -361,18 +360,14 @@ class Tree:
             self._known[path] = self._list(path)
         return self._known[path]
 
-    def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
-        """A folder and those below it, level by level, down to ``depth`` levels."""
-        level = [path]
-        for _ in range(depth + 1):
-            found = []
-            for one in level:
-                if len(self._known) > MAX_FOLDERS:
-                    return
-                folder = self.folder(one)
-                yield folder
-                found += [f"{one}/{name}" if one else name for name in folder.folders]
-            level = found
+    def below(self) -> Iterator[Folder]:
+        """The root and the folders below it, level by level."""
+        paths = deque([""])
+        while paths and len(self._known) <= MAX_FOLDERS:
+            folder = self.folder(path := paths.popleft())
+            yield folder
+            if path.count("/") < MAX_DEPTH - 1:
+                paths += [f"{path}/{name}" if path else name for name in folder.folders]
 
     def _list(self, below: str) -> Folder:
         path = f"{self.root}/{below}" if below else str(self.root)
