@@ -16,7 +16,7 @@ import shlex
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -24,9 +24,6 @@ from latentcache.cli import console
 from latentcache.cli.console import Result
 from latentcache.errors import UsageError
 from latentcache.value import Value
-
-if TYPE_CHECKING:
-    from latentcache.fields.protocol import FieldKind
 
 
 def option(default: Any, flag: str, text: str, **more: Any) -> Any:
@@ -222,7 +219,8 @@ def _requested(
             raise UsageError(f"--fields={name}: unknown field", fix=f"--fields {'|'.join(known)}")
     settings: dict[str, dict[str, Any]] = {name: {} for name in wanted or ()}
     if wanted is None:
-        settings = {name: {} for name, kind in known.items() if _target(kind) in kinds}
+        targets = {name: f"{type(kind).__module__}:{type(kind).__qualname__}" for name, kind in known.items()}
+        settings = {name: {} for name, target in targets.items() if target in kinds}
     for name, option in options.items():
         if values[name] is None:
             continue
@@ -251,7 +249,3 @@ def _words(options: Mapping[str, _Option], given: Mapping[str, Any]) -> str:
         elif value is not None:
             words += [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]
     return shlex.join(words)
-
-
-def _target(kind: FieldKind) -> str:
-    return f"{type(kind).__module__}:{type(kind).__qualname__}"

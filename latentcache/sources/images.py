@@ -214,14 +214,12 @@ class ImageScan(Scan):
             folders=layout.folders,
         )
         files = _Files(walk, layout)
-        for note in layout.notes:
-            walk.notes.add(note)
+        walk.notes.add(*layout.notes)
         bad, read, units = list[Rejected](), dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
         if tables:
             listed = listed_images(layout, walk.root, files.by_set(), walk.named())
             units, bad, read = _with_rows(files, layout.sets, units, listed), listed.rejected, listed.tables
-            for item in listed.notes:
-                walk.notes.add(item)
+            walk.notes.add(*listed.notes)
         if self.part is not None:
             mine = [self.part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
@@ -246,8 +244,7 @@ class ImageScan(Scan):
         found, captioned = Found(), samples.inputs["caption"].text
         assert captioned is not None
         found.count(layout.sets, units, captioned, samples.names)
-        for item in (*found.notes(), *captions.unused_lines(units, captioned)):
-            walk.notes.add(item)
+        walk.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
         if not len(samples) and not walk.rejected and not bad and self.part is None:
             raise _nothing(walk, layout, walk.notes.all())
         rejections = in_order([*walk.rejected, *bad])
@@ -255,10 +252,7 @@ class ImageScan(Scan):
         return self._hashed(walk.root, scanned, held)
 
     def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
-        """Add columns of masks and control images.
-
-        An input that the snapshot has stays one, so that a sample whose image is gone is found.
-        """
+        """Add columns of masks and control images: those of the snapshot too, so that one that is gone is found."""
         partners, before = files.partners, self.known.inputs if self.known is not None else {}
         inputs = dict.fromkeys(
             [*partners.inputs(layout), *sorted({*before} - {"image", "caption"} - layout.unpaired)]
@@ -271,14 +265,10 @@ class ImageScan(Scan):
             units.columns[role] = np.array(found, dtype=np.int32)
         used = {file for role in inputs for file in units[role].tolist()}
         if self.part is None:
-            for note in partners.unused(used, layout):
-                files.walk.notes.add(note)
+            files.walk.notes.add(*partners.unused(used, layout))
 
     def _hashed(self, root: Path, scanned: Scanned, held: Known) -> Scanned:
-        """With the contents of files that may be what they were, by their size, or that the snapshot rejected.
-
-        Those of equal content are what they were.
-        """
+        """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
         samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
         hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
         out = {item.label for item in self.rejected}

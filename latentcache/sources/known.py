@@ -273,12 +273,12 @@ class Known:
         there = np.flatnonzero(place >= 0)
         if not len(there):
             return
-        memos = np.ascontiguousarray(_rows(table.files.stat, place[there]))
+        memos = np.ascontiguousarray(table.files.stat[place[there]])
         good = (memos[:, :5] == self.stat[block][there, :5]).all(axis=1) & ~racy(memos)
         place[there[~good]] = -1
         there = there[good] + block.start
         self.stat[there, 5] = memos[good, 5]
-        self.content[there] = _rows(table.files.content, self.place[there])
+        self.content[there] = table.files.content[self.place[there]]
 
     def _rejected(self, names: Strings, rejected: Sequence[Rejected]) -> None:
         read = [item for item in rejected if item.content and len(item.stat) == STAT_WIDTH and not item.line]
@@ -379,13 +379,5 @@ def take_rows(column: NDArray[Any], rows: NDArray[np.integer]) -> NDArray[Any]:
     found = np.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
     there = np.flatnonzero(rows >= 0)
     if len(there):
-        found[there] = _rows(column, rows[there])
+        found[there] = column[rows[there]]
     return found
-
-
-def _rows(column: Any, places: NDArray[np.integer]) -> NDArray[Any]:
-    """Rows of a column that may be lazy: a run of rows is one read."""
-    first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-    if last - first == len(places) and bool((np.diff(places) == 1).all()):
-        return np.asarray(column[first:last])
-    return np.asarray(column[places])

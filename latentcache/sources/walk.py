@@ -64,14 +64,14 @@ class Notes:
         self._first: dict[str, list[Rejected]] = defaultdict(list)
         self._more: dict[str, tuple[Rejected, int]] = {}
 
-    def add(self, item: Rejected) -> None:
-        """One more note."""
-        kept = self._first[item.reason]
-        if len(kept) < _NOTES_EACH:
-            kept.append(item)
-        else:
-            first, count = self._more.get(item.reason, (item, 0))
-            self._more[item.reason] = first, count + item.count
+    def add(self, *items: Rejected) -> None:
+        """Further notes."""
+        for item in items:
+            if len(kept := self._first[item.reason]) < _NOTES_EACH:
+                kept.append(item)
+            else:
+                first, count = self._more.get(item.reason, (item, 0))
+                self._more[item.reason] = first, count + item.count
 
     def all(self) -> tuple[Rejected, ...]:
         """In the byte order of names; those that were only counted at the end."""

@@ -79,9 +79,8 @@ class Archives:
         kept = self._scan.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
         rows, file = held.rows_in("image", kept)
         own = set(held.names.take(files[held.place[files] >= 0]))
-        for note in self._scan.notes:
-            if note.reason != "no-caption" and own.intersection(above(note.name)):
-                self._notes.add(note)
+        old = (note for note in self._scan.notes if note.reason != "no-caption")
+        self._notes.add(*(note for note in old if own.intersection(above(note.name))))
         if held.table is not None and len(rows):
             caption, names = held.table.inputs["caption"], held.names.take(file)
             line = np.asarray(caption.file) >= 0 if caption.line is None else np.asarray(caption.line)
@@ -100,8 +99,7 @@ class Archives:
     def _read(self, file: int) -> Units:
         name, one, part = self.names[file - self.first], self._sets[self._owner[file - self.first]], self._scan.part
         found, rule = list((self._of_tar if one.archives == TAR else self._of_rows)(name, one.archives)), one.captions
-        for note in unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]):
-            self._notes.add(note)
+        self._notes.add(*unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]))
         found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
         texts = [rule.made(entry.text) for entry in found]
         member = np.array([entry.line for entry in found], dtype=np.uint32)

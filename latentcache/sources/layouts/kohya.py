@@ -101,16 +101,16 @@ def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, NDArra
         own = [number for number, one in enumerate(sets) if one.balance == name]
         wanted = sum(sizes[number] * sets[number].repeats for number in own if not sets[number].is_reg)
         reg = [number for number in own if sets[number].is_reg and sizes[number]]
-        images = sum(sizes[number] for number in reg)
-        missing = wanted - sum(sizes[number] * sets[number].repeats for number in reg)
-        before = images_before = 0
-        for number in reg if wanted else ():
-            each, place = sets[number].repeats, np.arange(sizes[number])
-            if missing < 0:
-                found[number] = np.where(before + each * place < wanted, each, 0)
-            else:
-                found[number] = each + missing // images + (images_before + place < missing % images)
-            before, images_before = before + sizes[number] * each, images_before + sizes[number]
+        if not wanted or not reg:
+            continue
+        counts = [sizes[number] for number in reg]
+        repeats = np.repeat([sets[number].repeats for number in reg], counts)
+        missing = wanted - int(repeats.sum())
+        if missing < 0:
+            repeats = np.where(np.cumsum(repeats) - repeats < wanted, repeats, 0)
+        else:
+            repeats += missing // len(repeats) + (np.arange(len(repeats)) < missing % len(repeats))
+        found |= zip(reg, np.split(repeats, np.cumsum(counts)[:-1]), strict=True)
     return found
 
 
