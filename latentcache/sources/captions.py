@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class CaptionFiles:
             content[known >= 0] = take_rows(old.content, known[known >= 0])
         with_fallback = [at for at, rule in enumerate(self._rules) if rule.text or rule.from_name or rule.bare]
 
-        def texts() -> Iterator[str]:
+        def texts() -> Iterator[list[str]]:
             for start in range(0, len(file), _BLOCK):
                 block = slice(start, start + _BLOCK)
                 some, own = units["text"][block].tolist(), known[block] >= 0
@@ -112,9 +113,9 @@ class CaptionFiles:
                     before = old.text.take(known[block][own])
                     for number, text in zip(np.flatnonzero(own).tolist(), before, strict=True):
                         some[number] = text
-                yield from some
+                yield some
 
-        return Input(text=Strings.of(texts()), content=content, file=file, line=lines)
+        return Input(text=Strings.of(chain.from_iterable(texts())), content=content, file=file, line=lines)
 
 
 def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:

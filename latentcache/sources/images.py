@@ -113,7 +113,7 @@ class _Files:
         self.partners, self._outside = Partners(), list[str]()
         self.owners = dict[tuple[int, ...], int]()
         self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
-        self.names = Strings.of(self._walked())
+        self.names = Strings.of(chain.from_iterable(self._walked()))
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
         # extension of the rule that the caption has, sets in ``owners``.
@@ -134,11 +134,11 @@ class _Files:
                 found.setdefault(number, {})[name] = text if file >= 0 else ""
         return found
 
-    def _walked(self) -> Iterator[str]:
+    def _walked(self) -> Iterator[list[str]]:
         for level, start, stop in self.walk:
             if level.mark is None:
                 level.mark = self._entered(level)
-                yield from (level.prefix + name for name in level.names)
+                yield [level.prefix + name for name in level.names]
             some = level.mark[:, start:stop]
             self._rows.append(some[:, some[0] >= 0])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -156,15 +156,15 @@ def _table(held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> Sampl
         rows = rows[np.argsort(place, kind="stable")]
     column: dict[str, NDArray[Any]] = {name: np.ascontiguousarray(rows[name]) for name in _ROW.names or ()}
 
-    def labels() -> Iterator[str]:
+    def labels() -> Iterator[list[str]]:
         for start in range(0, len(rows), _BLOCK):
             numbers, place = np.unique(column["file"][start : start + _BLOCK], return_inverse=True)
             own, lines = held.names.take(numbers), column["line"][start : start + _BLOCK].tolist()
-            yield from (f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True))
+            yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
 
     content = column["content"].view(np.uint8).reshape(-1, HASH_BYTES)
     return SampleTable(
-        names=Strings.of(labels()),
+        names=Strings.of(chain.from_iterable(labels())),
         files=Files(names=held.names, stat=held.stat, content=held.content, reading=reading),
         inputs={"record": Input(content=content, file=column["file"], line=column["line"])},
         columns={"characters": column["characters"], "form": column["form"]},
