@@ -182,13 +182,11 @@ class _Build:
     def works(self, kinds: list[FieldKind], catalog: Catalog) -> list[FieldWork]:
         """Compare every field with what is committed; fills header columns that are needed."""
         snapshot, samples = self.existing.snapshot, self.samples
-        known: dict[str, dict[int, Rejected]] = {kind.name: {} for kind in kinds}
-        if snapshot is not None and not self.settings.retry_failed:
-            for kind in kinds:
-                before = self.existing.rows(kind.name)
-                known[kind.name] = rejected_before(
-                    samples, kind, self.described[kind.name], before, snapshot.rejected
-                )
+        held = () if snapshot is None or self.settings.retry_failed else snapshot.rejected
+        known = {
+            kind.name: rejected_before(samples, kind, self.described[kind.name], self.existing.rows(kind.name), held)
+            for kind in kinds
+        }
         with self.stop.deferred():
             if sized := [kind for kind in kinds if _SIZE in kind.needs_header]:
                 self.fill(sized, known)

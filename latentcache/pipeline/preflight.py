@@ -86,7 +86,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
             with suppress(OSError):
                 if made and _names(paths.root) == {paths.lock.name}:
                     paths.lock.unlink()
-                    for folder in dict.fromkeys(path.resolve() for path in made):
+                    for folder in made:
                         folder.rmdir()
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, LatentcacheError, StoreError, UsageError
+from latentcache.errors import CacheReadOnlyError, LatentcacheError, StoreError, UsageError
 from latentcache.failpoint import failpoint
-from latentcache.store.atomic_io import as_store_error
+from latentcache.store.atomic_io import writing
 from latentcache.store.garbage import ShardUse, copy_entries, disk_bytes, relocate, shard_use, to_scratch, tombstone
 from latentcache.store.lock import builder_lock, holders, unleased
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
@@ -108,25 +108,14 @@ def collect(
     if keep < 1 or not grace_s >= 0:
         raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")
     paths = CachePaths(cache)
-    try:
-        open_snapshot(cache)  # no lock is left in a folder that is no cache, and a damaged one loses nothing
-    except CacheNotFoundError:
-        if paths.building.exists():  # a first build, which may be at work: then that is the answer
-            with suppress(CacheReadOnlyError), builder_lock(paths.lock):
-                pass
-        raise
-    with ExitStack() as locks:
+    paths.current_snapshot()  # no lock is left in a folder that is no cache
+    with ExitStack() as locks, writing(cache):
         try:
             locks.enter_context(builder_lock(paths.lock))
         except CacheReadOnlyError:
             if apply:
                 raise
-        try:
-            return _Collector(paths, keep, grace_s, damaged, apply).run()
-        except StoreError:
-            raise
-        except OSError as error:
-            raise as_store_error(error, Path(error.filename or cache)) from error
+        return _Collector(paths, keep, grace_s, damaged, apply).run()
 
 
 class _Old(Value):
