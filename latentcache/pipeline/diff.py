@@ -7,9 +7,9 @@ exists per input that is to be read, and only while it is handed to a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,23 +159,18 @@ class FieldWork:
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
             own = slice(starts[first], ends[first + len(chosen) - 1])
-            packed = np.asarray(content[chosen]).tobytes()
-            hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
+            hashes = np.ascontiguousarray(content[chosen]).view(f"V{HASH_BYTES}")[:, 0].tolist()
             columns = [np.asarray(column[chosen]).tolist() for column in columns_now.values()]
-            sample_columns: Iterable[tuple[Any, ...]] = (
-                zip(*columns, strict=True) if columns else repeat((), len(chosen))
-            )
             sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
             items = self.todo[own]
             each = zip(
                 items.tolist(), self.plan.group[items].tolist(), self.plan.variant[items].tolist(), strict=True
             )
             outputs = (Output(item=item, group=group, variant=variant) for item, group, variant in each)
-            for row, name, known, values, count, cost in zip(
-                chosen.tolist(),
+            for (row, *values), name, known, count, cost in zip(
+                zip(chosen.tolist(), *columns, strict=True),
                 samples.names.take(chosen),
                 hashes,
-                sample_columns,
                 (ends - starts)[first : first + _JOBS].tolist(),
                 np.maximum(sums, 1).tolist(),
                 strict=True,
