@@ -17,6 +17,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -443,6 +444,9 @@ class Run:
                     late = error
                 if is_late or worker.handle.channel.ended or worker.last:
                     self._disconnect(worker)
+                if is_late and not worker.handle.is_thread:  # a thread may still be writing
+                    with suppress(StoreError):  # the next build seals it
+                        self._recovered(worker)
         return late
 
     def _disconnect(self, worker: _Worker) -> str:
