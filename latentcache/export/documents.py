@@ -124,7 +124,6 @@ def document_batches(documents: Documents) -> Iterator[Batch]:
         stop = max(int(np.searchsorted(all_ends, before + BATCH_TOKENS, side="right")), start + 1)
         ends = all_ends[start:stop] - before
         ids = np.empty(int(ends[-1]), dtype=documents.dtype)
-        begins = ends - lengths[start:stop]
-        documents.gather(np.arange(start, stop), np.zeros_like(begins), lengths[start:stop], ids, begins)
+        documents.gather(np.arange(start, stop), ids, ends - lengths[start:stop])
         yield ids, ends
         start = stop

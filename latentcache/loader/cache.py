@@ -229,7 +229,7 @@ class Cache(View):
         self._check_no_weights("repeated")
         times = whole("times", times, 1, MAX_SAMPLES // max(len(self), 1))
         parts = [replace(part, multiple=part.multiple * times) for part in self.parts]
-        return self._with(parts, f", {times} times")
+        return self._combined(parts, None, f"{self._note}, {times} times")
 
     @python_words()
     def read(
@@ -425,8 +425,8 @@ class Cache(View):
             )
         return field or names[0]
 
-    def _combined(self, parts: Sequence[Part], mix: Mixture | None) -> Cache:
-        return Cache(parts, self.settings, self.checksum, mix)
+    def _combined(self, parts: Sequence[Part], mix: Mixture | None, note: str = "") -> Cache:
+        return Cache(parts, self.settings, self.checksum, mix, note)
 
     def _held(self, by: str) -> int:
         return len(self)
@@ -459,10 +459,8 @@ class Cache(View):
     def _some(self, chosen: Sequence[NDArray[np.bool_]], note: str) -> Cache:
         """The samples of each part that are chosen."""
         pairs = zip(self.parts, chosen, strict=True)
-        return self._with([replace(part, samples=part.chosen[which]) for part, which in pairs], note)
-
-    def _with(self, parts: Sequence[Part], note: str) -> Cache:
-        return Cache(parts, self.settings, self.checksum, None, self._note + note)
+        parts = [replace(part, samples=part.chosen[which]) for part, which in pairs]
+        return self._combined(parts, None, self._note + note)
 
     def _check_no_weights(self, what: str) -> None:
         """Raise an error for a call that would change the mixture, if there is one."""
@@ -526,6 +524,3 @@ def open_cache(
         )
     warn_of_empty(snapshot, stacklevel=4)
     return Cache([Part(snapshot)], ReadSettings(), checksum)
-
-
-__all__ = ["Cache", "open_cache"]

@@ -109,16 +109,12 @@ class Documents:
         """(n,) the elements of one document. Errors as :meth:`gather`."""
         return self._reader.read(self.field, int(self._rows[document]))
 
-    def gather(self, document: Ints, start: Ints, length: Ints, out: NDArray[Any], at: Ints) -> None:
-        """Read P pieces of documents, which begin and have elements as said, to places in ``out``.
-
-        ``out`` (n,) is of :attr:`dtype`, C-contiguous; what is between the pieces is left as it is.
-        """
-        rows, width = self._rows.take(document), self.dtype.itemsize
-        self._reader.gather(self.field, rows, out.view(np.uint8), at * width, start=start, length=length)
+    def gather(self, document: Ints, out: NDArray[Any], at: Ints) -> None:
+        """Read P documents to places in ``out`` (n,), which is of :attr:`dtype`."""
+        self._reader.gather(self.field, self._rows.take(document), out.view(np.uint8), at * self.dtype.itemsize)
 
     def located(self, document: Ints, start: Ints, length: Ints, at: Ints, room: Any) -> Located:
-        """Locate pieces of documents, given as in :meth:`gather`; ``room``: elements of the memory of each."""
+        """Locate pieces of documents; ``room``: elements of the memory that each is read into."""
         width, rows = self.dtype.itemsize, self._rows.take(document)
         return self._reader.located(self.field, rows, at * width, room * width, start, length.astype(np.int64))
 

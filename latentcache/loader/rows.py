@@ -209,6 +209,3 @@ class Rows(View, Dataset[Batch]):
         reader = copy(self._reader)
         reader.named = "names" in (fields or ())
         return reader
-
-
-__all__ = ["NoSuchRowError", "Rows"]

@@ -97,21 +97,18 @@ class EntryReader:
         if self.snapshot.pending is not None:
             self.snapshot.pending.ready(field, np.asarray(rows), timeout_s)
 
-    def gather(
-        self, field: str, rows: Ints, out: Any, at: Ints, *, start: Ints | None = None, length: Ints | None = None
-    ) -> None:
+    def gather(self, field: str, rows: Ints, out: Any, at: Ints) -> None:
         """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.
 
-        ``at`` (n,) is the byte of ``out`` at which each begins; bytes between them are left as they are. ``start``
-        and ``length`` (n,) are the elements that are wanted along the ragged axis, by default all. Raises
+        ``at`` (n,) is the byte of ``out`` at which each begins; bytes between them are left as they are. Raises
         CorruptEntryError, MissingEntryError, CacheDamagedError.
         """
-        Gathering(self.located(field, rows, at, len(out), start, length), 0, len(rows), out).finish()
+        Gathering(self.located(field, rows, at, len(out)), 0, len(rows), out).finish()
 
     def located(
         self, field: str, rows: Ints, at: Ints, room: Any, start: Ints | None = None, length: Ints | None = None
     ) -> Located:
-        """Locate items (or elements of them), to be read by :class:`Gathering`.
+        """Locate items, or elements of them along the ragged axis, to be read by :class:`Gathering`.
 
         Arguments and errors as :meth:`gather`; ``room`` is the memory that each is read into, in bytes.
         """

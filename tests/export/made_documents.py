@@ -39,9 +39,9 @@ class MemoryDocuments:
     def where(self, number):
         return f"memory:{number + 1}"
 
-    def gather(self, documents, starts, lengths, found, places):
-        for document, start, length, place in zip(documents, starts, lengths, places, strict=True):
-            found[place : place + length] = self.ids[document][start : start + length]
+    def gather(self, documents, found, places):
+        for document, place in zip(documents, places, strict=True):
+            found[place : place + len(self.ids[document])] = self.ids[document]
 
 
 def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at: None):

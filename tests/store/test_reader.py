@@ -13,7 +13,7 @@ from damaged import flip
 from made_entries import KINDS, item_of, make_cache
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
-from latentcache.store.reader import EntryReader
+from latentcache.store.reader import EntryReader, Gathering
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -26,13 +26,13 @@ def reader_of(paths, **more):
     return EntryReader(paths, open_snapshot(paths.root), **more)
 
 
-def gathered(reader, name, rows, **more):
+def gathered(reader, name, rows):
     """The bytes of rows with a gap of three bytes before each."""
     items = [item_of(name, row).array for row in rows]
     sizes = np.array([item.nbytes for item in items])
     at = np.cumsum(sizes + 3) - sizes
     out = np.full(int(at[-1] + sizes[-1]), 0xAA, dtype=np.uint8)
-    reader.gather(name, np.array(rows), out, at, **more)
+    reader.gather(name, np.array(rows), out, at)
     return out, at, items
 
 
@@ -57,7 +57,7 @@ def test_parts_of_ragged_items(many):
     start = np.array([len(item) // 2 for item in items])
     at = np.array([0, 100, 200, 300])
     out = np.zeros(400, dtype=np.uint8)
-    reader.gather("words", rows, out, at, start=start, length=length)
+    Gathering(reader.located("words", rows, at, len(out), start, length), 0, len(rows), out).finish()
     for place, item, begin, count in zip(at, items, start, length, strict=True):
         assert out[place : place + 2 * count].tobytes() == item[begin : begin + count].tobytes()
 
