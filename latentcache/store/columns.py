@@ -398,8 +398,8 @@ def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str,
 
 
 def are_equal(columns: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """True if both are written as the same bytes. Slices of one column at a time are in memory."""
-    return list(columns) == list(others) and all(map(_is_equal, columns.values(), others.values()))
+    """True if names, types and values are the same. Slices of one column at a time are in memory."""
+    return columns.keys() == others.keys() and all(_is_equal(one, others[name]) for name, one in columns.items())
 
 
 def _is_equal(one: Any, other: Any) -> bool:

@@ -7,7 +7,6 @@ says of its items (crops, loss spans) is taken from the last snapshot or from th
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -270,52 +269,32 @@ def publish_snapshot(
 ) -> int:
     """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock.
 
-    ``is_known`` gets the manifest first; True: it says nothing new. If all columns equal those of ``current``,
-    they are not encoded for that. Returns the snapshot's number; 0 if nothing was published.
+    ``is_known`` gets the manifest that there will be if all columns equal those of ``current``; True: it says nothing
+    new. If they do, nothing is written. Returns the snapshot's number; 0 if nothing was published.
     """
-    if current is not None and _has_columns_of(new, current):
+    new = _needed_shards(new)
+    if current is not None:
         prints = current.fingerprint, str(current.manifest["columns"]["checksum"])
-        if is_known(_manifest(_needed_shards(new), current.number, prints)[0]):
+        if is_known(_manifest(new, current.number, prints)[0]) and are_equal(
+            _columns(new.samples, new.fields), _columns(current.samples, current.fields.values())
+        ):
             return 0
     number = max(paths.snapshots(), default=0) + 1
-    if not write_snapshot(paths.snapshot(number), new, number, is_known):
-        return 0
+    write_snapshot(paths.snapshot(number), new, number)
     with writing(paths.snapshot(number)):
         sync_folder(paths.snapshots_folder)
     write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
     return number
 
 
-def write_snapshot(
-    folder: Path,
-    new: NewSnapshot,
-    number: int = 0,
-    is_known: Callable[[Mapping[str, Any]], bool] = lambda manifest: False,
-) -> bool:
-    """Write all files of a snapshot; False if its manifest has nothing new; then they are removed."""
+def write_snapshot(folder: Path, new: NewSnapshot, number: int = 0) -> None:
+    """Write all files of a snapshot."""
     make_folder(folder)
     new = _needed_shards(new)
-    columns = _sample_columns(new.samples)
-    for one in new.fields:
-        columns |= {f"fields/{one.name}/{name}": values for name, values in _field_columns(one).items()}
-    signature = write_columns(folder / COLUMNS, columns)
+    signature = write_columns(folder / COLUMNS, _columns(new.samples, new.fields))
     manifest, listed = _manifest(new, number, (_fingerprint(new.samples, new.fields), f"{signature:016x}"))
-    if is_known(manifest):
-        shutil.rmtree(folder, ignore_errors=True)
-        return False
     write_atomically(folder / REJECTED, listed)
     write_json(folder / MANIFEST, {**manifest, "checksum": own_checksum(manifest)})
-    return True
-
-
-def _has_columns_of(new: NewSnapshot, current: Snapshot) -> bool:
-    """True if fields are those objects that were read from a snapshot, and samples equal its own."""
-    names = ("key", *ENTRY_TYPES, *ROW_TYPES, "columns", "ragged_columns")
-    return all(
-        one.name in current.fields
-        and all(getattr(one, name) is getattr(current.fields[one.name], name) for name in names)
-        for one in new.fields
-    ) and are_equal(_sample_columns(new.samples), _sample_columns(current.samples))
 
 
 def _manifest(new: NewSnapshot, number: int, prints: tuple[str, str]) -> tuple[dict[str, Any], bytes]:
@@ -387,20 +366,25 @@ def _described(one: FieldRows) -> dict[str, Any]:
 def _field_columns(one: FieldRows) -> dict[str, Any]:
     content, frames, frame = split_keys(one.key)
     columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
-    for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():
-        values = getattr(one, name)
-        columns[name] = values if values.dtype == np.dtype(dtype) else np.asarray(values).astype(dtype)
+    columns |= {name: _typed(getattr(one, name), dtype) for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items()}
     columns |= {f"columns/{name}": values for name, values in one.columns.items()}
     for name, (ends, values) in one.ragged_columns.items():
-        columns |= {f"ragged/{name}.ends": np.asarray(ends, dtype=np.int64), f"ragged/{name}.values": values}
+        columns |= {f"ragged/{name}.ends": _typed(ends, "i8"), f"ragged/{name}.values": values}
     return columns
 
 
-def _sample_columns(samples: SampleTable) -> dict[str, Any]:
+def _typed(values: Any, dtype: str) -> Any:
+    return values if values.dtype == np.dtype(dtype) else np.asarray(values).astype(dtype)
+
+
+def _columns(samples: SampleTable, fields: Iterable[FieldRows]) -> dict[str, Any]:
     columns = {"samples/names": samples.names, **_parts("files", samples.files)}
     for name, one in samples.inputs.items():
         columns |= _parts(f"inputs/{name}", one)
-    return columns | {f"samples/columns/{name}": values for name, values in samples.columns.items()}
+    columns |= {f"samples/columns/{name}": values for name, values in samples.columns.items()}
+    for rows in fields:
+        columns |= {f"fields/{rows.name}/{name}": values for name, values in _field_columns(rows).items()}
+    return columns
 
 
 def _parts(prefix: str, one: Files | Input) -> dict[str, Any]:
