@@ -173,13 +173,13 @@ def compare(
     found = Compared(samples=samples, now=now, state=state[:count], place=place[:count], new=new)
     if chosen is not None:
         found.state[~chosen] = State.NOT_CHECKED
-    rows = np.flatnonzero((found.state == State.OK) & (found.place >= 0))
     if now.samples is not samples:
+        rows = np.flatnonzero((found.state == State.OK) & (found.place >= 0))
         _contents(found, rows, own)
-    for name in sorted(set(inputs).intersection(samples.inputs) - {own, "caption"}):
-        _contents(found, rows[found.state[rows] <= State.TOUCHED], name)
-    if own == "image":
-        _columns(found, rows)
+        for name in sorted(set(inputs).intersection(samples.inputs) - {own, "caption"}):
+            _contents(found, rows[found.state[rows] <= State.TOUCHED], name)
+        if own == "image":
+            _columns(found, rows)
     reasons = {item.label: item for item in (*now.notes, *now.rejected) if own == "image" or not item.line}
     rows = np.flatnonzero((found.state == State.OK) & (found.place < 0))
     found.state[rows] = State.REMOVED

@@ -81,8 +81,7 @@ class Scan:
                 read(file)
             except UnusableSampleError as error:
                 bad.append(as_rejected(label, error))
-        known: NDArray[np.intp] = files[is_known]
-        return known
+        return np.asarray(files[is_known])
 
 
 class Scanned(Value):

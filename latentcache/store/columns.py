@@ -8,7 +8,6 @@ cut short is an error and not a signal.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import operator
@@ -273,11 +272,14 @@ class ColumnFile:
         stored = _LENGTH.unpack(self.read(self.num_bytes - 8, _BYTE, (8,)).tobytes())[0]
         if checksum(text) != stored or expected not in (None, stored):
             raise self.damaged("header checksum")
-        with self._parsing():
-            self._header = json.loads(text)
-            self.metadata: dict[str, str] = self._header.pop("__metadata__")
-            self._forms: dict[str, Any] = dict(json.loads(self.metadata.pop("columns")))
-        self._data = 8 + length
+        try:
+            header = json.loads(text)
+            self.metadata: dict[str, str] = header.pop("__metadata__")
+            forms = dict(json.loads(self.metadata.pop("columns")))
+            stored_as = {name: one.get("alias", name) for name, one in forms.items()}
+            self._forms = {name: _form(forms[one], header, one, 8 + length) for name, one in stored_as.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self.damaged(f"{type(error).__name__}: {error}") from error
         self._opened: weakref.WeakValueDictionary[str, Column] = weakref.WeakValueDictionary()
 
     def __contains__(self, name: str) -> bool:
@@ -292,9 +294,7 @@ class ColumnFile:
         if column is None:
             if name not in self._forms:
                 raise self.damaged(f"column {name} is missing")
-            with self._parsing():
-                stored_as = self._forms[name].get("alias", name)
-                form = _form(self._forms[stored_as], self._header, stored_as, self._data)
+            form = self._forms[name]
             if form.start + form.num_bytes > self.num_bytes - 8:
                 raise self.damaged("a column leaves the file")
             self._opened[name] = column = Column(self, name, form)
@@ -339,13 +339,6 @@ class ColumnFile:
     def damaged(self, why: str) -> CacheDamagedError:
         """The error that says what is wrong with the file."""
         return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
-
-    @contextlib.contextmanager
-    def _parsing(self) -> Iterator[None]:
-        try:
-            yield
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self.damaged(f"{type(error).__name__}: {error}") from error
 
 
 def write_columns(path: Path, columns: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> int:

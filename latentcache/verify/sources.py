@@ -78,9 +78,10 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
         gone = "the data holds no samples now"
         store.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
         return chosen
-    for state in State:
-        if state in (State.OK, State.NOT_CHECKED) or not len(rows := compared.rows(state)):
+    for state in map(State, np.flatnonzero(np.bincount(compared.state)).tolist()):
+        if state in (State.OK, State.NOT_CHECKED):
             continue
+        rows = compared.rows(state)
         # The reason of one of these is that of its file.
         each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]
         for some in each:
