@@ -1,8 +1,8 @@
 """Opens source files, and the one strict JSON of this package; no other module opens them.
 
 Only regular files are opened, so that a pipe or a device never blocks. A file, or a range of one, is read into one
-buffer, and its memo describes the file with exactly these bytes; a file that changes while it is read is read once
-more and then rejected. Large text files are read line by line: memory is bounded by the longest line allowed; memo
+buffer, and its memo describes the file with exactly these bytes; a file that changes while it is read is rejected.
+Large text files are read line by line: memory is bounded by the longest line allowed; memo
 and hash come from one read. Access times are left alone where the system allows it. Cost: six system calls per file
 beside the bytes; hashing, parsing and mapping of 8 kB texts 2.4 s of CPU per GB.
 """
@@ -42,14 +42,28 @@ def read_source(
         UnusableSampleError: ``slug`` is the reason: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
             ``empty``, ``symlink-loop``, ``changing``, ``too-large``, ``out-of-memory``.
     """
-    data, memo = _read_once(path, max_bytes, span)
-    if memo is None:
-        data, memo = _read_once(path, max_bytes, span)
-    if memo is None:
-        raise fault("changing", "its size or time changed during both reads", path)
+    descriptor, before = _opened(path)
+    try:
+        start, size = span or (0, before.st_size)
+        if size > max_bytes:
+            raise fault("too-large", f"it has {size} bytes, at most {max_bytes} are read", path)
+        if start:
+            os.lseek(descriptor, start, os.SEEK_SET)
+        data = os.read(descriptor, size)  # one call for nearly every file, so nothing is copied
+        while 0 < len(data) < size and (chunk := os.read(descriptor, size - len(data))):
+            data += chunk
+        after = os.fstat(descriptor)
+    except OSError as error:
+        raise _from_os(error, path) from error
+    except MemoryError as error:
+        raise fault("out-of-memory", "there is not enough memory to read it", path) from error
+    finally:
+        os.close(descriptor)
+    if len(data) != size or before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
+        raise fault("changing", "its size or time changed while it was read", path)
     if not data:
         raise fault("empty", "it has 0 bytes", path)
-    return data, memo
+    return data, StatMemo.of(after, seen_ns=time.time_ns())
 
 
 def open_source(path: Path | str, span: tuple[int, int] | None = None) -> BinaryIO:
@@ -106,30 +120,6 @@ class _Range(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -> tuple[bytes, StatMemo | None]:
-    """The bytes and the memo of the file, or no memo if the file changed meanwhile."""
-    descriptor, before = _opened(path)
-    try:
-        start, size = span or (0, before.st_size)
-        if size > max_bytes:
-            raise fault("too-large", f"it has {size} bytes, at most {max_bytes} are read", path)
-        if start:
-            os.lseek(descriptor, start, os.SEEK_SET)
-        data = os.read(descriptor, size)  # one call for nearly every file, so nothing is copied
-        while 0 < len(data) < size and (chunk := os.read(descriptor, size - len(data))):
-            data += chunk
-        after = os.fstat(descriptor)
-    except OSError as error:
-        raise _from_os(error, path) from error
-    except MemoryError as error:
-        raise fault("out-of-memory", "there is not enough memory to read it", path) from error
-    finally:
-        os.close(descriptor)
-    if len(data) != size or before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
-        return b"", None
-    return data, StatMemo.of(after, seen_ns=time.time_ns())
 
 
 def _opened(path: Path | str) -> tuple[int, os.stat_result]:
