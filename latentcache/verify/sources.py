@@ -1,6 +1,6 @@
 """Compare a snapshot with its data, its recipes and today's plan, and note what is out of date.
 
-Which file or record changed is decided in ``sources.compare``; this module gives each state its category, for any
+Which file or record changed is decided in ``verify.compare``; this module gives each state its category, for any
 kind.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoun
 from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
-from latentcache.sources.compare import Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
+from latentcache.verify.compare import Compared, State, compare
 from latentcache.verify.entries import Store, View
-from latentcache.verify.findings import HINTS, Finding, Findings, RecipeChange
+from latentcache.verify.findings import Findings, RecipeChange
 from latentcache.verify.selection import Depth
 
 
@@ -97,17 +97,13 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
             )
     new = Findings(compared.now.samples)
     new.add("missing", "not-built", compared.new)
-    store.findings.others += [*map(_finding, compared.others), *new.result(np.ones(len(new.table), dtype=np.bool_))]
+    store.findings.others += [*compared.others, *new.result(np.ones(len(new.table), dtype=np.bool_))]
     looked: NDArray[np.bool_] = compared.state != State.NOT_CHECKED
     return chosen & looked
 
 
 def _sides(compared: Compared, rows: NDArray[np.intp], side: str, place: int) -> str:
     return str(getattr(compared.found(int(rows[place])), side))
-
-
-def _finding(found: Found) -> Finding:
-    return Finding(**asdict(found) | {"hint": found.hint or HINTS[found.category]})
 
 
 def described_now(

@@ -41,7 +41,7 @@ from latentcache.verify.sources import (
 )
 
 if TYPE_CHECKING:
-    from latentcache.sources.compare import Compared
+    from latentcache.verify.compare import Compared
     from latentcache.verify.drift import Reencode
 
 #: Types of arguments of :func:`verify_cache`.

@@ -9,7 +9,7 @@ Cost: 1 us per sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -27,7 +27,7 @@ from latentcache.sources.causes import hint_for
 from latentcache.sources.images import repeats_of
 from latentcache.sources.known import hash_rows, match_names
 from latentcache.sources.scan import Listing
-from latentcache.value import Value
+from latentcache.verify.findings import HINTS, Finding
 
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 _UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
@@ -87,19 +87,6 @@ def _content(samples: SampleTable, row: int, name: str) -> str:
     return content.hex() if held.line is None else content.hex()[: HASH_BYTES // 2]
 
 
-class Found(Value):
-    """Finding about one sample, file or record."""
-
-    category: str
-    reason: str
-    path: str
-    line: int = 0
-    field: str = ""
-    expected: str = ""
-    found: str = ""
-    hint: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class Compared:
     """A snapshot's samples (S) against a listing, in columns."""
@@ -112,7 +99,7 @@ class Compared:
     """(S,) row of the listing's samples; -1: none."""
     new: NDArray[np.intp]
     """Rows of the listing that the snapshot neither has nor rejected: missing, not built."""
-    others: tuple[Found, ...] = ()
+    others: tuple[Finding, ...] = ()
     """On samples and records that the snapshot rejected, or that are rejected now."""
     _details: dict[int, tuple[str, str]] = field(default_factory=dict, repr=False)
     """Row -> reason and words, if the state does not say it all."""
@@ -126,12 +113,12 @@ class Compared:
         """Samples in a state."""
         return np.flatnonzero(self.state == state)
 
-    def found(self, row: int) -> Found:
+    def found(self, row: int) -> Finding:
         """Return the finding about one sample."""
         state, now = State(int(self.state[row])), int(self.place[row])
         (path, line), (cause, words) = self.samples.where(row), self._details.get(row, ("", ""))
         name = cause if state == State.INPUT_CHANGED else ""
-        return Found(
+        return Finding(
             category=state.category,
             reason=f"{name}-changed" if name else cause if state == State.UNREADABLE else state.reason,
             path=path,
@@ -271,7 +258,7 @@ def _rejected(
     found.others = tuple(others)
 
 
-def _image_rejected(now: Listing, item: Rejected, row: int) -> Found:
+def _image_rejected(now: Listing, item: Rejected, row: int) -> Finding:
     """A sample that the snapshot rejected: still so, or something else by now."""
     kind, inputs = field_kind(item.target) if item.target else None, now.samples.inputs
     names = kind.inputs if kind is not None else ("image",)
@@ -366,12 +353,19 @@ def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
     return State.CAPTION_CHANGED if cause.startswith("caption") else State.CHANGED, (cause, f"{cause}: {detail}")
 
 
-def _quarantined(item: Rejected, line: int = 0) -> Found:
-    reasons = {"reason": item.reason, "path": item.name, "field": item.field, "found": item.detail, "hint": item.hint}
-    return Found(category="quarantined", line=line or item.line, **reasons)
+def _quarantined(item: Rejected, line: int = 0) -> Finding:
+    one = Finding.of_rejected("quarantined", item)
+    return replace(one, line=line or item.line, target="", hint=item.hint or HINTS["quarantined"])
 
 
-def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Found:
-    expected, found = item.content.hex() or f"rejected as {item.reason}", words or _GONE_WORDS
+def _recorded(item: Rejected, became: tuple[str, str], words: str) -> Finding:
     category, reason = became
-    return Found(category=category, reason=reason, path=item.name, line=item.line, expected=expected, found=found)
+    return Finding(
+        category=category,
+        reason=reason,
+        path=item.name,
+        line=item.line,
+        expected=item.content.hex() or f"rejected as {item.reason}",
+        found=words or _GONE_WORDS,
+        hint=HINTS[category],
+    )
