@@ -131,12 +131,9 @@ def exif_orientation(exif: bytes) -> int:
 
 
 def check_png(data: bytes) -> None:
-    """Check the CRC of every chunk: a damaged PNG often inflates without an error, to wrong pixels.
+    """Check the CRC of every chunk of a PNG: a damaged one often inflates without an error, to wrong pixels.
 
-    Does nothing for other formats. Bytes after ``IEND`` are not read. PNG, third edition, 5.3 and 5.5.
-
-    Raises:
-        UnusableSampleError: ``truncated`` or ``decoder-error``.
+    Raises ``truncated`` or ``decoder-error``. Bytes after ``IEND`` are not read. PNG, third edition, 5.3 and 5.5.
     """
     if not data.startswith(_PNG_SIGNATURE):
         return

@@ -103,15 +103,7 @@ class RecordFiles:
 
 
 def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, split: str = "") -> RecordFiles:
-    """The files of records in a file or folder, not opened yet.
-
-    Raises:
-        SourceNotFoundError: There is nothing at this path.
-        EmptySourceError: There is no file of records in it.
-        SourceError: Its dataset_info.json cannot be read, or pyarrow is needed and not installed.
-        UsageError: A kind of file that is not read, or a data set or split that does not exist.
-        SourceAmbiguousError: There are several splits, and none is ``train``.
-    """
+    """The files of records in a file or folder, not opened yet; raises as ``scan.scan``."""
     if not data.exists():
         raise SourceNotFoundError(f"there is no data at {data}", where=str(data.absolute()), fix="check the path")
     data = data.parent if data.name == INFO_NAME else data
@@ -234,9 +226,7 @@ def read_dataset_info(
 ) -> tuple[list[tuple[str, RecordFormat]], list[Rejected], list[Rejected]]:
     """(File or folder below the folder, form) of usable entries, rejected ones and notes, in the order of ``names``.
 
-    Raises:
-        SourceError: The file cannot be read or is no object of objects.
-        UsageError: An entry that was asked for is absent or cannot be used.
+    Raises UsageError for an entry that was asked for and is absent or cannot be used.
     """
     path = folder / INFO_NAME
     fix = f"look at {shlex.quote(str(path))}, and compare it with LLaMA-Factory's data/README.md"
@@ -284,12 +274,7 @@ def for_training(splits: Sequence[str]) -> list[str]:
 
 
 def which_split(root: Path, splits: Sequence[str], given: str) -> str:
-    """The split that is read: the one that is asked for, else ``train``, or the only one.
-
-    Raises:
-        UsageError: There is no such split.
-        SourceAmbiguousError: There are several, and none of them is ``train``.
-    """
+    """The split that is read: the one that is asked for, else ``train``, or the only one; raises if none is that."""
     if given and given not in splits:
         good = max(splits, key=lambda one: one == TRAIN, default="")
         raise UsageError(

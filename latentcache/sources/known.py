@@ -305,14 +305,9 @@ def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArr
 def with_contents(
     samples: SampleTable, name: str, rows: NDArray[np.integer], content: NDArray[np.uint8], stat: NDArray[np.uint64]
 ) -> SampleTable:
-    """Samples with what reading their files gave. Columns in memory are changed in place: 80 bytes per sample.
+    """Samples with what reading an input of (n,) rows gave: content hashes (n, 16), and memos of the files (n, 6).
 
-    Args:
-        samples: Of a listing; not used any more.
-        name: The input that was read: a file, or a part of one.
-        rows: (n,) samples.
-        content: (n, 16) their content hashes.
-        stat: (n, 6) memos of the files.
+    Columns in memory are changed in place, which saves 80 bytes per sample: ``samples`` is not to be used any more.
     """
     held = samples.inputs[name]
     files, contents = np.asarray(held.file)[rows], writable(held.content)

@@ -34,11 +34,7 @@ class Part(Value):
 
     @classmethod
     def parse(cls, words: str) -> Part:
-        """``0/4`` as a part.
-
-        Raises:
-            UsageError: It is no pair of numbers, or there is no such part.
-        """
+        """``0/4`` as a part; raises UsageError."""
         found = _FORM.fullmatch(words)
         if found is None:
             raise UsageError(f"--part={words}: expected two integers", why="such as 0/4", fix=_FIX)

@@ -2,9 +2,9 @@
 
 Only regular files are opened, so that a pipe or a device never blocks. A file, or a range of one, is read into one
 buffer, and its memo describes the file with exactly these bytes; a file that changes while it is read is rejected.
-Large text files are read line by line: memory is bounded by the longest line allowed; memo
-and hash come from one read. Access times are left alone where the system allows it. Cost: six system calls per file
-beside the bytes; hashing, parsing and mapping of 8 kB texts 2.4 s of CPU per GB.
+Large text files are read line by line: memory is bounded by the longest line allowed; memo and hash come from one
+read. Access times are left alone where the system allows it. Cost: six system calls per file beside the bytes;
+hashing, parsing and mapping of 8 kB texts 2.4 s of CPU per GB.
 """
 
 from __future__ import annotations
@@ -67,11 +67,7 @@ def read_source(
 
 
 def open_source(path: Path | str, span: tuple[int, int] | None = None) -> BinaryIO:
-    """A regular file or a range of it (offset, bytes), opened to read its header; the caller closes it.
-
-    Raises:
-        UnusableSampleError: As :func:`read_source`, without ``changing``.
-    """
+    """A regular file or a range of it (offset, bytes), for its header; raises as ``read_source``. To be closed."""
     descriptor, found = _opened(path)
     file = os.fdopen(descriptor, "rb")
     if not found.st_size:
@@ -163,11 +159,7 @@ _SHOWN = 200
 
 
 class LineReader:
-    """One open file, read once.
-
-    Raises:
-        UnusableSampleError: It is compressed, or begins with a UTF-16 byte order mark.
-    """
+    """One open file, read once; raises UnusableSampleError if it is compressed, or begins as UTF-16 does."""
 
     def __init__(self, file: BinaryIO, path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._file, self._path, self._max = file, path, max_bytes
@@ -204,11 +196,7 @@ class LineReader:
                 number, rest = number + 1, following
 
     def finish(self) -> tuple[StatMemo, bytes]:
-        """Memo and hash of the file after its last byte was read.
-
-        Raises:
-            UnusableSampleError: ``changing``: it is not what it was when it was opened.
-        """
+        """Memo and hash of the file after its last byte was read; raises ``changing`` if it is another one by now."""
         after = os.fstat(self._file.fileno())
         if {after.st_size, self._before.st_size} != {self._size} or after.st_mtime_ns != self._before.st_mtime_ns:
             raise fault("changing", "its size or time changed while it was read", self._path)

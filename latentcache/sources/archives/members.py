@@ -85,11 +85,7 @@ def read_image(root: Path | str, place: Place) -> tuple[bytes, StatMemo]:
 
 
 def open_image(root: Path | str, place: Place) -> BinaryIO:
-    """An image as a stream, to read its header; the caller closes it.
-
-    Raises:
-        UnusableSampleError: As :func:`read_image`.
-    """
+    """An image as a stream, to read its header; the caller closes it. Raises as :func:`read_image`."""
     if "row" in place:
         return BytesIO(read_image(root, place)[0])
     return open_source(*_at(root, place))
@@ -191,11 +187,7 @@ class Rows:
         return [name for name in self.binary if self._holds_images(self.schema.field(name), feature.get(name))]
 
     def spans(self, column: str) -> NDArray[np.uint64]:
-        """(n, 2) see ``members.SPAN``, of images; 0 bytes: the row of an Arrow file has none.
-
-        Raises:
-            UnusableSampleError: The columns of an Arrow file are compressed.
-        """
+        """(n, 2) see ``SPAN``, of images, none of them compressed; 0 bytes: the row of an Arrow file has none."""
         if self._is_parquet:
             return np.tile(np.array([self.schema.names.index(column), 0], dtype=np.uint64), (len(self), 1))
         import pyarrow
@@ -232,11 +224,7 @@ class Rows:
 
 @contextmanager
 def opened(path: Path, kind: str) -> Iterator[Rows]:
-    """A file of rows, ``parquet`` or ``arrow``.
-
-    Raises:
-        UnusableSampleError: It cannot be read, or is damaged: also of the rows that are read in the block.
-    """
+    """A file of rows, ``parquet`` or ``arrow``; raises UnusableSampleError for damage, also in the block."""
     import pyarrow
     import pyarrow.ipc
     import pyarrow.parquet

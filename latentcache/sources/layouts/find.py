@@ -40,12 +40,7 @@ _HEAD = 1 << 16
 def find_layout(data: Path, word: str = "", split: str = "", *, tree: Tree | None = None) -> Layout:
     """Find the layout of a folder, or of what a configuration file names; ``tree``: the folder, listed in part.
 
-    Raises:
-        UsageError: There is no such layout, or DATA does not have it.
-        SourceAmbiguousError: DATA can be read in two ways.
-        SourceNotFoundError: A configuration names a folder that is not there.
-        SourceError: A configuration cannot be read.
-        TableError: A folder has two metadata tables.
+    Raises as ``scan.scan``; SourceAmbiguousError if DATA can be read in two ways.
     """
     if word and word not in WORDS:
         raise unfit(data, word, f"expected one of {', '.join(WORDS)}")

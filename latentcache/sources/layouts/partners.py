@@ -76,10 +76,7 @@ def paired_with(
 ) -> tuple[Layout, dict[str, tuple[str, ...]]]:
     """A layout with the folders that options name, and their names below its root: DATA may be moved.
 
-    Folders ``recorded`` are named so already, and may be gone.
-
-    Raises:
-        UsageError: There are too many folders, or one is not in DATA.
+    Folders ``recorded`` are named so already, and may be gone. Raises UsageError for another one that is not in DATA.
     """
     named, root = dict[str, tuple[str, ...]](), layout.root.absolute()
     for option, values in given.items():
