@@ -137,13 +137,14 @@ class FieldRows(Value, eq=False):
             if not same.any():
                 continue
             rows = np.where(same, rows, rows[same.argmax()])  # any row near the others
-            same &= mine[rows] == sample_rows[sample]
-            same &= self.group[rows] == group_of[plan.group[part]]
-            same &= self.variant[rows] == plan.variant[part]
+            at: Any = slice(rows[0], rows[-1] + 1) if (rows[1:] - rows[:-1] == 1).all() else rows
+            same &= mine[at] == sample_rows[sample]
+            same &= self.group[at] == group_of[plan.group[part]]
+            same &= self.variant[at] == plan.variant[part]
             if self.packing != "block":
-                same &= equal_hashes(self.key.content[self.entry[rows]], content[sample])
+                same &= equal_hashes(self.key.content[self.entry[at]], content[sample])
             elif samples is not self.samples:  # else both are read from one column
-                same &= equal_hashes(self._content(mine[rows]), content[sample])
+                same &= equal_hashes(self._content(mine[at]), content[sample])
             np.copyto(found[part], rows, where=same, casting="same_kind")
         return found
 
