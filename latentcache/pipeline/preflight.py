@@ -15,7 +15,7 @@ from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundEr
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.sources.scan import SourceOptions
-from latentcache.store.atomic_io import make_folder, missing_folders, remove_durably, write_atomically, writing
+from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 
@@ -64,8 +64,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
 
     If the build fails before anything was committed, folders and the build state are as they were before.
     """
-    made = missing_folders(paths.root.resolve())
-    make_folder(paths.root)
+    made = make_folder(paths.root)
     with builder_lock(paths.lock) as descriptor:
         with writing(paths.root):
             shards = _names(paths.shards)

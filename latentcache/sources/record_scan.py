@@ -101,8 +101,8 @@ class RecordScan(Scan):
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
         readings = {way: way.reading(str(self.part or "")) for way in dict.fromkeys(files.ways)}
         reading = hash_rows(readings[way] for way in files.ways)
-        stats = np.array(files.stats, dtype=np.uint64).reshape(-1, STAT_WIDTH - 1)
-        held = self.held(Strings.of(files.names), np.pad(stats, ((0, 0), (0, 1))), reading)
+        stats = np.array([(*one, 0) for one in files.stats], dtype=np.uint64).reshape(-1, STAT_WIDTH)
+        held = self.held(Strings.of(files.names), stats, reading)
         rejected, rows = list[Rejected](), bytearray()
         read = partial(self._read, files=files, held=held, rows=rows, bad=rejected)
         known = self.contained(held, np.arange(len(files.names)), "record", rejected, read)

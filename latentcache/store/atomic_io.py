@@ -129,20 +129,16 @@ def reading(path: Path) -> Iterator[None]:
         raise
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents, each durable in the folder above it."""
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder and its parents, each durable in the folder above it; return those that were not there."""
     try:
-        missing = missing_folders(path)
+        missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             sync_folder(folder.parent)
     except OSError as error:
         raise as_store_error(error, path) from error
-
-
-def missing_folders(path: Path) -> list[Path]:
-    """A folder and those above it that are not there, from the inside out."""
-    return list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    return missing
 
 
 def remove_durably(path: Path) -> None:

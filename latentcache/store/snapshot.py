@@ -279,7 +279,7 @@ def open_leased(cache: Path) -> Snapshot:
                 continue
             break
         try:
-            return replace(open_snapshot(cache, number), lease=lease)
+            return replace(read_snapshot(paths, paths.snapshot(number), number), lease=lease)
         except StoreError:
             lease.close()
             raise
