@@ -11,7 +11,6 @@ folders are never touched, and of two exports to one name one is rejected. A kil
 from __future__ import annotations
 
 import shlex
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -226,22 +225,19 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """A folder to write into; it gets the name ``out``, which must be free, if the block ends without an error."""
     _require_free(out)
     out = out.resolve()  # a link to an empty folder stays a link, and "." has a name
-    partial = None
     try:
         make_folder(out.parent)
-        partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
-        partial.chmod(0o755)
-        yield partial
-        _require_free(out)
-        partial.rename(out)  # fails on a folder that got files meanwhile
-        partial = None
+        with tempfile.TemporaryDirectory(
+            prefix=f"{out.name}.partial-", dir=out.parent, ignore_cleanup_errors=True
+        ) as partial:
+            Path(partial).chmod(0o755)
+            yield Path(partial)
+            _require_free(out)
+            Path(partial).rename(out)  # fails on a folder that got files meanwhile
         sync_folder(out.parent)
     except OSError as error:
         _require_free(out)
         raise as_store_error(error, out) from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _require_free(out: Path) -> None:
