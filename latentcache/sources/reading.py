@@ -129,11 +129,6 @@ def _opened(path: Path | str) -> tuple[int, os.stat_result]:
         found = os.fstat(descriptor)
     except OSError as error:
         raise _from_os(error, path) from error
-    try:
-        _regular(found, path)
-    except UnusableSampleError:
-        os.close(descriptor)
-        raise
     return descriptor, found
 
 
