@@ -1,7 +1,7 @@
 """Output of the command line: one JSON object on stdout or text; messages, progress and errors on stderr.
 
-Guarantee: a broken stream (``| head``) and a name that is not UTF-8 never stop a command; control characters in
-names are escaped; after the JSON object no signal changes the exit status.
+Guarantee: a broken stream (``| head``) and a name that is not UTF-8 never stop a command. Control characters in names
+are escaped. After the JSON object no signal changes the exit status.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read, hash, decode, resize, crop and flip the images of a job, for every field that is made of pixels.
 
-Guarantee: an image file is read once and decoded once for all its items of a field; the key's content is the hash of
-the bytes that were read; an unusable file becomes a failure with its reason. A mask or control image is resized to
+Guarantee: an image file is read once and decoded once for all its items of a field. The key's content is the hash of
+the bytes that were read. An unusable file becomes a failure with its reason. A mask or control image is resized to
 the size that the image of its sample is resized to, and gets the same crops and flips. Decoding runs in any number of
 threads: simplejpeg, Pillow and torch's resize release the interpreter lock.
 """

@@ -3,7 +3,7 @@
 Each format takes its own settings; a setting that a format does not take is rejected, never ignored. A format is a
 writer of one split, which gets batches of rows or of documents in their order. Cost: one batch in memory.
 
-Guarantee: a folder of that name is whole, with the metadata beside its files, or does not exist; existing files and
+Guarantee: a folder of that name is whole, with the metadata beside its files, or does not exist. Existing files and
 folders are never touched, and of two exports to one name one is rejected. A killed export leaves a folder
 ``OUT.partial-...``.
 """

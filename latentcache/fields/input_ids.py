@@ -1,7 +1,7 @@
 """Token ids of records: their recipe and their settings.
 
 The recipe has everything that moves ids or loss spans. What only decides how rows are served (lengths, packing,
-padding, truncation) belongs to a view of the loader; engine, library versions, workers and batch size are provenance.
+padding, truncation) belongs to a view of the loader. Engine, library versions, workers and batch size are provenance.
 """
 
 from __future__ import annotations

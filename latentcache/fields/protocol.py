@@ -1,7 +1,7 @@
 """The plug-in of one field kind, and the values that pass between it and the engine.
 
 A field is one named tensor of a sample. The engine (``store``, ``pipeline``, ``verify``, ``loader``, ``cli``) works
-on items, entries, bytes, shapes and failures; it asks :class:`FieldKind` and :class:`Producer` for the rest.
+on items, entries, bytes, shapes and failures. It asks :class:`FieldKind` and :class:`Producer` for the rest.
 """
 
 from __future__ import annotations

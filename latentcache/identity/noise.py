@@ -22,7 +22,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 def gaussian(count: int, *words: bytes | int) -> NDArray[np.float32]:
     """(count,) numbers of the standard normal distribution.
 
-    ``words`` say what they are for. Whole numbers count modulo 2**64; which words are bytes, and how many, makes a
+    ``words`` say what they are for. Whole numbers count modulo 2**64. Which words are bytes, and how many, makes a
     difference, so no two lists of words are one by accident.
     """
     key = int.from_bytes(content_hash(b"".join(map(_spelled, words))), "big")

@@ -1,9 +1,9 @@
 """Videos: what their headers say, and the frames of a clip, decoded one by one with PyAV (FFmpeg).
 
-Guarantee: a bad file raises ``UnusableSampleError`` and nothing else; a frame that the decoder calls damaged, and
-an end of the video before a wanted frame, are errors; the container is the one that the first bytes show, so no
-playlist and no network is ever opened. Cost of a header: one frame is decoded; Matroska has no count of frames, so
-its packets are counted, which reads the file. Sound, pixel aspect ratios and HDR are ignored.
+Guarantee: a bad file raises ``UnusableSampleError`` and nothing else. A frame that the decoder calls damaged, and an
+end of the video before a wanted frame, are errors. The container is the one that the first bytes show, so no playlist
+and no network is ever opened. Cost of a header: one frame is decoded. Matroska has no count of frames, so its packets
+are counted, which reads the file. Sound, pixel aspect ratios and HDR are ignored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Decode the bytes of a file to RGB pixels by the policies of the pixel profile.
 
 The policies: orientation, color profiles, transparency, 16-bit samples and damage. Guarantee: the same bytes give the
-same pixels on every machine; a damaged file gives ``UnusableSampleError``, never another exception.
-Costs about 6 ms for a 2 MP JPEG and 35 ms for one of 12 MP on one core; other formats take 2 to 10 times longer.
+same pixels on every machine; a damaged file gives ``UnusableSampleError``, never another exception. Costs about 6 ms
+for a 2 MP JPEG and 35 ms for one of 12 MP on one core. Other formats take 2 to 10 times longer.
 
-Embedded profiles are converted to sRGB with LittleCMS, perceptual intent; a profile that is junk, above 4 MiB, made
+Embedded profiles are converted to sRGB with LittleCMS, perceptual intent. A profile that is junk, above 4 MiB, made
 for another color space, or that moves no color by more than one level is ignored. Transparency is laid on the color
 of the profile in 8 bits, after the conversion. CMYK without a profile is converted by the plain formula. Animations
 and multi-page files give their first frame.

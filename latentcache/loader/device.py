@@ -1,7 +1,7 @@
 """Batches on a device: copied beside the computation, from page-locked memory, in the order that makes them safe.
 
-Guarantee: a batch that is handed out is complete for everything that the caller's current stream does afterwards;
-host memory is used again only after the copy out of it has ended; device memory is used again only after the stream
+Guarantee: a batch that is handed out is complete for everything that the caller's current stream does afterwards.
+Host memory is used again only after the copy out of it has ended. Device memory is used again only after the stream
 that the batch was handed to is done with it. On the CPU a batch is handed out as it was made.
 
 How: ``send`` runs where batches are made (the thread that reads ahead): tensors are copied on a stream of this

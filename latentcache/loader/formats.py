@@ -64,7 +64,7 @@ def image_ids(batch: Mapping[str, Any]) -> torch.Tensor:
     """(h / 2 * w / 2, 3) float32: zero, row and column of each patch of 2 x 2 latent cells.
 
     The positions that a Flux transformer takes as ``img_ids`` (``_prepare_latent_image_ids`` of diffusers
-    ``pipeline_flux.py``); one table serves the whole batch, which has one shape.
+    ``pipeline_flux.py``). One table serves the whole batch, which has one shape.
     """
     height, width = batch["latents"].shape[-2:]
     sides = [torch.arange(side // 2, device=batch["latents"].device) for side in (height, width)]

@@ -1,7 +1,7 @@
 """The loader: an iterable of batches with an exact length, one shape per batch, every entry proven.
 
-Guarantee: what a batch holds was decided by the plan before the first read; ``len`` is the whole epoch, also after a
-resume; batches count when they are delivered, not when they are read ahead. Batches are read ahead by threads,
+Guarantee: what a batch holds was decided by the plan before the first read. ``len`` is the whole epoch, also after a
+resume. Batches count when they are delivered, not when they are read ahead. Batches are read ahead by threads,
 straight into memory that is used again once nothing refers to it.
 
 ``loader`` is what trainers are given, unprepared. For worker processes, ``loader.sampler`` yields a

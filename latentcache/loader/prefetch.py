@@ -1,8 +1,8 @@
 """Reads ahead: the next batches are begun early, a thread makes them while the caller works, the disk begins first.
 
-Guarantee: the same results in the same order as without a thread; an error is raised at the result it belongs to; at
-most ``depth`` results wait, and one more is begun. A caller that asks again at once makes results itself: to hand
-one over would cost as much. One that works for a while finds the next one made. The thread ends when the iterator is
+Guarantee: the same results in the same order as without a thread. An error is raised at the result it belongs to. At
+most ``depth`` results wait, and one more is begun. A caller that asks again at once makes results itself: to hand one
+over would cost as much. One that works for a while finds the next one made. The thread ends when the iterator is
 exhausted, closed or forgotten, and before the interpreter does. A process forked in the middle makes the rest alone.
 """
 
@@ -62,7 +62,7 @@ class _Queue(Generic[Made]):
     """A queue of results in order. The caller makes them, or a thread ahead of it: whoever holds the lock.
 
     Beside pure Python a thread gets the interpreter's lock every 5 ms at the earliest. So it makes results until
-    ``depth`` of them wait before it releases the queue's lock; a caller that finds the queue empty waits meanwhile.
+    ``depth`` of them wait before it releases the queue's lock. A caller that finds the queue empty waits meanwhile.
     One more than wait is begun.
     """
 

@@ -1,6 +1,6 @@
 """Rows of tokens as a loader reads them: documents, straight into their places in memory that is used again.
 
-Guarantee: every place of a row is written, and nothing else; a label follows from loss spans, never from an id, so
+Guarantee: every place of a row is written, and nothing else. A label follows from loss spans, never from an id, so
 padding with the id that ends a text is safe. Cost: ids are read into their places at the width they are stored with,
 and widened to 64 bits for all rows at once.
 """

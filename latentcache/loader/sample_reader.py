@@ -1,9 +1,9 @@
 """Samples of one or several snapshots as a loader reads them: fields, what describes them, and their values.
 
-Guarantee: a batch holds what the plan decided before the first read; every entry is proven as ``checksum`` says;
-tensors are memory of their own, used again only when nothing refers to them. A sample that lacks a field that was
+Guarantee: a batch holds what the plan decided before the first read. Every entry is proven as ``checksum`` says.
+Tensors are memory of their own, used again only when nothing refers to them. A sample that lacks a field that was
 asked for is excluded and counted. A field whose items differ in length is padded to one fixed length, its longest
-item, with a mask; while a build still makes items, to the longest item of the batch.
+item, with a mask. While a build still makes items, it is padded to the longest item of the batch.
 """
 
 from __future__ import annotations

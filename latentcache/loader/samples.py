@@ -1,6 +1,6 @@
 """Samples of a snapshot as a plan sees them: their fields joined, their buckets, their repeats. Needs no torch.
 
-Guarantee: a sample that lacks a field that was asked for is excluded and counted; a sample in several sizes is
+Guarantee: a sample that lacks a field that was asked for is excluded and counted. A sample in several sizes is
 several, and so is one that its data set repeats.
 """
 
@@ -237,7 +237,7 @@ def _of_entries(mixture: Mixture, starts: Ints) -> Mixture:
 def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
     """The samples of a part that have all of these fields; a sample in several sizes is several, a repeated one too.
 
-    The field with most items decides how many a sample is; other fields are found by sample, and by size if they have
+    The field with most items decides how many a sample is. Other fields are found by sample, and by size if they have
     several items per sample.
     """
     items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}

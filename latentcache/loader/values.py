@@ -1,7 +1,7 @@
 """Values that a model trains on, made of stored values: posterior draws, scale and shift, types.
 
 The formulas are those of the pipelines in diffusers (``pipeline_flux.py``, ``pipeline_wan.py``,
-``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once; a draw
+``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once. A draw
 depends on (seed, epoch, key, occurrence) alone, so it is the same on every rank, in every worker, for any batch size
 and after a resume. Cost: scale and shift are one pass over a batch, in place where the type stays.
 """
@@ -136,9 +136,9 @@ def posterior(
 ) -> None:
     """Draw from stored posteriors (``mean + exp(logvar / 2) * noise``, diffusers), or take their means.
 
-    ``moments`` (B, 2C, ...) has all means before all log variances; ``keys`` (B, 32) are item keys; ``out`` is
-    (B, C, ...) float32, contiguous; ``turn`` is seed and epoch; ``occurrence`` (B,) numbers the occurrences of a
-    sample that the epoch serves several times.
+    ``moments`` (B, 2C, ...) has all means before all log variances. ``keys`` (B, 32) are item keys. ``out`` is (B, C,
+    ...) float32, contiguous. ``turn`` is seed and epoch. ``occurrence`` (B,) numbers the occurrences of a sample that
+    the epoch serves several times.
     """
     times = [0] * len(keys) if occurrence is None else occurrence.tolist()
     for item, key, number, made in zip(moments, keys, times, out, strict=True):

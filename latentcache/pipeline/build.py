@@ -1,7 +1,7 @@
 """``build_cache``: scan, describe, compare, encode field by field, publish one snapshot.
 
-Guarantee: a second build of unchanged data encodes and publishes nothing and loads no encoder; a killed build is
-continued by the next one; sources are only read. Everything that can reject a build is checked before anything is
+Guarantee: a second build of unchanged data encodes and publishes nothing and loads no encoder. A killed build is
+continued by the next one. Sources are only read. Everything that can reject a build is checked before anything is
 encoded or written.
 """
 

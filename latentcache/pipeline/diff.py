@@ -1,7 +1,7 @@
 """The difference between what a field needs and what is committed, in columns.
 
 Decides which inputs are read: items whose key is committed are cached, items of equal keys are made once, and inputs
-that an earlier build rejected are left alone until their bytes change. Cost: numpy columns only; a Python object
+that an earlier build rejected are left alone until their bytes change. Cost: numpy columns only. A Python object
 exists per input that is to be read, and only while it is handed to a worker.
 """
 

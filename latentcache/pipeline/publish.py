@@ -1,6 +1,6 @@
 """Make the next snapshot from the results of a run, if it differs from the current one.
 
-Guarantee: a sample is in a field with all its items, or the field rejects it with a reason; a build that finds
+Guarantee: a sample is in a field with all its items, or the field rejects it with a reason. A build that finds
 everything there publishes nothing.
 """
 

@@ -1,6 +1,6 @@
 """Encode stored samples again, as a build would today: for ``verify --reencode``, which compares.
 
-Guarantee: inputs are cut where they were cut then (the stored columns say where), and draws use the stored hash; a
+Guarantee: inputs are cut where they were cut then (the stored columns say where), and draws use the stored hash. A
 difference comes from decoding or encoding. Nothing is written. Cost: the encoder is opened at the first sample.
 """
 

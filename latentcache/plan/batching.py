@@ -1,7 +1,7 @@
 """The steps of an epoch: how many, of which bucket, and what happens to samples that do not fill a batch.
 
 Decides the length of an epoch before anything is read. Guarantee: a step holds one bucket, the same on every rank,
-and the same number of samples on every rank; every sample is counted as used, repeated, padded or dropped, so reports
+and the same number of samples on every rank. Every sample is counted as used, repeated, padded or dropped, so reports
 R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 """
 

@@ -1,7 +1,7 @@
 """Makes rows of documents: one per row, several packed into a row, or all concatenated and cut into chunks.
 
-Decides what is where; nothing is read. Guarantee: the same documents and settings give the same rows on any machine;
-nothing is cut unless it was asked for; what is left out is counted in tokens and listed by document. A piece without
+Decides what is where; nothing is read. Guarantee: the same documents and settings give the same rows on any machine.
+Nothing is cut unless it was asked for. What is left out is counted in tokens and listed by document. A piece without
 a learned token would make a loss of nan if it were alone, so it is left out and counted, or is an error.
 """
 

@@ -1,6 +1,6 @@
 """Samples and their order in one epoch, as arithmetic: the same inputs give the same plan everywhere.
 
-Guarantee: every step has one bucket; all ranks see the same steps; the order depends on (seed, epoch) and the
+Guarantee: every step has one bucket. All ranks see the same steps. The order depends on (seed, epoch) and the
 samples, not on worker counts or library versions. Rank ``r`` of ``W`` takes rows ``r, r + W, ...`` of a step, so two
 layouts with the same rows per step have the same global batches. Cost: a shuffle of N numbers and a sort of N 16-bit
 numbers.

@@ -1,11 +1,11 @@
 """Files of DATA that hold records.
 
 In this order: a folder that Hugging Face ``datasets`` saved (of a dict of data sets, ``train``), a folder with
-LLaMA-Factory's ``dataset_info.json``, else all files of records below the folder in the byte order of their names; if
+LLaMA-Factory's ``dataset_info.json``, else all files of records below the folder in the byte order of their names. If
 there are none, its text files, each one document, or one for each line if asked.
 
 ``dataset_info.json`` is read as LLaMA-Factory reads it (its ``data/parser.py``): if an entry has ``columns``, a
-column that it does not name is not used, and if it has ``tags``, a tag that it does not name does not exist; the
+column that it does not name is not used, and if it has ``tags``, a tag that it does not name does not exist. The
 defaults hold only without them. An entry whose columns name a prompt alone is text. Entries that need the network, a
 script or another kind of training are rejected by name.
 """

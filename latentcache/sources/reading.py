@@ -1,10 +1,10 @@
 """Opens source files, and the one strict JSON of this package; no other module opens them.
 
 Only regular files are opened, so that a pipe or a device never blocks. A file, or a range of one, is read into one
-buffer, and its memo describes the file with exactly these bytes; a file that changes while it is read is rejected.
-Large text files are read line by line: memory is bounded by the longest line allowed; memo and hash come from one
-read. Access times are left alone where the system allows it. Cost: six system calls per file beside the bytes;
-hashing, parsing and mapping of 8 kB texts 2.4 s of CPU per GB.
+buffer, and its memo describes the file with exactly these bytes. A file that changes while it is read is rejected.
+Large text files are read line by line: memory is bounded by the longest line allowed. Memo and hash come from one
+read. Access times are left alone where the system allows it. Cost: six system calls per file beside the bytes.
+Hashing, parsing and mapping of 8 kB texts 2.4 s of CPU per GB.
 """
 
 from __future__ import annotations

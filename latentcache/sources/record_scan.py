@@ -1,10 +1,10 @@
 """The records of DATA in columns: files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
-30 bytes of memory per record; files are read again when their records are encoded.
-Every line of a file that is not blank gives a record or a rejection with its line and field; a bad line never stops
-the others. Lines, text lines and rows are streamed; a JSON list is read whole (at most 1 GiB). Of parquet and Arrow
-files one batch is in memory; their bytes are hashed first, and a file that changes in between is an error.
+30 bytes of memory per record. Files are read again when their records are encoded. Every line of a file that is not
+blank gives a record or a rejection with its line and field. A bad line never stops the others. Lines, text lines and
+rows are streamed; a JSON list is read whole (at most 1 GiB). Of parquet and Arrow files one batch is in memory. Their
+bytes are hashed first, and a file that changes in between is an error.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ not matter, so a line that moves is tokenized once.
 Where a ``dataset_info.json`` names the columns, the rules are those of LLaMA-Factory's converters (its
 ``data/converter.py``): an instruction and an input are joined by a line end, answers in a history are learned, turns
 alternate strictly, and records that it skips with a warning are rejected with the field. Elsewhere roles may have any
-of the usual names and any order that the template accepts, as in TRL; ``prompt`` with ``completion`` carries loss in
+of the usual names and any order that the template accepts, as in TRL. ``prompt`` with ``completion`` carries loss in
 the completion (TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a
-turn say if it carries loss; tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
+turn say if it carries loss. Tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
 """
 
 from __future__ import annotations

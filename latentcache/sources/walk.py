@@ -1,7 +1,7 @@
 """One pass over the folders of DATA: every file is listed, rejected or noted, and the walk always ends.
 
-Links: a link to a place inside the root is followed under the link's name; a link out of the root, to nothing or to a
-folder above itself is rejected; links inside a linked folder to other folders are noted. Names that begin with a dot
+Links: a link to a place inside the root is followed under the link's name. A link out of the root, to nothing or to a
+folder above itself is rejected. Links inside a linked folder to other folders are noted. Names that begin with a dot
 are noted. Caches are noted and not entered. Files are never opened. Cost: one scandir per folder and one stat per
 wanted file.
 """

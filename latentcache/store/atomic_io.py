@@ -1,7 +1,7 @@
 """Put files into a cache and read them: a crash leaves the old file or the new one, never half.
 
-Guarantee: what ``write_atomically`` has written is durable when it returns; trouble with the disk comes as an error
-of this package that says what to do; nothing but a regular file is ever opened for reading.
+Guarantee: what ``write_atomically`` has written is durable when it returns. Trouble with the disk comes as an error
+of this package that says what to do. Nothing but a regular file is ever opened for reading.
 """
 
 from __future__ import annotations

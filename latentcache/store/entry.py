@@ -3,7 +3,7 @@
 The head holds the key, the recipe id, type and shape of the payload, and the columns that a build needs to resume:
 content hashes, same-hashes, lengths and the kind's own columns. Its last 8 bytes are a checksum over all bytes before
 them. LMDB starts a large value 16 bytes into a page, and a head has 48 (mod 64) bytes, so the payload is on a 64-byte
-boundary. Blocks take items in their order, as many as fit into 64 pages; an item that fits into no block gets one of
+boundary. Blocks take items in their order, as many as fit into 64 pages. An item that fits into no block gets one of
 its own. The same items in the same order give the same blocks.
 """
 

@@ -1,9 +1,9 @@
 """Find the needed data of a cache, and copy entries to other shards without touching sealed ones.
 
 A sealed shard is never changed and readers may hold it. An entry is copied only if its head belongs to its key and
-head and payload pass their checks; it then has the same bytes. The new shard is made in ``scratch/`` and appears
+head and payload pass their checks. It then has the same bytes. The new shard is made in ``scratch/`` and appears
 among the shards in one step. The old one gets a tombstone, which keeps builds from taking entries from it, and a new
-snapshot names the new one; the collector removes the old one when no snapshot needs it. Callers hold the lock.
+snapshot names the new one. The collector removes the old one when no snapshot needs it. Callers hold the lock.
 """
 
 from __future__ import annotations

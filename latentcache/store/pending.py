@@ -1,7 +1,7 @@
 """The snapshot of a streaming build: samples, rows and keys are known, and places as soon as shards are sealed.
 
-The build publishes it in ``snapshots/pending`` before it encodes. A reader looks up the keys of newly sealed shards;
-nothing else is written for it but a line for each item that fails. Rows keep their positions in any case.
+The build publishes it in ``snapshots/pending`` before it encodes. A reader looks up the keys of newly sealed shards.
+Nothing else is written for it but a line for each item that fails. Rows keep their positions in any case.
 """
 
 from __future__ import annotations

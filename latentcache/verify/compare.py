@@ -1,9 +1,8 @@
 """Is every sample still what a snapshot recorded, and is every sample of DATA in the snapshot?
 
-Contents decide, never times; the scan has read every file whose stat memo is not trusted, unless its size says that
-it changed. Records are matched as a multiset: by file, line and content, then by file
-and content (moved to another line), then by file and line (changed). What the snapshot rejected is matched likewise.
-Cost: 1 us per sample.
+Contents decide, never times. The scan has read every file whose stat memo is not trusted, unless its size says that
+it changed. Records are matched as a multiset: by file, line and content, then by file and content (moved to another
+line), then by file and line (changed). What the snapshot rejected is matched likewise. Cost: 1 us per sample.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Make the embeddings of captions in a worker, with the code of the pipeline itself.
 
-Guarantee: the values are those of the class's own ``encode_prompt`` for the same text; a long caption is truncated as
+Guarantee: the values are those of the class's own ``encode_prompt`` for the same text. A long caption is truncated as
 the pipeline does it, and the tokens beyond its length are counted. Only the text encoders of the output are loaded,
-from safetensors. If the text encoder gets the mask, captions of similar length are encoded
-together, padded to the longest of them.
+from safetensors. If the text encoder gets the mask, captions of similar length are encoded together, padded to the
+longest of them.
 """
 
 from __future__ import annotations

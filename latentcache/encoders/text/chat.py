@@ -1,11 +1,11 @@
 """Conversations through a chat template: one text, and its loss spans.
 
 Templates are rendered by transformers' own sandboxed Jinja. If the template marks answers with ``{% generation %}``,
-the loss spans are these marks, as ``return_assistant_tokens_mask`` and TRL's ``assistant_masks`` have them.
-Otherwise a turn begins behind the prompt for an answer and ends with the special token that ends it; blanks after
-that carry no loss. Where a template writes a turn otherwise once others follow (it removes the reasoning, or ends the
-last turn with another token), the turn is found by rendering the whole conversation with another text in its place.
-A record whose spans are not exact is rejected. Content that the template leaves out is counted by its kind.
+the loss spans are these marks, as ``return_assistant_tokens_mask`` and TRL's ``assistant_masks`` have them. Otherwise
+a turn begins behind the prompt for an answer and ends with the special token that ends it. Blanks after that carry no
+loss. Where a template writes a turn otherwise once others follow (it removes the reasoning, or ends the last turn
+with another token), the turn is found by rendering the whole conversation with another text in its place. A record
+whose spans are not exact is rejected. Content that the template leaves out is counted by its kind.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Conversation(NamedTuple):
 class ChatRenderer:
     """One template with one tokenizer's special tokens.
 
-    ``control`` marks special tokens in content (if ``split_control``) and finds ends of turns; ``special`` are (role,
+    ``control`` marks special tokens in content (if ``split_control``) and finds ends of turns. ``special`` are (role,
     token) that the template uses by name, ``options`` (name, JSON) of its other values.
     """
 

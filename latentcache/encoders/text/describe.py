@@ -1,9 +1,9 @@
 """Description of a tokenizer, which every worker is made of, and its recipe, from a name and settings.
 
 If a setting is not given and the cache has none: texts begin with the token that the tokenizer itself begins texts
-with, and end with its end token; the date that a template asks for is the fallback of Llama 3.1's template.
-Guarantee: a path that does not exist is never looked up on the network; no code of a model repository is run. Cost:
-a second for 128 000 entries.
+with, and end with its end token. The date that a template asks for is the fallback of Llama 3.1's template.
+Guarantee: a path that does not exist is never looked up on the network; no code of a model repository is run. Cost: a
+second for 128 000 entries.
 """
 
 from __future__ import annotations

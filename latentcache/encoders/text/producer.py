@@ -85,8 +85,8 @@ def stub_recipe(
 class StubTokenizer:
     """A tokenizer of bytes for tests, as :class:`TextTokenizer` is one; it sleeps ``delay_ms`` for each record.
 
-    Ids 0 to 255 are bytes; 256 begins a text, 257 ends one, 258 is padding, 259 begins a turn and 260 ends it. A turn
-    is 259, the role, a newline, the content and 260; its content and its end carry loss if the turn does. No text can
+    Ids 0 to 255 are bytes. 256 begins a text, 257 ends one, 258 is padding, 259 begins a turn and 260 ends it. A turn
+    is 259, the role, a newline, the content and 260. Its content and its end carry loss if the turn does. No text can
     turn into an id above 255, so there is no special-token text. NumPy only.
     """
 

@@ -45,7 +45,7 @@ class Encoder:
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Pending:
         """Begin to encode B images (H, W, 3) or clips (F, H, W, 3) of one size.
 
-        The result is one array of its own memory, in the storage type (bfloat16 as uint16): (B, C, H/f, W/f); moments
+        The result is one array of its own memory, in the storage type (bfloat16 as uint16): (B, C, H/f, W/f). Moments
         have 2C channels, all means before all logvars. ``precise``: in float32 throughout. Raises DeviceMemoryError
         (nothing of the batch is left on the device), DeviceError, or EncoderError if the size does not fit the model.
         """

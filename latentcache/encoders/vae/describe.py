@@ -1,9 +1,9 @@
 """Describe a model without loading it: its spec, its files, its precision; and the recipe of latents made with it.
 
 Identity: the fingerprint of the encoder half and the hash of the configuration fields that ``encode`` uses.
-Guarantee: the class comes from ``config.json``, never from a name; every reason that makes a model unusable and that
-its files show is an error here, before torch is imported. Cost: reading the encoder's weights once at disk speed;
-not again while the stat of the files is the one in the provenance of the last build.
+Guarantee: the class comes from ``config.json``, never from a name. Every reason that makes a model unusable and that
+its files show is an error here, before torch is imported. Cost: reading the encoder's weights once at disk speed; not
+again while the stat of the files is the one in the provenance of the last build.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     """The recipe that settings, model and cache give. Settings that were not given follow the cache.
 
     An existing cache keeps its choices, so the same command on another machine, with another torch or without its
-    flags does not encode everything again; a new cache gets the best of this machine. Control images are as the
+    flags does not encode everything again. A new cache gets the best of this machine. Control images are as the
     latents that the same build makes.
     """
     if context.followed is not None:
@@ -123,7 +123,7 @@ def describe_model(
 ) -> ModelDescription:
     """Describe the model that settings name, without loading it.
 
-    A precision that was not given is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
+    A precision that was not given is float32 off CUDA. On CUDA float16 (eight times closer to float32 than bfloat16),
     bfloat16 if the configuration says ``force_upcast``. ``known``: provenance of an earlier build.
     """
     model, posterior = settings.model or DEFAULT_MODEL, settings.latents or "mode"

@@ -1,10 +1,10 @@
 """Properties of a diffusers autoencoder: channels, factor, size multiple, normalization and identity of its latents.
 
-Everything is read from ``config.json``, and for some classes from a few small tensors of the weights; a table has
+Everything is read from ``config.json``, and for some classes from a few small tensors of the weights. A table has
 what the configuration of a class leaves open. Guarantee: a class that is not an image encoder is rejected by name
-before any weight is read. Fields that move the bytes of ``encode`` are hashed into the identity; fields that only say
-how latents are read are not, so a corrected scaling factor encodes nothing again. No torch.
-Sources: the classes of diffusers 0.42 (``models/autoencoders``), and the pipelines and trainers named in each row.
+before any weight is read. Fields that move the bytes of ``encode`` are hashed into the identity. Fields that only say
+how latents are read are not, so a corrected scaling factor encodes nothing again. No torch. Sources: the classes of
+diffusers 0.42 (``models/autoencoders``), and the pipelines and trainers named in each row.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Located(Value):
 def locate(model: str, config: str | None = None, *, revision: str = "") -> Located:
     """Files of a folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
 
-    ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights; ``revision`` the
+    ``config`` is a ``config.json`` (or its folder) to use in place of the one beside the weights. ``revision`` is the
     commit of a hub id that an earlier build used.
     """
     path, commit = find(model, _WANTED, revision=revision)

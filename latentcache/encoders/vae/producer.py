@@ -1,6 +1,6 @@
 """Make latents of the pixels of images, in a worker.
 
-Guarantee: latents that are not finite are never stored and never zeroed; before a build starts, one fixed image
+Guarantee: latents that are not finite are never stored and never zeroed. Before a build starts, one fixed image
 proves that the encoder works.
 """
 

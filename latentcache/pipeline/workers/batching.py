@@ -1,6 +1,6 @@
 """The jobs of one worker: which of their items have to be made, and their batches.
 
-Equal inputs are found before a build; two that slip through are made twice, and the store keeps one item for their
+Equal inputs are found before a build. Two that slip through are made twice, and the store keeps one item for their
 key. Prepared items of one group are put into batches; a batch that does not fit on the device is halved.
 
 Guarantee: every item that goes in comes out with its array or with a failure. While the device works on one batch the

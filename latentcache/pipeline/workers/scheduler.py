@@ -3,7 +3,7 @@
 A unit is queued, leased or done. Units are cut in the order of the plan and never depend on the number of workers, so
 item keys, item bytes and blocks do not either. A worker that dies leaves the jobs that it had begun under suspicion:
 each is tried again alone, on a worker that has nothing else. A job is rejected only if it failed alone, twice, on
-fresh workers. After three deaths in a row a job that has succeeded before is tried; six in a row end the build, and
+fresh workers. After three deaths in a row a job that has succeeded before is tried. Six in a row end the build, and
 nothing is published: a dead device or another program's memory never rejects good samples.
 
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in

@@ -1,7 +1,7 @@
 """Messages between a build and its workers, and the form in which values travel.
 
-A message is a line of JSON. Guarantee: it arrives whole or not at all; the worker's end may be used from any thread
-and never raises; the build's end never waits, so a worker that was stopped cannot stop the build. Nothing is pickled.
+A message is a line of JSON. Guarantee: it arrives whole or not at all. The worker's end may be used from any thread
+and never raises. The build's end never waits, so a worker that was stopped cannot stop the build. Nothing is pickled.
 """
 
 from __future__ import annotations

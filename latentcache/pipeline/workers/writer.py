@@ -2,7 +2,7 @@
 
 Guarantee: ``committed`` is called after the commit has returned, never before, and what was put comes out in its
 order: a job that was put with or after its entries is settled when it comes out. A commit comes at 16 MiB, after two
-seconds, after ``commit_every`` items or when the worker has nothing else to do; LMDB is touched by this thread alone.
+seconds, after ``commit_every`` items or when the worker has nothing else to do. LMDB is touched by this thread alone.
 """
 
 from __future__ import annotations

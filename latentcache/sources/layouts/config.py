@@ -1,6 +1,6 @@
 """Configuration files of trainers: parsed once, their folders found, and every setting read, kept or counted.
 
-Paths are looked for in the folder of the file and in the working directory, where trainers look for them; two
+Paths are looked for in the folder of the file and in the working directory, where trainers look for them. Two
 different folders are an error.
 """
 

@@ -1,7 +1,7 @@
 """Data sets as the Hugging Face hub has them, and WebDataset tars.
 
 Metadata tables (huggingface/datasets b7cb10b, ``folder_based_builder.py``): file names are relative to the folder of
-the table; if there is a table anywhere, images without a row are not used. A folder named ``train``, ``validation``
+the table. If there is a table anywhere, images without a row are not used. A folder named ``train``, ``validation``
 or ``test`` makes a split. Archives: ``data/train-00000-of-00001.parquet`` is of the split ``train``; ``save_to_disk``
 of a dict of data sets makes a folder for each split. Whether a file holds images is seen in the head of the first
 ones of each kind.

@@ -94,7 +94,7 @@ def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, NDArra
     """Set of regularization images -> repeats of each of its images, in order; 0: left out by the trainer.
 
     Rule (``DreamBoothDataset``): images are taken in order, each with its repeats, until they are as many as the
-    training images with theirs; if all are fewer, each in turn is repeated once more.
+    training images with theirs. If all are fewer, each in turn is repeated once more.
     """
     found = dict[int, NDArray[np.int64]]()
     for name in {one.balance for one in sets} - {""}:

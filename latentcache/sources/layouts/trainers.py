@@ -1,7 +1,7 @@
 """Configurations of SimpleTuner, of OneTrainer, and our own ``latentcache.toml``.
 
 SimpleTuner's ``multidatabackend.json`` (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``,
-``helpers/prompts.py``): ``repeats`` counts further passes, so 0 is once; folders are recursive; ``caption_strategy``
+``helpers/prompts.py``): ``repeats`` counts further passes, so 0 is once; folders are recursive. ``caption_strategy``
 is ``textfile`` (``a.txt``, each line a caption of its own unless ``disable_multiline_split``), ``filename`` (the stem
 with blanks for underscores, the default), ``instanceprompt``, or ``parquet``.
 
