@@ -132,8 +132,8 @@ def _records(listing: Listing) -> dict[str, Any]:
     some = [int(one) for one in np.flatnonzero(files)[:SHOWN]]
     found: dict[str, Any] = {"conversations": chat, "texts": len(samples) - chat}
     found["files"] = [{**path_json(samples.files.names[one]), "records": int(files[one])} for one in some]
-    characters = samples.columns.get("characters")
-    if characters is not None and len(characters):
+    characters = np.asarray(samples.columns["characters"])
+    if len(characters):
         found["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}
     roles, fields = Counter[str](), Counter[str]()
     looked = np.arange(min(len(samples), _ROLES_OF))

@@ -52,7 +52,8 @@ def test_findings_and_strictness(run, data):
     assert run("inspect", data, *SMALL, "--allow-failed", "1").status == 0
 
 
-def test_records(run, tmp_path):
+def test_records(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
     lines = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 2
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     value = run("inspect", tmp_path / "a.jsonl", "--tokenizer", "stub", "--json").json
@@ -61,6 +62,8 @@ def test_records(run, tmp_path):
     assert value["records"]["files"] == [{"path": "a.jsonl", "records": 2}]
     assert value["duplicates"]["known"] == 1
     assert value["plan"]["entries_to_make"] == 1
+    assert run("build", tmp_path / "a.jsonl", "--tokenizer", "stub").status == 0
+    assert run("inspect", tmp_path / "a.jsonl", "--json").json["records"] == value["records"]
 
 
 def test_data_that_build_rejects_is_shown_as_far_as_it_is_read(run, tmp_path):
