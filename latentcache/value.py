@@ -31,7 +31,11 @@ class Value:
     """
 
     def __init_subclass__(cls, *, eq: bool = True) -> None:
-        dataclass(frozen=True, kw_only=True, eq=eq)(cls)
+        dataclass(frozen=True, kw_only=True, eq=eq, repr=False)(cls)
+
+    def __repr__(self) -> str:
+        shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)  # type: ignore[arg-type]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
 def parsed(kind: Any, data: Any) -> Any:

@@ -377,10 +377,6 @@ def setting(
 class Settings(Value):
     """Options of a recipe, made with :func:`setting`; ``registry.checked`` checks them."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.__repr__ = Settings.__repr__  # type: ignore[method-assign]
-
     def __repr__(self) -> str:
         """Show only the options that were given."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
