@@ -61,3 +61,5 @@ def test_what_cannot_be(run, cache, tmp_path):
     assert run("gc", cache, "--grace", -1, "--json").status == 2
     assert run("gc", cache, "--grace", "nan", "--json").error["slug"] == "usage"
     assert run("gc", tmp_path / "none", "--json").error["slug"] == "cache-not-found"
+    (cache / "CURRENT").unlink()
+    assert run("gc", cache, "--json").error["why"] == "a build was started here and has not ended"
