@@ -360,8 +360,8 @@ def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
     return table("cold", [f"{kib} KiB: ms, samples/s, MiB" for kib in results], rows)
 
 
-def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict[str, Any]:
-    """The chosen parts for payloads of one size."""
+def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: str) -> dict[str, Any]:
+    """The chosen parts for payloads of one size; warm readers are ``memcpy`` and those with ``only`` in the name."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), payloads(kib, megabytes * 1024 // kib)
@@ -380,7 +380,8 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict
         if "start" in parts:
             found["start"] = {"loader()": bench_start(folder)}
         if "warm" in parts:
-            for order, epochs in candidates(folder, data).items():
+            for order, every in candidates(folder, data).items():
+                epochs = {name: epoch for name, epoch in every.items() if only in name or name == "memcpy"}
                 found[order] = bench_warm(epochs, len(data), rounds, shuffle=order == "shuffled")
     return found
 
@@ -424,6 +425,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="of payload for each [default: 256]")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds [default: 9]")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"[default: {','.join(PARTS)}]")
+    parser.add_argument("--only", default="", metavar="WORD", help="warm readers with this word in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times")
     parser.add_argument("--cold", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -434,7 +436,7 @@ def main(words: Sequence[str] | None = None) -> None:
     load = os.getloadavg()[0]
     results: dict[int, dict[str, Any]] = {}
     for kib in map(int, options.kib.split(",")):
-        results[kib] = measure(kib, options.megabytes, options.rounds, options.parts.split(","))
+        results[kib] = measure(kib, options.megabytes, options.rounds, options.parts.split(","), options.only)
         said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
