@@ -40,7 +40,7 @@ def with_equal_files(
         with open_image(root, place) as file:
             return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
 
-    # An image that cannot be read gets its reason from the worker that encodes it.
+    # An unreadable image gets its reason from the worker that encodes it.
     found = {at: one for at, one in read_each(head, samples, rows, name, stopping) if isinstance(one, int)}
     rows, heads = rows[np.array([*found], dtype=np.intp)], np.array([*found.values()], dtype=np.uint64)
     rows = rows[_shared(size[rows] * _PRIME ^ heads, unread[rows])]

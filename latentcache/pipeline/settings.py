@@ -83,7 +83,7 @@ class BuildSettings:
     @python_words()
     def __post_init__(self) -> None:
         made = checked(BuildSettings, {one.name: getattr(self, one.name) for one in fields(self)})
-        made["fields"] = {name: settings_of(name, shown) for name, shown in made["fields"].items()}
+        made["fields"] = {name: settings_of(name, given) for name, given in made["fields"].items()}
         for name, value in made.items():
             object.__setattr__(self, name, value)
         devices_for(self.device, needs_torch=False)  # for the errors

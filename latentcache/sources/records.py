@@ -174,8 +174,8 @@ class Way(Value):
     def reading(self, part: str) -> bytes:
         """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
         form = None if self.form is None else asdict(self.form)
-        written = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
-        return json_hash(written)
+        parts = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
+        return json_hash(parts)
 
 
 TEXT = RecordFormat(form="text")

@@ -68,11 +68,11 @@ class Listed:
 
 
 def listed_images(
-    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], given: Collection[str]
+    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], named: Collection[str]
 ) -> Listed:
     """Read the tables of a layout, the deepest one first; raises TableError for one that cannot be read as a whole.
 
-    ``images``: set -> names of the images in its folder -> the caption file beside each one, if any. ``given``: names
+    ``images``: set -> names of the images in its folder -> the caption file beside each one, if any. ``named``: names
     that are rejected or noted already.
     """
     found, unlisted = Listed(), dict[str, str]()
@@ -83,7 +83,7 @@ def listed_images(
         table = one.captions.table
         rows, content, memo = read_table(root, table, inside, one.prefix, one.captions)
         found.tables[table] = content, memo
-        own = match_rows(found, table, rows, inside, {*given, *unlisted}, root)
+        own = match_rows(found, table, rows, inside, {*named, *unlisted}, root)
         other, unused = list[str](), list[tuple[str, int]]()
         for name, row in own.items():
             if name in inside and not row.cause:
@@ -108,7 +108,7 @@ def listed_images(
 
 
 def match_rows(
-    found: Listed, table: str, rows: Sequence[Row], images: Collection[str], given: Collection[str], root: Path
+    found: Listed, table: str, rows: Sequence[Row], images: Collection[str], named: Collection[str], root: Path
 ) -> dict[str, Row]:
     """The first row of each name; those that make no sample, and further ones, are rejected and noted."""
     first_rows = dict[str, Row]()
@@ -123,7 +123,7 @@ def match_rows(
         elif leads_out(row.name) and not image:
             detail = f"{table}:{row.line} names a file outside the data folder"
             found.rejected.append(rejected(name, "outside-root", detail))
-        elif not image and name not in given:
+        elif not image and name not in named:
             cause, why = "not-found", "there is no such file"
             if os.path.isfile(root / name):  # noqa: PTH113 - False for a name that is not allowed
                 cause, why = "unknown", "its extension is none of an image that is read"
@@ -171,12 +171,12 @@ def read_table(
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
     stems = {image.rpartition(".")[0]: image for image in sorted(images, reverse=True)} if rule.table_stems else {}
     for number, row in enumerate(rows):
-        given = row.name
-        if given.startswith("/") and PurePosixPath(given).is_relative_to(above):
-            given = str(PurePosixPath(given).relative_to(above))
-        elif not leads_out(given):
-            given = prefix + given
-        rows[number] = row._replace(name=stems.get(given, given))
+        name = row.name
+        if name.startswith("/") and PurePosixPath(name).is_relative_to(above):
+            name = str(PurePosixPath(name).relative_to(above))
+        elif not leads_out(name):
+            name = prefix + name
+        rows[number] = row._replace(name=stems.get(name, name))
     return rows, content, memo
 
 
@@ -184,8 +184,8 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
     names: tuple[str, ...] = ()
     for line, record in records:
         if rule.tag_separator:
-            given = [one for one in (record.get("caption"), record.get("tags")) if one]
-            yield make_row(path, line, str(record.get("image_path", "")), rule.tag_separator.join(map(str, given)))
+            texts = [one for one in (record.get("caption"), record.get("tags")) if one]
+            yield make_row(path, line, str(record.get("image_path", "")), rule.tag_separator.join(map(str, texts)))
             continue
         if not names:
             keys = list(record)

@@ -140,10 +140,10 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any]) -> Salva
 
 def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
     """Take a sealed shard out of use for builds, durably; the reason (``damaged`` or ``compacted``) is for people."""
-    stone = paths.tombstone(shard)
-    if not stone.exists():
+    path = paths.tombstone(shard)
+    if not path.exists():
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(stone, {"schema": 1, "reason": reason, "since": since})
+        write_json(path, {"schema": 1, "reason": reason, "since": since})
 
 
 def places_of(source: Path) -> NDArray[Any]:

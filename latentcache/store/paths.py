@@ -19,7 +19,7 @@ class CachePaths:
     """The paths of one cache.
 
     ``current`` names the snapshot that readers open; ``building`` is there while a build has not ended; ``lock`` is
-    never deleted. ``pending`` is the snapshot of a streaming build, ``quarantine`` has shards that cannot be used.
+    never deleted. ``pending`` is the snapshot of a streaming build, ``quarantine`` has damaged shards.
     ``scratch`` has data that is being made or removed, worth nothing once the builder lock is free.
     """
 

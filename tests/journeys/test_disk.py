@@ -1,4 +1,4 @@
-"""A disk that is full or may not be written: reported in words, and nothing that was committed is lost."""
+"""A full or read-only disk is a clear error, and committed entries are kept."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Files are old or new and never half, and errors of the system are in words of ours."""
+"""A file has its old or its new content, never a part; system errors become errors of this package."""
 
 import errno
 import os

@@ -59,8 +59,8 @@ class CaptionRule(Value):
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
-        options = [self.lines, self.prefix, self.suffix, self.text]
-        return content_hash(json.dumps(options).encode()) if any(options) else bytes(HASH_BYTES)
+        parts = [self.lines, self.prefix, self.suffix, self.text]
+        return content_hash(json.dumps(parts).encode()) if any(parts) else bytes(HASH_BYTES)
 
     def with_options(self, options: Mapping[str, Any]) -> CaptionRule:
         """With what a user says of captions by ``CAPTION_OPTIONS``, whatever the layout is."""
@@ -153,9 +153,9 @@ class ImageSet(Value):
 
     def as_json(self) -> dict[str, Any]:
         """JSON values for the manifest and for commands."""
-        options = {name: getattr(self, name) for name in ("folder", "repeats", "class_words", "is_reg", "split")}
-        options |= {"name": self.label, "paired": {name: folder or "alpha" for name, folder in self.paired}}
-        return {name: value for name, value in options.items() if value or name in ("name", "folder", "repeats")}
+        shown = {name: getattr(self, name) for name in ("folder", "repeats", "class_words", "is_reg", "split")}
+        shown |= {"name": self.label, "paired": {name: folder or "alpha" for name, folder in self.paired}}
+        return {name: value for name, value in shown.items() if value or name in ("name", "folder", "repeats")}
 
 
 class Layout(Value):

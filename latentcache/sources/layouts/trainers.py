@@ -124,8 +124,8 @@ def _elsewhere(config: Config, one: Mapping[str, Any]) -> SourceError:
 
 
 def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
-    strategy, values = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
-    prompts = [str(one).strip() for one in (values if isinstance(values, list) else [values])]
+    strategy, prompt = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
+    prompts = [str(one).strip() for one in (prompt if isinstance(prompt, list) else [prompt])]
     prefix = f"{prompts[0]} " if one.get("prepend_instance_prompt") else ""
     if strategy == "instanceprompt" or one.get("only_instance_prompt"):
         return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
@@ -194,10 +194,10 @@ def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
         return CaptionRule(extensions=(".txt",), lines="all")
     path = config.place(text.get("prompt_path"), "text.prompt_path")
     try:
-        values = read_caption(str(path.parent), path.name)[0]
+        prompt = read_caption(str(path.parent), path.name)[0]
     except UnusableSampleError as error:
         raise config.error(f"text.prompt_path: {error.what}", error.fix) from error
-    return CaptionRule(extensions=(), text=values, lines="all", text_source="concept prompt")
+    return CaptionRule(extensions=(), text=prompt, lines="all", text_source="concept prompt")
 
 
 # latentcache.toml
