@@ -279,7 +279,7 @@ class ImageScan(Scan):
             if out:
                 to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
             if old is not None and name in old.inputs and len(matched):
-                before = match_names(samples.names.select(rows[matched]), old.names)
+                before = match_names(samples.names, old.names)[rows]
                 matched, before = matched[before >= 0], before[before >= 0]
                 then = np.asarray(old.inputs[name].content)[before]
                 alike = sizes(samples, rows[matched], name) == sizes(old, before, name)

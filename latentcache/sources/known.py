@@ -164,15 +164,18 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
 
     What is equal from the front and from the back is compared as bytes, the rest by 64-bit hashes and then by name.
     """
-    front, mine, theirs = 0, len(names), len(others)
-    while count := min(_SLICE, mine - front, theirs - front):
-        if not names.matches(front, others, front, count):
-            break
-        front += count
-    while count := min(_SLICE, mine - front, theirs - front):
-        if not names.matches(mine - count, others, theirs - count, count):
-            break
-        mine, theirs = mine - count, theirs - count
+    front, mine, theirs, most = 0, len(names), len(others), _SLICE
+    while count := min(most, mine - front, theirs - front):
+        if names.matches(front, others, front, count):
+            front += count
+        else:
+            most = count // 2
+    most = _SLICE
+    while count := min(most, mine - front, theirs - front):
+        if names.matches(mine - count, others, theirs - count, count):
+            mine, theirs = mine - count, theirs - count
+        else:
+            most = count // 2
     place = np.full(len(names), -1, dtype=np.int32)
     place[:front], place[mine:] = np.arange(front), np.arange(theirs, len(others))
     if mine == front or theirs == front:
