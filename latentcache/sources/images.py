@@ -281,7 +281,7 @@ class ImageScan(Scan):
             if old is not None and name in old.inputs and len(matched):
                 before = match_names(samples.names, old.names)[rows]
                 matched, before = matched[before >= 0], before[before >= 0]
-                then = np.asarray(old.inputs[name].content)[before]
+                then = old.inputs[name].content[before]
                 alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
                 to_hash[matched] |= alike & then.any(axis=1) & (self.chosen is None or self.chosen[before])
             samples, failed = with_hashes(root, samples, name, rows[to_hash], self.stopping)
@@ -290,7 +290,7 @@ class ImageScan(Scan):
             if old is not None and name == "image" and len(matched):
                 same = then.any(axis=1) & (then == samples.inputs[name].content[rows[matched]]).all(axis=1)
                 for label in set(old.columns).difference(_SET_COLUMNS):
-                    columns[label][rows[matched[same]]] = np.asarray(old.columns[label])[before[same]]
+                    columns[label][rows[matched[same]]] = old.columns[label][before[same]]
         return replace(scanned, samples=replace(samples, columns=columns), hashed=hashed, unread=unread)
 
 

@@ -66,10 +66,11 @@ def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name
 
 def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray[np.uint64]:
     """(n,) bytes of an input of some samples that have it; 0 for rows of parquet files: they are not known."""
-    held = samples.inputs[name]
-    size: NDArray[np.uint64] = np.asarray(samples.files.stat)[np.asarray(held.file)[rows], 0]
+    held, stat = samples.inputs[name], samples.files.stat
+    file = held.file[rows]
+    size: NDArray[np.uint64] = stat[file, 0] if isinstance(stat, np.ndarray) else stat[file][:, 0]
     if held.line is not None and SPAN in samples.columns:
-        size = np.where(np.asarray(held.line)[rows] > 0, np.asarray(samples.columns[SPAN])[rows, 1], size)
+        size = np.where(held.line[rows] > 0, samples.columns[SPAN][rows][:, 1], size)
     return size
 
 
