@@ -253,10 +253,14 @@ def _shared(rows: FieldRows, chosen: NDArray[np.bool_]) -> int:
     """Count the chosen rows (R,) whose item an earlier chosen row has."""
     if rows.packing != "block" and rows.entries == len(rows):
         return 0
-    item = np.asarray(rows.entry).astype(np.int64)
+    entry, start = np.asarray(rows.entry), np.asarray(rows.start)
+    rising = entry[1:] > entry[:-1]
     if rows.packing == "block":
-        item = item << 32 | np.asarray(rows.start)
-    return 0 if (item[1:] > item[:-1]).all() else int(np.count_nonzero(chosen)) - len(np.unique(item[chosen]))
+        rising |= (entry[1:] == entry[:-1]) & (start[1:] > start[:-1])
+    if rising.all():
+        return 0
+    item = entry.astype(np.int64) << 32 | start if rows.packing == "block" else entry
+    return int(np.count_nonzero(chosen)) - len(np.unique(item[chosen]))
 
 
 def usable_items(
