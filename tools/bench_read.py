@@ -58,8 +58,8 @@ from latentcache.store import gather
 
 COMPUTE_S = 0.004
 STEPS_TIMED = 64
-COLD_MIB = 64
-"""Timed from a cold cache. In a small set later batches find pages that were read ahead for earlier ones."""
+COLD_PART = 4
+"""One in so many batches is timed from a cold cache: later ones may find pages that were read for earlier ones."""
 PARTS = ("cold", "waiting", "start", "warm", "profile", "prompts", "tokens")
 
 
@@ -159,7 +159,7 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     """Serve part of an epoch and print what it took."""
     data = np.broadcast_to(np.zeros(1, np.uint8), (count, size))
     plan = np.random.default_rng(7).permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
-    batches = max(2, min(len(plan), (COLD_MIB << 20) // (BATCH * size)))
+    batches = max(2, len(plan) // COLD_PART)
     plain = others(folder, (count, size))
     if "loader()" not in name and name not in plain:  # imports its library now
         plain = peers(folder / "peers", data, BATCH, formats=name.split(",")[:1])
@@ -360,15 +360,19 @@ def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
     return table("cold", [f"{kib} KiB: ms, samples/s, MiB" for kib in results], rows)
 
 
-def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: str) -> dict[str, Any]:
-    """The chosen parts for payloads of one size; warm readers are ``memcpy`` and those with ``only`` in the name."""
+def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: Sequence[str]) -> dict[str, Any]:
+    """The chosen parts for payloads of one size; of readers ``memcpy`` and those with a word of ``only``."""
     found: dict[str, Any] = {}
+
+    def is_chosen(name: str) -> bool:
+        return any(word in name for word in only)
+
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), payloads(kib, megabytes * 1024 // kib)
         write_caches(folder, kib, data)
         write_peers(folder, data)
         if "cold" in parts:
-            names = cold_names(folder, data)
+            names = filter(is_chosen, cold_names(folder, data))
             found["cold"] = bench_cold(folder, names, len(data), data.shape[1], min(rounds, 3))
         evict(folder)  # reads at random places leave small pages in the page cache
         cat(folder / "three")
@@ -381,7 +385,7 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: s
             found["start"] = {"loader()": bench_start(folder)}
         if "warm" in parts:
             for order, every in candidates(folder, data).items():
-                epochs = {name: epoch for name, epoch in every.items() if only in name or name == "memcpy"}
+                epochs = {name: epoch for name, epoch in every.items() if is_chosen(name) or name == "memcpy"}
                 found[order] = bench_warm(epochs, len(data), rounds, shuffle=order == "shuffled")
     return found
 
@@ -425,7 +429,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="of payload for each [default: 256]")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds [default: 9]")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"[default: {','.join(PARTS)}]")
-    parser.add_argument("--only", default="", metavar="WORD", help="warm readers with this word in their name")
+    parser.add_argument("--only", default="", metavar="WORDS", help="readers with one of these words in their names")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times")
     parser.add_argument("--cold", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -436,7 +440,8 @@ def main(words: Sequence[str] | None = None) -> None:
     load = os.getloadavg()[0]
     results: dict[int, dict[str, Any]] = {}
     for kib in map(int, options.kib.split(",")):
-        results[kib] = measure(kib, options.megabytes, options.rounds, options.parts.split(","), options.only)
+        parts, only = options.parts.split(","), options.only.split(",")
+        results[kib] = measure(kib, options.megabytes, options.rounds, parts, only)
         said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
