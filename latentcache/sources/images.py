@@ -279,8 +279,11 @@ class ImageScan(Scan):
             if out:
                 to_hash |= np.array([label in out for label in samples.names.take(rows)], dtype=np.bool_)
             if old is not None and name in old.inputs and len(matched):
-                before = match_names(samples.names, old.names)[rows]
-                matched, before = matched[before >= 0], before[before >= 0]
+                is_known = np.zeros(len(old.files), dtype=np.bool_)
+                is_known[held.place[held.place >= 0]] = True
+                left = np.flatnonzero(~is_known[old.inputs[name].file])
+                place = match_names(samples.names.select(rows), old.names.select(left))
+                matched, before = matched[place >= 0], left[place[place >= 0]]
                 then = old.inputs[name].content[before]
                 alike = sizes(samples, rows[matched], name) == sizes(old, before, name)
                 to_hash[matched] |= alike & then.any(axis=1) & (self.chosen is None or self.chosen[before])

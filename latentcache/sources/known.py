@@ -27,6 +27,8 @@ from latentcache.sources.part import Part
 from latentcache.value import Value
 
 _SLICE = 1 << 14
+#: Names without a partner that are left out one by one, before the rest is hashed. One takes 20 us, a hash 0.4 us.
+_MOST_LEFT_OUT = 1 << 12
 
 
 @dataclass(kw_only=True)
@@ -162,40 +164,40 @@ def above(name: str) -> list[str]:
 def match_names(names: Strings, others: Strings) -> NDArray[np.int32]:
     """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once.
 
-    What is equal from the front and from the back is compared as bytes, the rest by 64-bit hashes and then by name.
+    Both are compared as bytes, in their order; of two names that differ the smaller one is left out. These, and the
+    rest after too many of them, are compared by 64-bit hashes and then by name.
     """
-    front, mine, theirs, most = 0, len(names), len(others), _SLICE
-    while count := min(most, mine - front, theirs - front):
-        if names.matches(front, others, front, count):
-            front += count
-        else:
+    place, is_used = np.full(len(names), -1, dtype=np.int32), np.zeros(len(others), dtype=np.bool_)
+    mine, theirs, most, left_out = 0, 0, _SLICE, 0
+    while left_out < _MOST_LEFT_OUT and (count := min(most, len(names) - mine, len(others) - theirs)):
+        if names.matches(mine, others, theirs, count):
+            place[mine : mine + count] = np.arange(theirs, theirs + count)
+            is_used[theirs : theirs + count] = True
+            mine, theirs, most = mine + count, theirs + count, min(2 * most, _SLICE)
+        elif count > 1:
             most = count // 2
-    most = _SLICE
-    while count := min(most, mine - front, theirs - front):
-        if names.matches(mine - count, others, theirs - count, count):
-            mine, theirs = mine - count, theirs - count
         else:
-            most = count // 2
-    place = np.full(len(names), -1, dtype=np.int32)
-    place[:front], place[mine:] = np.arange(front), np.arange(theirs, len(others))
-    if mine == front or theirs == front:
+            left_out += 1
+            mine, theirs = (mine + 1, theirs) if names[mine] < others[theirs] else (mine, theirs + 1)
+    here, there = np.flatnonzero(place < 0), np.flatnonzero(~is_used)
+    if not len(here) or not len(there):
         return place
-    wanted, there = _hashes(names, front, mine), _hashes(others, front, theirs)
-    order = np.argsort(there, kind="stable")
-    found = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
-    matched = np.flatnonzero(there[found] == wanted)
+    wanted, hashes = _hashes(names, here), _hashes(others, there)
+    order = np.argsort(hashes, kind="stable")
+    found = order[np.minimum(np.searchsorted(hashes, wanted, sorter=order), len(there) - 1)]
+    matched = np.flatnonzero(hashes[found] == wanted)
     for start in range(0, len(matched), _SLICE):
-        rows = front + matched[start : start + _SLICE]
-        places = front + found[rows - front]
+        some = matched[start : start + _SLICE]
+        rows, places = here[some], there[found[some]]
         equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
         place[rows[equal]] = places[equal]
     return place
 
 
-def _hashes(names: Strings, start: int, stop: int) -> NDArray[np.uint64]:
-    blocks = (range(first, min(first + _SLICE, stop)) for first in range(start, stop, _SLICE))
+def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    blocks = (rows[start : start + _SLICE] for start in range(0, len(rows), _SLICE))
     each = (name.encode("utf-8", "surrogateescape") for block in blocks for name in names.take(block))
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, each), dtype=np.uint64, count=stop - start)
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, each), dtype=np.uint64, count=len(rows))
 
 
 def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:

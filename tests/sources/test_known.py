@@ -11,13 +11,12 @@ from latentcache.sources.known import match_names
 NAMES = st.lists(st.text("abé\udcff", max_size=2), max_size=40, unique=True)
 
 
-@given(NAMES, NAMES, st.integers(1, 5))
-def test_each_name_finds_its_equal_or_none(names, others, block):
-    before, known._SLICE = known._SLICE, block
-    try:
+@given(NAMES, NAMES, st.integers(1, 5), st.integers(0, 50))
+def test_each_name_finds_its_equal_or_none(names, others, block, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known, "_SLICE", block)
+        patch.setattr(known, "_MOST_LEFT_OUT", most)
         found = match_names(Strings.of(names), Strings.of(others)).tolist()
-    finally:
-        known._SLICE = before
     for name, place in zip(names, found, strict=True):
         assert (place < 0) == (name not in others)
         assert place < 0 or others[place] == name
