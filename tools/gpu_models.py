@@ -14,7 +14,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from latentcache.encoders.vae.encoder import conv3d_to_conv2d, drop_decoder
+from latentcache.encoders.vae.encoder import channels_last, conv3d_to_conv2d, drop_decoder
 
 _KL: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 _KL |= {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32}
@@ -168,8 +168,8 @@ def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, 
     module = drop_decoder(make(model, scene, scene.device)).to(scene.device, dtype)
     if fold:
         conv3d_to_conv2d(module)
-    elif last and not model.clips:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    elif last and scene.cuda and not model.clips:
+        channels_last(module)
     return module
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from described_models import described_model
 from diffusers import AutoencoderKL
+from torch import nn
 
 from latentcache.encoders.pixels import Pixels
-from latentcache.encoders.vae.encoder import VaeEncoder, _host
+from latentcache.encoders.vae.encoder import VaeEncoder, _host, channels_last
 from latentcache.errors import DeviceMemoryError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -62,6 +63,14 @@ def test_results_are_whole_while_the_device_is_late(model: Path, batches: list[P
         assert np.isfinite(got).all()
 
 
+def test_only_the_encoder_half_is_on_the_device(model: Path) -> None:
+    before = torch.cuda.memory_allocated()
+    encoder = opened(model)
+    whole = sum(parameter.nbytes for parameter in AutoencoderKL.from_pretrained(model).parameters())
+    assert 0 < torch.cuda.memory_allocated() - before < whole
+    encoder.close()
+
+
 def test_submit_does_not_wait_for_the_device(model: Path, batches: list[Pixels]) -> None:
     encoder = opened(model)
     encoder.encode(batches[0])
@@ -82,6 +91,21 @@ def test_host_memory_is_locked_and_reused(model: Path, batches: list[Pixels]) ->
     for batch in batches * 3:
         encoder.encode(batch)
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == used
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("offset", [0, 20])
+def test_channels_last_normalization_is_as_exact_as_that_of_torch(dtype: torch.dtype, offset: float) -> None:
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(8, 64, device="cuda")
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = (torch.randn(3, 64, 40, 24, device="cuda") + offset * torch.randn(64, 1, 1, device="cuda")).to(dtype)
+    with torch.inference_mode():
+        exact, own = norm.double()(x.double()), norm.to(dtype)(x)
+        found = channels_last(norm)(x.contiguous(memory_format=torch.channels_last))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert (found - exact).square().mean() <= 1.1 * (own - exact).square().mean()
 
 
 def test_out_of_memory_leaves_nothing_and_the_next_batch_is_fine(model: Path, batches: list[Pixels]) -> None:

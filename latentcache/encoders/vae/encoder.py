@@ -100,13 +100,12 @@ class VaeEncoder(Encoder):
     def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Pending:
         module = self._module(dtype)
         # The bytes of (B, H, W, 3) are a channels-last image. On the CPU such input costs digits: torch's group
-        # normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 if contiguous). On CUDA torch
-        # copies it to contiguous memory for each normalization, and back: an SDXL encoder took about 52 ms of an H100
-        # for 1024x1024 pixels, and 29 ms with contiguous memory.
+        # normalization subtracts the square of the mean (1e-3 std of a latent; 1e-5 if contiguous).
         slab = _host((len(images), *images[0].shape), torch.uint8, self._device)
         np.stack(images, out=slab.numpy())
         slab, as_clip = slab.to(self._device, non_blocking=True).movedim(-1, 1), self._clips and images[0].ndim == 3
-        values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype).contiguous()
+        order = torch.channels_last if self._is_channels_last(dtype) else torch.contiguous_format
+        values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype).contiguous(memory_format=order)
         values = values.unsqueeze(2) if as_clip else values
         latents = self._latents(module, values)
         latents = latents.squeeze(2) if as_clip and latents.ndim == 5 else latents
@@ -163,8 +162,12 @@ class VaeEncoder(Encoder):
                 if not hasattr(module, "use_tiling"):
                     raise no_tiling(self.spec.family)
                 module.enable_tiling()  # type: ignore[operator]
-            self._modules[dtype] = module.to(self._device)
+            module = module.to(self._device)
+            self._modules[dtype] = channels_last(module) if self._is_channels_last(dtype) else module
         return self._modules[dtype]
+
+    def _is_channels_last(self, dtype: torch.dtype) -> bool:
+        return self._device.type == "cuda" and dtype != torch.float32 and not self._clips
 
 
 def copying(latents: Tensor, event: Any, translator: Translator, subject: str) -> Pending:
@@ -244,6 +247,38 @@ def _fill(module: nn.Module, tensors: Tensors) -> None:
                     linear = name in needed and needed[name].shape == info.shape
                     state[name] = tensor.reshape(info.shape) if linear else tensor
     module.load_state_dict(state, strict=True, assign=True)
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """Order the weights for channels-last images, and normalize groups in that order; on CUDA, in half precision.
+
+    For its own group normalization torch copies such images to contiguous memory and back: an SDXL encoder took 45 ms
+    of an H200 for 1024x1024 pixels, with contiguous images 27 ms (convolutions copy them), and 20 ms this way.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.GroupNorm):
+            part.forward = _normalized(part)  # type: ignore[assignment, method-assign]
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _normalized(norm: nn.GroupNorm) -> Callable[[Tensor], Tensor]:
+    """Group normalization by sums of each channel in float32: latents lie 0.023 std from those of float32 (0.025)."""
+    groups, weight, bias, eps = norm.num_groups, norm.weight.float(), norm.bias.float(), norm.eps
+
+    def forward(x: Tensor) -> Tensor:
+        if x.ndim != 4:  # of attention
+            return F.group_norm(x, groups, norm.weight, norm.bias, eps)
+        cells = x.movedim(1, -1).flatten(1, 2)
+        square = torch.linalg.vector_norm(cells, 2, 1, dtype=torch.float32).square() / cells.shape[1]
+        both = torch.stack([cells.mean(1, dtype=torch.float32), square]).view(2, len(x), groups, -1)
+        mean, square = both.mean(3, keepdim=True).expand_as(both).flatten(2)
+        rstd = torch.rsqrt((square - mean.square()).clamp_(min=0) + eps)
+        out = torch.empty_like(x)
+        for n in range(len(x)):  # its moments are of channels, not of images
+            torch.batch_norm_elemt(x[n : n + 1], weight, bias, mean[n], rstd[n], eps, out=out[n : n + 1])
+        return out
+
+    return forward
 
 
 def conv3d_to_conv2d(module: nn.Module) -> int:
