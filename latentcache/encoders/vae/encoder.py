@@ -256,7 +256,7 @@ def channels_last(module: nn.Module) -> nn.Module:
     of an H200 for 1024x1024 pixels, with contiguous images 27 ms (convolutions copy them), and 20 ms this way.
     """
     for part in module.modules():
-        if isinstance(part, nn.GroupNorm):
+        if type(part) is nn.GroupNorm and part.affine:
             part.forward = _normalized(part)  # type: ignore[assignment, method-assign]
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
