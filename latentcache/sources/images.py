@@ -205,11 +205,11 @@ class ImageScan(Scan):
 
     def __call__(self, layout: Layout) -> Scanned:
         """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
-        tables = [one.captions.table for one in layout.sets if one.captions.table]
+        tables, part = [one.captions.table for one in layout.sets if one.captions.table], self.options.part
         texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
         walk = Walk(
             layout.root,
-            (IMAGE_EXTENSIONS if self.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts,
+            (IMAGE_EXTENSIONS if self.options.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts,
             used=layout.used.union(tables, *(one.files for one in layout.sets)),
             folders=layout.folders,
         )
@@ -220,8 +220,8 @@ class ImageScan(Scan):
             listed = listed_images(layout, walk.root, files.by_set(), walk.named())
             units, bad, read = _with_rows(files, layout.sets, units, listed), listed.rejected, listed.tables
             walk.notes.add(*listed.notes)
-        if self.part is not None:
-            mine = [self.part.holds_name(name) for name in files.names.take(units["image"])]
+        if part is not None:
+            mine = [part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
         self._pair(layout, files, units)
         archives, rules = Archives(self, layout, bad, walk.notes), [one.captions for one in layout.sets]
@@ -245,7 +245,7 @@ class ImageScan(Scan):
         assert captioned is not None
         found.count(layout.sets, units, captioned, samples.names)
         walk.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
-        if not len(samples) and not walk.rejected and not bad and self.part is None:
+        if not len(samples) and not walk.rejected and not bad and part is None:
             raise _nothing(walk, layout, walk.notes.all())
         rejections = in_order([*walk.rejected, *bad])
         scanned = Scanned(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
@@ -264,7 +264,7 @@ class ImageScan(Scan):
             found = [partners.of(name, image, layout.sets[owner], role) for name, image, owner in rows]
             units.columns[role] = np.array(found, dtype=np.int32)
         used = {file for role in inputs for file in units[role].tolist()}
-        if self.part is None:
+        if self.options.part is None:
             files.walk.notes.add(*partners.unused(used, layout))
 
     def _hashed(self, root: Path, scanned: Scanned, held: Known) -> Scanned:

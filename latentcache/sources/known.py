@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -23,8 +23,10 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import Place, read_each, read_image
 from latentcache.sources.causes import as_rejected
-from latentcache.sources.part import Part
 from latentcache.value import Value
+
+if TYPE_CHECKING:
+    from latentcache.sources.scan import SourceOptions
 
 _SLICE = 1 << 14
 #: Names without a partner that are left out one by one, before the rest is hashed. One takes 20 us, a hash 0.4 us.
@@ -35,12 +37,7 @@ _MOST_LEFT_OUT = 1 << 12
 class Scan:
     """Request for a scan; see ``scan.scan``."""
 
-    image_column: str = ""
-    """Column of the images in archives, or the end of their names in a tar; empty: the only possible one."""
-    caption_column: str = ""
-    """Column of the captions in archives, or their key in the JSON members of a tar; empty: likewise."""
-    videos: bool = False
-    part: Part | None = None
+    options: SourceOptions
     known: SampleTable | None = None
     rejected: Sequence[Rejected] = ()
     notes: Sequence[Rejected] = ()

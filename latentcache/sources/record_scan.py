@@ -99,7 +99,8 @@ class RecordScan(Scan):
 
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
-        readings = {way: way.reading(str(self.part or "")) for way in dict.fromkeys(files.ways)}
+        part = str(self.options.part or "")
+        readings = {way: way.reading(part) for way in dict.fromkeys(files.ways)}
         reading = hash_rows(readings[way] for way in files.ways)
         stats = np.array([(*one, 0) for one in files.stats], dtype=np.uint64).reshape(-1, STAT_WIDTH)
         held = self.held(Strings.of(files.names), stats, reading)
@@ -123,9 +124,10 @@ class RecordScan(Scan):
         """Add the rows of one file. Its rejected records go to ``bad``."""
         name, first = files.names[file], len(rows)
         reader = RecordReader(files.root / name, name, files.ways[file], bad)
+        part = self.options.part
         try:
             for number, record in enumerate(reader, start=1):
-                if self.part is None or self.part.holds(record.content):
+                if part is None or part.holds(record.content):
                     size = min(record_size(record), 0xFFFF_FFFF)
                     rows += _PACKED.pack(file, record.line, size, record.form, record.content)
                 if not number % _OFTEN and self.stopping():

@@ -209,18 +209,16 @@ def scan(
     options, tree = options or SourceOptions(), Tree(data)
     options = replace(options, kind=options.kind or _kind(data, tree))
     is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
-    shared: dict[str, Any] = {"part": options.part, "known": known if is_same else None, "rejected": rejected}
+    shared: dict[str, Any] = {"known": known if is_same else None, "rejected": rejected}
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
         files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
-        own = {**vars(RecordScan(**shared)(files)), "_ways": files.ways}
+        own = {**vars(RecordScan(options=options, **shared)(files)), "_ways": files.ways}
         return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
     if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
         _check_folder(data)
     layout, options = options.applied(find_layout(data, options.layout, options.split, tree=tree), recorded)
-    shared |= {"hash_all": hash_all, "notes": notes}
-    shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
-    found = ImageScan(**shared)(layout)
+    found = ImageScan(options=options, hash_all=hash_all, notes=notes, **shared)(layout)
     if options.repeats is False:  # an image may be in two sets
         columns = {name: column for name, column in found.samples.columns.items() if name != "repeats"}
         found = replace(found, samples=replace(found.samples, columns=columns))

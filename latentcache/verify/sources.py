@@ -33,7 +33,7 @@ def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
     """The data that was named, or recorded, or where it is if cache and data were moved together."""
     if data is not None:
         return data
-    recorded = Path(str(snapshot.source.get("data") or snapshot.source["root"]))
+    recorded = Path(str(snapshot.source["root"]))
     relative = str(snapshot.source.get("relative", ""))
     places = [recorded, *([Path(cache, relative)] if relative else [])]
     for place in places:

@@ -51,6 +51,7 @@ class Archives:
 
     def __init__(self, scan: Scan, layout: Layout, bad: list[Rejected], notes: Notes) -> None:
         self._scan, self._bad, self._notes, self._sets, self._root = scan, bad, notes, layout.sets, layout.root
+        self._options = scan.options
         self.names, self.memos, self.first = list[str](), list[StatMemo](), 0
         """Their names and stats, and the position of the first one among the files."""
         owners, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, []
@@ -66,7 +67,7 @@ class Archives:
 
     def readings(self) -> NDArray[np.uint8]:
         """(n, 16) how each is read."""
-        columns = self._scan.image_column, self._scan.caption_column
+        columns = self._options.image_column, self._options.caption_column
         rules = [
             (_RULE, columns, rule.reading, rule.text, rule.from_name and one.name)
             for one, rule in ((one, one.captions) for one in self._sets)
@@ -97,7 +98,8 @@ class Archives:
         return Units.joined(parts) if parts else Units(image=files[:0])
 
     def _read(self, file: int) -> Units:
-        name, one, part = self.names[file - self.first], self._sets[self._owner[file - self.first]], self._scan.part
+        number, part = file - self.first, self._options.part
+        name, one = self.names[number], self._sets[self._owner[number]]
         found, rule = list((self._of_tar if one.archives == TAR else self._of_rows)(name, one.archives)), one.captions
         self._notes.add(*unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]))
         found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
@@ -120,7 +122,7 @@ class Archives:
         return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
 
     def _of_tar(self, name: str, _: str) -> Iterator[Entry]:
-        path, suffix = self._root / name, self._scan.image_column.lower().removeprefix(".")
+        path, suffix = self._root / name, self._options.image_column.lower().removeprefix(".")
         wanted = frozenset((suffix,)) if suffix else _IMAGES
         images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
         texts = defaultdict[str, dict[str, Member]](dict)
@@ -157,7 +159,7 @@ class Archives:
 
     def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str:
         """The text of the first caption member that has one; a second one that differs is noted."""
-        found, source, key = "", "", self._scan.caption_column
+        found, source, key = "", "", self._options.caption_column
         for ending in ("json",) if key else _CAPTIONS:
             if ending not in texts or (found and ending == "json"):
                 continue
@@ -174,11 +176,11 @@ class Archives:
         return found
 
     def _of_rows(self, name: str, kind: str) -> Iterator[Entry]:
-        path, scan = self._root / name, self._scan
+        path, given = self._root / name, self._options
         with opened(path, kind) as table:
             named = [column for column in table.texts if column.strip().lower() in CAPTION_COLUMNS]
-            image = _column(path, table, "image", scan.image_column, table.binary, table.images())
-            caption = _column(path, table, "caption", scan.caption_column, table.texts, named)
+            image = _column(path, table, "image", given.image_column, table.binary, table.images())
+            caption = _column(path, table, "caption", given.caption_column, table.texts, named)
             if not caption and table.texts:
                 called, texts = ", ".join(CAPTION_COLUMNS), listed(table.texts)
                 detail = f"no column of {name} is called {called}; texts are in {texts}"
