@@ -4,10 +4,10 @@ The policies: orientation, color profiles, transparency, 16-bit samples and dama
 same pixels on every machine; a damaged file gives ``UnusableSampleError``, never another exception. Costs about 6 ms
 for a 2 MP JPEG and 35 ms for one of 12 MP on one core. Other formats take 2 to 10 times longer.
 
-Embedded profiles are converted to sRGB with LittleCMS, perceptual intent. A profile that is junk, above 4 MiB, made
-for another color space, or that moves no color by more than one level is ignored. Transparency is laid on the color
-of the profile in 8 bits, after the conversion. CMYK without a profile is converted by the plain formula. Animations
-and multi-page files give their first frame.
+Embedded profiles are converted to sRGB with LittleCMS, perceptual intent. Profiles that are damaged, above 4 MiB or
+for another color space are ignored, and those that move no color by more than one level. Transparency is laid on the
+color of the pixel profile in 8 bits, after the conversion. CMYK without a profile is converted by the plain formula.
+Animations and multi-page files give their first frame.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def cut(
     recipe: LatentsRecipe,
     pixels: NDArray[np.uint8] | None = None,
 ) -> dict[Placement, NDArray[np.uint8]]:
-    """The pixels (H, W, 3) of some placements, or (frames, H, W, 3) if the recipe has clips; one decoding for all.
+    """Decode once; gives pixels (H, W, 3) of each placement, or (frames, H, W, 3) if the recipe has clips.
 
     ``source`` is to be used once; ``pixels`` are those of an image that is decoded already.
 

@@ -1,9 +1,9 @@
 """Headers of image files: size, orientation, and the reason why a file cannot be used.
 
-Guarantee: a bad file raises ``UnusableSampleError`` and nothing else, no pixel is decoded here, only the formats in
-``FORMATS`` are ever tried (so no Ghostscript, no fonts, no FITS), and Pillow prints nothing.
-Costs some 100 µs an image and a read of the first few kilobytes (the whole file for WebP and AVIF).
-Only the EXIF block counts for orientation, as in browsers: XMP and ImageMagick's text profiles do not.
+Guarantee: a bad file raises ``UnusableSampleError`` and nothing else. No pixel is decoded here, and Pillow prints
+nothing. Only ``FORMATS`` are tried: no Ghostscript, no fonts, no FITS. Cost: some 100 µs an image and a read of the
+first few kilobytes; WebP and AVIF are read whole. Only the EXIF block counts for orientation, as in browsers: XMP and
+ImageMagick's text profiles do not.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def fill_sizes(
     """Read the headers of the images and videos of some rows of samples, until ``stopping`` gives True.
 
     Returns:
-        ``original_size``, (n, 2) height and width after EXIF orientation, zeros for rejected images; the column
-        ``CLIP`` if there are videos; and (row, why) of rejected ones.
+        Columns: ``original_size``, (n, 2) height and width after EXIF orientation, zeros for rejected images, and
+        ``CLIP`` if there are videos. Then (row, why) of rejected images.
     """
     sizes, rejected = np.zeros((len(rows), 2), dtype=np.uint32), list[tuple[int, Rejected]]()
     clips = np.zeros((len(rows), 3), dtype=np.uint32)
@@ -88,7 +88,7 @@ def fill_sizes(
 
 
 def header(stream: BinaryIO, *, max_pixels: int = MAX_PIXELS) -> tuple[Image.Image, int, Size]:
-    """The image, not decoded, its EXIF orientation (1 to 8) that is to be applied, and its size with it applied.
+    """Open an image without decoding it; gives its EXIF orientation (1 to 8) and its size after that, too.
 
     Raises:
         UnusableSampleError: The image cannot be used; ``slug`` is the reason.
@@ -120,7 +120,7 @@ def _stored_orientation(image: Image.Image, stream: BinaryIO) -> int:
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Orientation tag of an EXIF block, 1 to 8; 1 if it is unreadable: damaged EXIF must not cost an image."""
+    """Orientation tag of an EXIF block, 1 to 8. 1 if it is unreadable: damaged EXIF must not cost an image."""
     block = Image.Exif()
     try:
         block.load(exif)

@@ -1,9 +1,9 @@
 """Resize decoded pixels and crop them to a bucket, as the placement says.
 
 Guarantee: the result has exactly the size of the bucket. An image that already has the resized size is not resampled.
-Both kernels are 8-bit Lanczos with antialiasing and differ by at most two levels in less than 1 % of samples (checked
-by a self-test before torch is used). Costs for 12 MP to 1 MP on one core: about 20 ms with torch, 140 ms with Pillow.
-Both release the GIL. torch is imported at its use: a build whose encoder needs no torch must not pay 5 s for it.
+Both kernels are 8-bit Lanczos with antialiasing. They differ by at most two levels in less than 1 % of samples; a
+self-test checks this before torch is used. Costs for 12 MP to 1 MP on one core: about 20 ms with torch, 140 ms with
+Pillow. Both release the GIL. Torch is imported at its use, because the import takes 5 s and not every build needs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The difference between what a field needs and what is committed, in columns.
 
-Decides which inputs are read: items whose key is committed are cached, items of equal keys are made once, and inputs
-that an earlier build rejected are left alone until their bytes change. Cost: numpy columns only. A Python object
-exists per input that is to be read, and only while it is handed to a worker.
+Decides which inputs are read. Items whose key is committed are cached. Items of equal keys are made once. Inputs that
+an earlier build rejected are skipped until their bytes change. Cost: numpy columns only. A Python object exists per
+input that is to be read, and only while it is handed to a worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNREAD = bytes(HASH_BYTES)
 
 @dataclass(slots=True, kw_only=True)
 class FieldWork:
-    """One field of a build: the P items that it needs, counted by distinct keys; an unread input counts as new."""
+    """One field of a build with its P items, counted by distinct keys. An unread input counts as new."""
 
     kind: FieldKind
     described: Described

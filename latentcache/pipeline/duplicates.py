@@ -1,9 +1,9 @@
 """Find images of equal content before a build, so that its plan counts entries and not images.
 
 Only unread images that agree in size and in their first bytes are hashed. All others differ, so their content is
-learned when a worker reads them. Cost: one short read for each image whose size another one has, and one whole read
-for each of equal first bytes. Rows of parquet files are left out: sizes are known only after decompression, so
-finding equal ones would read all of the data before the build does.
+learned when a worker reads them. Cost: one short read of each image whose size another image has. Images with equal
+first bytes are read whole. Rows of parquet files are left out. Their sizes are known only after decompression:
+finding equal rows would read all data twice.
 """
 
 from __future__ import annotations

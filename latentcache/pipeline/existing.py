@@ -1,7 +1,7 @@
 """The existing cache of a build: its newest intact snapshot, and the settings of an unfinished build.
 
-Unsaid settings follow the current snapshot. The build state decides only if there is no snapshot, so a build that
-failed or was killed never changes what the next plain build makes.
+Settings that are not given follow the current snapshot. The build state decides only if there is no snapshot. So a
+build that failed or was killed never changes what the next build without flags makes.
 """
 
 from __future__ import annotations

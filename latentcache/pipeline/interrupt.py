@@ -1,8 +1,8 @@
-"""SIGINT and SIGTERM: the first signal ends a build in order, a second one ends its patience.
+"""SIGINT and SIGTERM: the first signal ends a build in order, a second one ends it without waiting.
 
-Guarantee: acknowledged work is committed either way, and this module never ends the process: a command that wants to
-leave at once on the second signal passes a function that does so. While a build is only planning, nothing is open, so
-the first signal raises there and then.
+Guarantee: acknowledged work is committed either way. This module never ends the process: a command that ends at the
+second signal passes a function for that. While a build is planning, nothing is open, and the first signal raises at
+once.
 """
 
 from __future__ import annotations

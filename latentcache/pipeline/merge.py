@@ -1,8 +1,8 @@
 """``merge_caches``: finished caches of one recipe become one, such as the parts that several machines built.
 
-Guarantee: the rows and item keys are those of one build; every copied entry passed its check; parts are only read.
- Parts that are missing, unfinished, made by another recipe or from other files are rejected before anything is
- written; what a merge copied before it failed is used by the next one.
+Guarantee: the rows and item keys are those of one build. Every copied entry passed its check. Parts are only read.
+Missing or unfinished parts, and parts of another recipe or of other files, are rejected before anything is written.
+Entries that a merge copied before it failed are used by the next merge.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Grou
 def samples_in_use(
     samples: SampleTable, works: Sequence[FieldWork], items: Sequence[NDArray[np.integer]]
 ) -> tuple[SampleTable, NDArray[np.int32]]:
-    """The table of the samples of some items of each work, and the new row (S,) of each sample; -1: it has none."""
+    """The table of the samples of these items, and the row (S,) of each sample in it, or -1."""
     used = np.zeros(len(samples), dtype=np.bool_)
     for work, chosen in zip(works, items, strict=True):
         used[work.plan.sample[chosen]] = True

@@ -1,8 +1,8 @@
 """Streaming builds: readers may train while the cache is being made.
 
-The pending snapshot names every sample and item before anything is encoded; inputs are hashed first, so all keys are
+The pending snapshot names every sample and item before anything is encoded. Inputs are hashed first, so all keys are
 known. A failed item keeps its position and becomes a line of the pending snapshot. Images are encoded in the order in
-which a loader asks for them in epoch 0; records in the order of their files, which are read once.
+which a loader asks for them in epoch 0. Records are encoded in the order of their files, which are read once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Streaming:
         self._rank = loader_order(works, samples, seed, batch)
 
     def ordered(self, work: FieldWork) -> FieldWork:
-        """The work with its jobs in the order of the loader; work of records stays in the order of their files."""
+        """The work with its jobs in the order of the loader. Work of records stays in the order of their files."""
         if self._samples.inputs[work.kind.inputs[0]].line is not None:
             return work
         order = np.argsort(self._rank[work.plan.sample[work.todo]], kind="stable")

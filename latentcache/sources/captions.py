@@ -1,9 +1,9 @@
 """Captions: files beside an image, and which texts can be a caption.
 
-Which file is whose is the layout's (``layouts.sets.CaptionRule``). A ``.json`` file holds the caption as ``caption``,
-``text`` or ``prompt``, the first of these names; without them it holds none. UTF-8 with or without BOM, UTF-16 with
-BOM; nothing is guessed. A caption is exactly the text of the file (surrounding blanks removed, Windows line ends as
-Unix ones), or the sample is rejected with the offset of the fault.
+The layout says which file belongs to which image (``layouts.sets.CaptionRule``). A ``.json`` file holds the caption
+as ``caption``, ``text`` or ``prompt``: the first of these names counts. Files are UTF-8 with or without BOM, or
+UTF-16 with BOM; no encoding is guessed. A caption is exactly the text of the file, without surrounding blanks and
+with Unix line ends. If it cannot be decoded, the sample is rejected with the offset of the fault.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CaptionFiles:
         return good
 
     def unused_lines(self, units: Units, texts: Strings) -> Iterator[Rejected]:
-        """One note on files of which only the first line is used; only files that are longer than it are read."""
+        """One note on files of which only the first line is used. Only files longer than their caption are read."""
         found, owner = list[tuple[str, int]](), units["owner"]
         added = np.array([len((rule.prefix + rule.suffix).encode()) for rule in self._rules] or [0])
         first = np.array([rule.lines == "first" for rule in self._rules] or [False])
@@ -139,7 +139,7 @@ def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:
 def caption_of(data: bytes, path: str, key: str = "") -> str:
     """The caption in the bytes of a file; empty if it has none.
 
-    A file whose name ends in ``.json`` is an object with it as ``key``, or as the first one of ``JSON_NAMES``.
+    A ``.json`` file is an object that holds it under ``key``, or under the first name of ``JSON_NAMES`` in it.
 
     Raises:
         UnusableSampleError: ``caption-encoding``, ``caption-unicode`` or ``caption-json``.
@@ -168,7 +168,7 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
 
 
 def captions_in(value: Any) -> tuple[str, str]:
-    """The caption in a value of JSON or of a table (several are joined by NUL), and why it is none."""
+    """The caption in a value of JSON or of a table, and its fault, if any. Several captions are joined by NUL."""
     several = value if isinstance(value, list) and value else [value]
     fault = next((f"expected text, found {shown(one)}" for one in several if not isinstance(one, str)), "")
     fault = fault or next(filter(None, map(caption_fault, several)), "")

@@ -1,13 +1,15 @@
 """Files of DATA that hold records.
 
-In this order: a folder that Hugging Face ``datasets`` saved (of a dict of data sets, ``train``), a folder with
-LLaMA-Factory's ``dataset_info.json``, else all files of records below the folder in the byte order of their names. If
-there are none, its text files, each one document, or one for each line if asked.
+The first of these that fits:
+- a folder that Hugging Face ``datasets`` saved (of a dict of data sets, ``train``);
+- a folder with LLaMA-Factory's ``dataset_info.json``;
+- all files of records below the folder, in the byte order of their names;
+- its text files, each one document, or each line one document if asked.
 
-``dataset_info.json`` is read as LLaMA-Factory reads it (its ``data/parser.py``): if an entry has ``columns``, a
-column that it does not name is not used, and if it has ``tags``, a tag that it does not name does not exist. The
-defaults hold only without them. An entry whose columns name a prompt alone is text. Entries that need the network, a
-script or another kind of training are rejected by name.
+``dataset_info.json`` is read as LLaMA-Factory reads it (its ``data/parser.py``). If an entry has ``columns``, columns
+that it does not name are not used. If it has ``tags``, tags that it does not name do not exist. The defaults hold
+only without them. An entry whose columns name a prompt alone is text. Entries that need the network, a script or
+another kind of training are rejected by name.
 """
 
 from __future__ import annotations
@@ -164,7 +166,7 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
 
 
 def is_records(data: Path) -> bool:
-    """True if DATA is meant as records by its name or its form: a file of records, or a described folder."""
+    """True if DATA is a file of records by its name, or a folder that describes its records."""
     if os.path.isfile(data):  # noqa: PTH113 - as below
         return extension_of(data.name) in KINDS or data.name == INFO_NAME
     return is_saved(data) or is_dataset_info(data)
@@ -274,7 +276,7 @@ def for_training(splits: Sequence[str]) -> list[str]:
 
 
 def which_split(root: Path, splits: Sequence[str], given: str) -> str:
-    """The split that is read: the one that is asked for, else ``train``, or the only one; raises if none is that."""
+    """The split to read: the given one, else ``train``, else the only one. Raises an error if there is none."""
     if given and given not in splits:
         good = max(splits, key=lambda one: one == TRAIN, default="")
         raise UsageError(

@@ -1,8 +1,8 @@
 """Images of a layout: which files are samples, and their captions, in columns.
 
-One code path for every layout (``layouts``): a set is a folder whose images are samples, with caption files beside
-them, or a table whose rows are. Images are not opened here. Cost: one scandir per folder, one stat per image and
-caption file, one read per caption file that is new or may have changed.
+Every layout (``layouts``) has the same code path. A set is a folder or a table: its images or its rows are samples.
+Images are not opened here. Cost: one scandir per folder and one stat per image and caption file. Caption files that
+are new or may have changed are read once.
 """
 
 from __future__ import annotations

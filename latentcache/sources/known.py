@@ -1,7 +1,7 @@
 """Values of the last snapshot for the same files: matched by name, believed if the stat memo is trusted.
 
-All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo and it
-was not written within two seconds of being hashed (``identity.stat``).
+All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo. A file
+that was written within two seconds of being hashed is not trusted (``identity.stat``).
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Known:
 
 
 def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArray[np.uint64]) -> None:
-    """Note that parts of files were read: a file is trusted from the first of them on, if it never changed."""
+    """Note reads of parts of files. A file that did not change is trusted from its first read on."""
     same = (stat[files, :5] == read[:, :5]).all(axis=1)
     first = np.full(len(stat), np.iinfo(np.uint64).max, dtype=np.uint64)
     np.minimum.at(first, files, np.where(same, read[:, 5], 0))
@@ -307,7 +307,7 @@ def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArr
 def with_contents(
     samples: SampleTable, name: str, rows: NDArray[np.integer], content: NDArray[np.uint8], stat: NDArray[np.uint64]
 ) -> SampleTable:
-    """Samples with what reading an input of (n,) rows gave: content hashes (n, 16), and memos of the files (n, 6).
+    """Samples with the content hashes (n, 16) and file memos (n, 6) that reading an input of (n,) rows gave.
 
     Columns in memory are changed in place, which saves 80 bytes per sample: ``samples`` is not to be used any more.
     """

@@ -1,8 +1,8 @@
 """A part of a data set: what one node of several builds.
 
 Parts of one count are disjoint, and together they are the whole. No node has to ask another. Records belong to a part
-by their content, so equal records are in one part, and a line that moves stays. Images belong to a part by their
-name, because their content may be known on one node and not on another. Parts are as even as chance makes them.
+by their content: equal records are in one part, also after a line moved. Images belong to a part by their name,
+because one node may know their content and another not. Parts are as even as chance makes them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Opens source files, and the one strict JSON of this package; no other module opens them.
 
 Only regular files are opened, so that a pipe or a device never blocks. A file, or a range of one, is read into one
-buffer, and its memo describes the file with exactly these bytes. A file that changes while it is read is rejected.
-Large text files are read line by line: memory is bounded by the longest line allowed. Memo and hash come from one
-read. Access times are left alone where the system allows it. Cost: six system calls per file beside the bytes.
-Hashing, parsing and mapping of 8 kB texts 2.4 s of CPU per GB.
+buffer. Its memo describes the file with exactly these bytes. A file that changes while it is read is rejected. Large
+text files are read line by line: memory is bounded by the longest line allowed. Memo and hash come from one read.
+Access times stay as they are if the system allows it. Cost: six system calls per file beside the bytes. Hashing,
+parsing and mapping of 8 kB texts takes 2.4 s of CPU per GB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK:
 def read_source(
     path: Path | str, span: tuple[int, int] | None = None, *, max_bytes: int = MAX_SOURCE_BYTES
 ) -> tuple[bytes, StatMemo]:
-    """All bytes of a regular file or of a range of it (offset, bytes), and the memo of the file (``seen_ns`` is now).
+    """All bytes of a regular file or of a range (offset, bytes), and the memo of the file; ``seen_ns`` is now.
 
     Raises:
         UnusableSampleError: ``slug`` is the reason: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
@@ -191,7 +191,7 @@ class LineReader:
                 number, rest = number + 1, following
 
     def finish(self) -> tuple[StatMemo, bytes]:
-        """Memo and hash of the file after its last byte was read; raises ``changing`` if it is another one by now."""
+        """Memo and hash of the file after its last byte was read; raises ``changing`` if the file has changed."""
         after = os.fstat(self._file.fileno())
         if {after.st_size, self._before.st_size} != {self._size} or after.st_mtime_ns != self._before.st_mtime_ns:
             raise fault("changing", "its size or time changed while it was read", self._path)

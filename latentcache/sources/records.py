@@ -1,14 +1,14 @@
 """Records of text: one document each, its content hash, and how the fields of a line become one.
 
-A content hash is made of what was mapped and of nothing else: position, other columns and spelling of the JSON do
-not matter, so a line that moves is tokenized once.
+The content hash covers the mapped values alone. Position, other columns and spelling of the JSON do not matter, so a
+line that moves is tokenized once.
 
-Where a ``dataset_info.json`` names the columns, the rules are those of LLaMA-Factory's converters (its
-``data/converter.py``): an instruction and an input are joined by a line end, answers in a history are learned, turns
-alternate strictly, and records that it skips with a warning are rejected with the field. Elsewhere roles may have any
-of the usual names and any order that the template accepts, as in TRL. ``prompt`` with ``completion`` carries loss in
-the completion (TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a
-turn say if it carries loss. Tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
+If a ``dataset_info.json`` names the columns, the rules are those of LLaMA-Factory's ``data/converter.py``. An
+instruction and an input are joined by a line end. Answers in a history are learned. Turns alternate strictly. Records
+that LLaMA-Factory skips with a warning are rejected with the field. Elsewhere roles may have any of the usual names
+and any order that the template accepts, as in TRL. ``prompt`` with ``completion`` carries loss in the completion
+(TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a turn say if it
+carries loss. Tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ ROLES: Mapping[str, str] = {
 def detect_format(record: Mapping[str, Any]) -> RecordFormat:
     """The form of a record by the names of its fields.
 
-    A record with ``text`` beside the fields of another form is of that other form: data sets of conversations often
-    carry a rendered copy. A column of turns may have the tags of OpenAI (``role``) or of ShareGPT (``from``).
+    A record with ``text`` beside the fields of another form is of the other form: conversations often have a rendered
+    copy. A column of turns may have the tags of OpenAI (``role``) or of ShareGPT (``from``).
 
     Raises:
         UnusableSampleError: ``record-field``: none or several could be meant. ``not-for-sft``: it is for another kind

@@ -195,7 +195,7 @@ def scan(
             have their old size, or were rejected; else their content is unknown.
         full: Open all files of these samples, also those whose memo is trusted.
         hash_all: Hash every image of unknown content.
-        stopping: Asked between files and every few thousand records; once True, no further file is read,
+        stopping: Asked between files and every few thousand records. Once it gives True, no further file is read,
             and the listing is not whole.
         recorded: Folders of masks and control images that a snapshot names: they may be gone.
 

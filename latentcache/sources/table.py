@@ -70,7 +70,7 @@ class Listed:
 def listed_images(
     layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], named: Collection[str]
 ) -> Listed:
-    """Read the tables of a layout, the deepest one first; raises TableError for one that cannot be read as a whole.
+    """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
     ``images``: set -> names of the images in its folder -> the caption file beside each one, if any. ``named``: names
     that are rejected or noted already.

@@ -105,8 +105,9 @@ class _Folder(NamedTuple):
 class Walk:
     """The files below a folder whose names end in wanted extensions; to be gone through once.
 
-    Iterating gives (level, start, stop): spans of ``level.names`` in the byte order of whole names (``a-b.png``,
-    ``a.png``, ``a/...``), so one with subfolders comes in several. ``rejected`` and ``notes`` are whole at the end.
+    Iterating gives (level, start, stop): spans of ``level.names``. They are in the byte order of whole names
+    (``a-b.png``, ``a.png``, ``a/...``), so a folder with subfolders has several spans. ``rejected`` and ``notes`` are
+    whole at the end.
 
     Args:
         root: The folder.

@@ -1,8 +1,9 @@
 """``collect``: find data that no snapshot needs and, on request, delete it.
 
-Guarantee: data that the current snapshot needs, a kept one, or one with a lease, is never deleted, nor what a build
-that has not ended has committed. Each thing is removed by one rename, so a crash leaves it whole or gone, and the
-same command continues. Sources are not looked at. Cost: no payload is read but those that a compaction copies.
+Guarantee: data of the current snapshot, of kept ones and of ones with a lease is never deleted. Entries of an
+unfinished build stay, too. Each thing is removed by one rename: after a crash it is whole or gone, and the same
+command continues. Sources are not looked at. Cost: a compaction reads the payloads that it copies, and nothing else
+does.
 """
 
 from __future__ import annotations

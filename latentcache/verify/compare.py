@@ -1,8 +1,9 @@
-"""Is every sample still what a snapshot recorded, and is every sample of DATA in the snapshot?
+"""Compare the samples of a snapshot with those of DATA now: unchanged, changed, gone, or new.
 
 Contents decide, never times. The scan has read every file whose stat memo is not trusted, unless its size says that
-it changed. Records are matched as a multiset: by file, line and content, then by file and content (moved to another
-line), then by file and line (changed). What the snapshot rejected is matched likewise. Cost: 1 us per sample.
+it changed. Records are matched as a multiset. They match by file, line and content, else by file and content: moved
+to another line. Else they match by file and line: changed. Rejected records are matched likewise. Cost: 1 us per
+sample.
 """
 
 from __future__ import annotations

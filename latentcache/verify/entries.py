@@ -46,7 +46,7 @@ class View:
         return len(self.shard)
 
     def keys_of(self, rows: NDArray[np.integer]) -> NDArray[np.uint8]:
-        """(n, 32) item keys of rows; those of their entries if only a kind that is not installed can make them."""
+        """(n, 32) item keys of rows; those of their entries if the kind that makes item keys is not installed."""
         try:
             keys: NDArray[np.uint8] = self.rows.row_keys(rows)
         except CacheFormatError:

@@ -1,8 +1,7 @@
 """Collect what a check finds: one category per sample, counts, and one finding per cause.
 
 Findings are kept in columns until the report is made. A cause that hits more than ``EACH`` samples becomes one
-finding with a count and the first names, so a touched file of ten million records costs an array, not ten million
-objects.
+finding with a count and the first names. So a touched file of ten million records costs one array.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Look at the outside of a cache that somebody else made, before a byte of it is parsed.
 
-Nothing outside the cache folder may be opened through it: links, special files and files larger than a cache has are
-errors. What is inside is read with bounded positional reads and parsed by code that cannot crash; the command limits
-its own memory. Not guarded against: a cache that changes during the check.
+No file outside the cache folder may be opened through it: links, special files and too large files are errors. Files
+in it are read with bounded positional reads and parsed by code that cannot crash. The command limits its own memory.
+Not guarded against: a cache that changes during the check.
 """
 
 from __future__ import annotations

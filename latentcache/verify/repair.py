@@ -1,9 +1,10 @@
 """``repair_cache``: take what fails its check out of a cache, so that a build makes it again.
 
-Guarantee: nothing is removed but what a full verification calls corrupt or drifted, and no stored byte is changed. Of
-damaged shards everything intact is copied into new ones, the old ones get a tombstone, and a snapshot without the
-removed entries, marked incomplete, is published. Readers of the snapshot before go on. Killed at any point, the cache
-is the old one or the new one, and the same command continues. Cost: a full verification, a copy of damaged shards.
+Guarantee: only entries that a full verification calls corrupt or drifted are removed. No stored byte is changed.
+Intact entries of damaged shards are copied into new shards, and the old ones get a tombstone. Then a snapshot without
+the removed entries, marked incomplete, is published. Readers of the old snapshot go on. Killed at any point, the
+cache is the old one or the new one, and the same command continues. Cost: a full verification, a copy of damaged
+shards.
 """
 
 from __future__ import annotations

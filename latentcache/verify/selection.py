@@ -1,6 +1,6 @@
-"""Choose what a check reads, and state what a clean part says of the whole.
+"""Choose the samples and entries that a check reads, and state what a clean part says of the whole.
 
-``n/t`` takes the entries whose key falls into the n-th of t slices: keys hold content hashes, so t runs read every
+``n/t`` takes the entries whose key falls into the n-th of t slices. Keys hold content hashes, so t runs read every
 entry once, and new entries move no other. ``x%``, ``N`` and ``2G`` draw samples at random by a seed.
 """
 

@@ -1,7 +1,6 @@
-"""Compare a snapshot with its data, its recipes and today's plan, and note what is out of date.
+"""Compare a snapshot with its data, its recipes and today's plan, and note samples that are out of date.
 
-Which file or record changed is decided in ``verify.compare``; this module gives each state its category, for any
-kind.
+``verify.compare`` decides which file or record changed; this module gives each state its category, for any kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``verify_cache``: is this cache still true? Reads the cache and its sources, changes neither.
+"""``verify_cache``: check a cache against its sources and itself; nothing is changed.
 
-``fast`` reads manifest, columns and shard indexes, and stats every source, hashing those whose stat differs. ``full``
-reads every payload and every source as well; ``sample`` does so for a part. None of them needs a model; only encoding
-again does, and the caller brings the encoder. The same checks run for every kind of field.
+``fast`` reads manifest, columns and shard indexes, stats every source, and hashes sources whose stat differs.
+``full`` also reads every payload and every source; ``sample`` does so for a part. Only encoding again needs a model,
+which the caller brings. The same checks run for every kind of field.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Equal inputs are found before a build. Two that slip through are made twice, and
 key. Prepared items of one group are put into batches; a batch that does not fit on the device is halved.
 
 Guarantee: every item that goes in comes out with its array or with a failure. While the device works on one batch the
-host makes the next; two are on the device at most. The size of a batch follows from the settings and from batches
-that did not fit, never from timing, so a run can be repeated.
+host makes the next; two are on the device at most. The size of a batch follows from settings and from batches that
+did not fit. It never depends on timing, so a run can be repeated.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def rare_gc() -> Iterator[None]:
 
 
 class ByteBudget:
-    """Blocks threads that ask for more bytes than are left, in their order; a lone request of any size is granted."""
+    """Blocks threads that ask for more bytes than are left, in order. If none are taken, any size is granted."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,11 +1,11 @@
 """Start workers: as processes of their own, or as a thread of this process.
 
-A worker process is a fresh interpreter, never a fork (threads and CUDA do not survive one), in the process group of
-the build, so that job control and ``kill`` of the group mean all of it. It inherits its end of the channel, the file
-of its activity board and the lock of the cache, which is held until the last worker has ended. Its stderr goes to a
-file, so it never blocks, whatever it prints. Cost: 0.3 s of one core for a process, nothing for a thread.
+A worker process is a fresh interpreter, never a fork: threads and CUDA do not survive one. It is in the process group
+of the build, so job control and ``kill`` of the group reach all processes. It inherits its end of the channel, the
+file of its activity board and the lock of the cache. The lock is held until the last worker has ended. Its stderr
+goes to a file, so it never blocks. Cost: 0.3 s of one core for a process, nothing for a thread.
 
-Guarantee: if the build is gone, the process commits its finished work and ends, within :data:`LAST_S`; signals to the
+Guarantee: if the build is gone, the process commits its finished work and ends within :data:`LAST_S`. Signals to the
 whole group are left to the build.
 
 Messages of the build: ``ask`` (answered by ``answer``), ``open`` (a field), ``work``, ``stop`` (its end). Messages of

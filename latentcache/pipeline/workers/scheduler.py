@@ -1,10 +1,10 @@
 """Give units of work to workers, and replace workers that die, hang or fail.
 
-A unit is queued, leased or done. Units are cut in the order of the plan and never depend on the number of workers, so
-item keys, item bytes and blocks do not either. A worker that dies leaves the jobs that it had begun under suspicion:
-each is tried again alone, on a worker that has nothing else. A job is rejected only if it failed alone, twice, on
-fresh workers. After three deaths in a row a job that has succeeded before is tried. Six in a row end the build, and
-nothing is published: a dead device or another program's memory never rejects good samples.
+A unit is queued, leased or done. Units are cut in the order of the plan. They do not depend on the number of workers,
+nor do item keys, item bytes and blocks. If a worker dies, each job that it had begun is tried again alone, on an idle
+worker. A job is rejected only if it failed alone, twice, on fresh workers. After three deaths in a row a
+job that has succeeded before is tried. Six in a row end the build, and nothing is published. So a dead device or
+another program's memory never rejects good samples.
 
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
 hand. The build computes nothing here, so it takes signals at once.

@@ -1,9 +1,9 @@
-"""Find workers that hang or were stopped, and the jobs that a worker was in the middle of when it ended.
+"""Find workers that hang or were stopped, and the jobs that an ended worker had begun.
 
-A worker writes each step (stage and jobs) to an activity board before it takes the step: 2 us and no system call. The
-board is memory shared with the build, and it outlives the worker. The watchdog decides by progress, not by clocks: a
-look counts for one second at most, so a build that was itself stopped or asleep accuses no worker. Waiting for a disk
-or for memory is not a step and never takes too long.
+A worker writes each step (stage and jobs) to an activity board before it begins: 2 us, no system call. The board is
+memory shared with the build, and it outlives the worker. The watchdog decides by progress, not by clocks. A look
+counts for one second at most, so a build that was itself stopped or asleep accuses no worker. Waiting for a disk or
+for memory is not a step and has no deadline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One worker: reads, encodes and commits the units it is given. It decides nothing.
-
-See ``serve`` for its messages.
-"""
+"""One worker: reads, encodes and commits the units it is given. Its messages are described in ``process``."""
 
 from __future__ import annotations
 

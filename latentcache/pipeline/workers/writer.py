@@ -1,8 +1,8 @@
 """Commit entries from a thread of their own, and say which of them are durable.
 
-Guarantee: ``committed`` is called after the commit has returned, never before, and what was put comes out in its
-order: a job that was put with or after its entries is settled when it comes out. A commit comes at 16 MiB, after two
-seconds, after ``commit_every`` items or when the worker has nothing else to do. LMDB is touched by this thread alone.
+Guarantee: ``committed`` is called after the commit has returned, never before. Batches are committed in the order in
+which they were put. So a job that was put with or after its entries is settled when it comes out. A commit comes at
+16 MiB, after two seconds, after ``commit_every`` items or when the worker is idle. Only this thread uses LMDB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The samples in archives: which members or rows are images, and their captions.
 
 Archives that did not change are taken from the snapshot. Tar: members belong together if their names are equal up to
-the first dot of the base name (WebDataset 1.0, ``webdataset/tariterators.py``, ``base_plus_ext``). What follows the
-dot, in lower case, is the kind of the member. Members of one key need not be neighbors here. Parquet and Arrow: a
-column holds the images, another one the captions. Images are not read here. Cost: about 10 us a member.
+the first dot of the base name. This is the rule of WebDataset 1.0 (``webdataset/tariterators.py``,
+``base_plus_ext``). The text after the dot, in lower case, is the kind of the member. Members of one key need not be
+neighbors here. Parquet and Arrow: a column holds the images, another one the captions. Images are not read here.
+Cost: about 10 us a member.
 """
 
 from __future__ import annotations

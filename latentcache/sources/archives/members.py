@@ -1,11 +1,11 @@
-"""One image of DATA as bytes: a whole file, a member of a tar, or a row of a parquet or Arrow file (extra ``hf``).
+"""One image of DATA as bytes: a file, a member of a tar, or a row of a parquet or Arrow file.
 
-A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"}``, a range of the file;
-``{"path", "row", "column"}``, a row (from 1) of a parquet file and the position of its column.
-A column holds images if it is a binary one, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
-``features/image.py``), and ``datasets`` says so in the schema, or its first value begins like an image. In an Arrow
-file an image is a range of the file, which needs no pyarrow to be read. Rows of a parquet file are decompressed in
-blocks that are kept, so that rows which are read in their order are decompressed once.
+A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"}``, a range of the file; ``{"path",
+"row", "column"}``, a row (from 1) of a parquet file and the position of its column. A column of images is binary, or
+the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2, ``features/image.py``). Also, the schema has to name
+it as images, or its first value has to begin like an image. In an Arrow file an image is a range of the file, which
+is read without pyarrow. Rows of a parquet file are decompressed in blocks that are kept. So rows that are read in
+their order are decompressed once. Rows need the extra ``hf``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name
 
 
 def sizes(samples: SampleTable, rows: NDArray[np.integer], name: str) -> NDArray[np.uint64]:
-    """(n,) bytes of an input of some samples that have it; 0 for rows of parquet files: they are not known."""
+    """(n,) bytes of an input of samples that have it; 0 for rows of parquet files: they are not known."""
     held, stat = samples.inputs[name], samples.files.stat
     file = held.file[rows]
     size: NDArray[np.uint64] = stat[file, 0] if isinstance(stat, np.ndarray) else stat[file][:, 0]
@@ -243,7 +243,7 @@ def opened(path: Path, kind: str) -> Iterator[Rows]:
 
 
 def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
-    """The image in one row (from 1) of a parquet file, by the position of its column, and the memo of the file.
+    """The image in a row (from 1) of a column of a parquet file, and the memo of the file.
 
     Raises:
         UnusableSampleError: ``no-image`` if the row has none; else as ``reading.read_source``.

@@ -1,8 +1,8 @@
 """The members of a tar, from its headers alone: about 25 us each, no payload is read.
 
-Python's ``tarfile`` reads the headers. It takes a header that is damaged for the end, and gives a last member that is
-cut short: both are errors here. A tar that ends without its two blocks of zeros is whole if its last member is.
-Members that are no plain files are passed over, as by WebDataset.
+Python's ``tarfile`` reads the headers. It takes a damaged header for the end, and gives a last member that is cut
+short: both are errors here. A tar that ends without its two blocks of zeros is whole if its last member is. Members
+that are no plain files are skipped, as WebDataset does.
 """
 
 from __future__ import annotations

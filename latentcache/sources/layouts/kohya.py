@@ -1,13 +1,13 @@
 """kohya's sd-scripts: folders named ``10_name class``, ``dataset.toml``, and metadata for fine-tuning.
 
 Rules (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``library/train_util.py``):
-- Folders: what is before the first ``_`` is the number of repeats, the rest are the class words; other folders are
-  ignored. A caption is the first line of the file; without one the class words. Folders of regularization images are
-  in a folder of their own (``reg_data_dir``); see :func:`balanced`.
+- Folders: the number before the first ``_`` is the repeats, the rest are the class words. Other folders are ignored.
+  A caption is the first line of the file; without one the class words. Folders of regularization images are in a
+  folder of their own (``reg_data_dir``); see :func:`balanced`.
 - ``dataset.toml``: a setting is looked for in the subset, in its data set, in ``general``. A subset with
-  ``metadata_file`` has the images and captions of that file, one with ``conditioning_data_dir`` has control images,
-  others are folders (extension of captions ``.caption`` by default, not recursive). Within one data set a folder
-  counts once, in several it is seen for each; fewer repeats than one leave a subset out. With ``enable_wildcard`` one
+  ``metadata_file`` has the images and captions of that file. Others are folders, not recursive, with captions in
+  ``.caption`` files by default. ``conditioning_data_dir`` has control images. Within one data set a folder counts
+  once, in several data sets once for each. Fewer repeats than one leave a subset out. With ``enable_wildcard`` one
   line is drawn, so each is a caption; ``{a|b}`` stays as it is.
 - Metadata: an object of images, each with ``caption`` and ``tags``; the first line of both joined is the caption.
   Names are paths, relative to the folder of images or absolute, or stems: the first image with it.
@@ -93,8 +93,8 @@ def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
 def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, NDArray[np.int64]]:
     """Set of regularization images -> repeats of each of its images, in order; 0: left out by the trainer.
 
-    Rule (``DreamBoothDataset``): images are taken in order, each with its repeats, until they are as many as the
-    training images with theirs. If all are fewer, each in turn is repeated once more.
+    Rule (``DreamBoothDataset``): images are taken in order, each with its repeats, until their number is that of
+    the training images with repeats. If all are fewer, each in turn is repeated once more.
     """
     found = dict[int, NDArray[np.int64]]()
     for name in {one.balance for one in sets} - {""}:

@@ -1,8 +1,8 @@
 """Masks and control images of a data set: which image is of which sample.
 
-An image beside the sample with ``-masklabel`` or ``-condlabel`` after its stem (OneTrainer), or one of the same name
-in a folder for them: with the path that the image has below the folder of its set (SimpleTuner), else with its file
-name alone (sd-scripts ``conditioning_data_dir``, ai-toolkit ``control_path``, ``mask_path``). Extensions may differ.
+Beside the sample, the stem of a partner ends in ``-masklabel`` or ``-condlabel`` (OneTrainer). In a folder for
+partners it has the path of its image below the folder of the set (SimpleTuner). Else the file name alone decides:
+sd-scripts ``conditioning_data_dir``, ai-toolkit ``control_path`` and ``mask_path``. Extensions may differ.
 """
 
 from __future__ import annotations

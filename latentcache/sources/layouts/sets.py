@@ -1,4 +1,4 @@
-"""A layout says which images of DATA are samples and where their captions are: plain data, no files are read here."""
+"""A layout says which images of DATA are samples, and where their captions are. No file is read here."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class CaptionRule(Value):
         return BETWEEN.join(self.prefix + one + self.suffix for one in several)
 
     def unused_line(self, text: str) -> int:
-        """The first line behind the one that is used, from 2; 0: none is left out, or the user asked for that."""
+        """The first line that is not used, from 2; 0: all are used, or the user chose the lines."""
         if self.lines != "first" or self.lines_by_choice:
             return 0
         lines = text.replace(BETWEEN, "\n").split("\n")

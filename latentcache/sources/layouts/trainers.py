@@ -2,12 +2,12 @@
 
 SimpleTuner's ``multidatabackend.json`` (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``,
 ``helpers/prompts.py``): ``repeats`` counts further passes, so 0 is once; folders are recursive. ``caption_strategy``
-is ``textfile`` (``a.txt``, each line a caption of its own unless ``disable_multiline_split``), ``filename`` (the stem
-with blanks for underscores, the default), ``instanceprompt``, or ``parquet``.
+is ``filename`` (the default: the stem with blanks for underscores), ``textfile``, ``instanceprompt`` or ``parquet``.
+Each line of a text file ``a.txt`` is a caption of its own unless ``disable_multiline_split`` is set.
 
 OneTrainer's ``concepts.json`` (Nerogar/OneTrainer 23df383, ``ConceptConfig.py``, ``DataLoaderText2ImageMixin.py``;
 Nerogar/mgds 3a6994a): ``text.prompt_source`` is ``sample`` (``a.txt``), ``concept`` (the file ``prompt_path``) or
-``filename`` (the stem); of several lines one is drawn, so each is a caption. ``-masklabel`` and ``-condlabel`` are no
+``filename`` (the stem). Of several lines one is drawn, so each is a caption. ``-masklabel`` and ``-condlabel`` are no
 samples; the type ``VALIDATION`` is a split. ``balancing`` 2.0 is twice per epoch with the strategy ``REPEATS``.
 
 [[sets]]                    # latentcache.toml: several data sets as one
