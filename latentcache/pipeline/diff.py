@@ -326,8 +326,6 @@ def _is_known(content: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:
     """Positions of keys that an earlier position has too."""
-    if len(keys) < 2:
-        return np.empty(0, dtype=np.intp)
     words = np.ascontiguousarray(keys).view(np.uint64)
     order = np.argsort(words[:, 1] ^ words[:, 0], kind="stable")
     same = (words[order[1:]] == words[order[:-1]]).all(axis=1)

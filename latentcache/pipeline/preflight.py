@@ -14,6 +14,7 @@ from pathlib import Path
 from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, StrictError, UsageError
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
+from latentcache.pipeline.settings import beside
 from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
@@ -23,10 +24,8 @@ from latentcache.store.paths import CachePaths
 RESERVE_BYTES = 64 << 20
 #: Settings of a source that one kind of data has no use for.
 _OF_RECORDS = ("datasets", "text_lines")
-_OF_IMAGES = (
-    *("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines"),
-    *("split", "image_column", "caption_column"),
-)
+_OF_IMAGES = ("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
+              "split", "image_column", "caption_column")  # fmt: skip
 
 
 def check_paths(data: Path, cache: Path) -> None:
@@ -34,13 +33,12 @@ def check_paths(data: Path, cache: Path) -> None:
     if not data.exists():
         raise SourceNotFoundError(f"no such file or folder: {data}", where=str(data), fix="check the path")
     with writing(cache):
-        inside, source = cache.resolve(), data.resolve()
-        if inside.is_relative_to(source):
+        if cache.resolve().is_relative_to(data.resolve()):
             raise UsageError(
                 f"--out={cache}: the cache would be inside the data folder",
                 where=str(cache),
                 why="data folders are only read; a cache inside one would be taken for data",
-                fix=f"use --out={source.with_name(source.name + '.latentcache')}",
+                fix=f"use --out={beside(data)}",
             )
         check_out(cache)
 

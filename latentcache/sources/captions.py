@@ -150,8 +150,8 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
     except UnicodeDecodeError as error:
         found = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
         raise unusable_caption("caption-encoding", path, f"expected {encoding.upper()}, {found}") from error
-    if fault := caption_fault(text):
-        raise unusable_caption("caption-unicode", path, fault)
+    if problem := caption_fault(text):
+        raise unusable_caption("caption-unicode", path, problem)
     text = text.strip().replace("\r\n", "\n")
     if not path.lower().endswith(".json"):
         return text
@@ -160,19 +160,18 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
     names = [name for name in ((key,) if key else JSON_NAMES) if isinstance(found, dict) and name in found]
-    held = found[names[0]] if names else ""
-    text, fault = captions_in(held)
-    if fault:
-        raise unusable_caption("caption-json", path, fault)
+    text, problem = captions_in(found[names[0]] if names else "")
+    if problem:
+        raise unusable_caption("caption-json", path, problem)
     return text
 
 
 def captions_in(value: Any) -> tuple[str, str]:
     """The caption in a value of JSON or of a table, and its fault, if any. Several captions are joined by NUL."""
     several = value if isinstance(value, list) and value else [value]
-    fault = next((f"expected text, found {shown(one)}" for one in several if not isinstance(one, str)), "")
-    fault = fault or next(filter(None, map(caption_fault, several)), "")
-    return "" if fault else BETWEEN.join(one.strip().replace("\r\n", "\n") for one in several), fault
+    problem = next((f"expected text, found {shown(one)}" for one in several if not isinstance(one, str)), "")
+    problem = problem or next(filter(None, map(caption_fault, several)), "")
+    return "" if problem else BETWEEN.join(one.strip().replace("\r\n", "\n") for one in several), problem
 
 
 def caption_fault(text: str) -> str:

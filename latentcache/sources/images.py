@@ -35,6 +35,7 @@ from latentcache.sources.known import (
     Scanned,
     Units,
     hash_rows,
+    is_range,
     match_names,
     take_rows,
     with_hashes,
@@ -427,7 +428,7 @@ def _samples(
     rows = np.maximum(held.rows_of("image", images), units["known"])
     if held.table is not None and held.is_whole(rows):
         names = held.table.names
-    elif len(units) == len(held.names) and not len(inside) and bool((np.diff(images) == 1).all()):
+    elif not len(inside) and is_range(images, len(held.names)):
         names = held.names
     else:
         blocks = [slice(start, start + _BLOCK) for start in range(0, len(images), _BLOCK)]

@@ -156,8 +156,8 @@ _SHOWN = 200
 class LineReader:
     """One open file, read once; raises UnusableSampleError if it is compressed, or begins as UTF-16 does."""
 
-    def __init__(self, file: BinaryIO, path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> None:
-        self._file, self._path, self._max = file, path, max_bytes
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
         self._hash, self._size, self._before = xxhash.xxh3_128(), 0, os.fstat(file.fileno())
         first = self._read()
         if first.startswith(UTF16_BOMS):
@@ -182,9 +182,9 @@ class LineReader:
         number, rest = 1, b""
         for chunk in chain(self.chunks(), [b"\n"]):
             first, *others = chunk.split(b"\n")
-            rest = (rest + first)[: self._max + 1]
+            rest = (rest + first)[: MAX_LINE_BYTES + 1]
             for following in others:
-                if len(rest) > self._max:
+                if len(rest) > MAX_LINE_BYTES:
                     yield number, None
                 elif rest.strip(BLANK):
                     yield number, rest.removesuffix(b"\r")

@@ -210,8 +210,8 @@ def make_row(path: Path, line: int, name: str, caption: Any, point: Sequence[Any
     if not all(isinstance(one, str) for one in several):
         detail = f"{place} has {shown(caption)} as the caption, expected text"
         return Row(name, line, cause="table-row", detail=detail)
-    if fault := next(filter(None, map(caption_fault, several)), ""):
-        return Row(name, line, cause="caption-unicode", detail=f"the caption in {place} has {fault}")
+    if problem := next(filter(None, map(caption_fault, several)), ""):
+        return Row(name, line, cause="caption-unicode", detail=f"the caption in {place} has {problem}")
     focus = (-1.0, -1.0)
     if any(one not in (None, "") for one in point):
         try:

@@ -67,8 +67,8 @@ def _value(samples: SampleTable, row: int, state: State) -> str:
         return f"line {samples.where(row)[1]}"
     if state == State.CAPTION_CHANGED:
         text = samples.inputs["caption"].text
-        reasons = text[row] if text is not None else ""
-        return (reasons if len(reasons) <= 80 else reasons[:79] + "…") or "(no caption)"
+        caption = text[row] if text is not None else ""
+        return (caption if len(caption) <= 80 else caption[:79] + "…") or "(no caption)"
     if state == State.CHANGED:
         return _content(samples, row, next(iter(samples.inputs)))
     if state == State.REPEATS_CHANGED:
@@ -202,8 +202,8 @@ def _contents(found: Compared, rows: NDArray[np.intp], name: str) -> None:
         state[row], words = _unusable(error.slug, error.what) if error else (State.CHANGED, ("", ""))
         if not is_own:
             path = places(now.samples, place[[row]], name)[0]["path"]
-            reasons = words[1] or _content(now.samples, int(place[row]), name)
-            state[row], words = State.INPUT_CHANGED, (name, f"{path}: {reasons}")
+            detail = words[1] or _content(now.samples, int(place[row]), name)
+            state[row], words = State.INPUT_CHANGED, (name, f"{path}: {detail}")
         if words[1]:
             found._details[row] = words
     if is_own:

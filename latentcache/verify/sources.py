@@ -133,11 +133,11 @@ def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[Rec
         kind, recipe, wanted = view.rows.kind, view.rows.recipe, described.recipe
         if kind is None or recipe is None or recipe == wanted:
             continue
-        rows = kind.differences(recipe, wanted, (view.rows.provenance, described.provenance))
-        if not rows and recipe.recipe_id == wanted.recipe_id:
+        differences = kind.differences(recipe, wanted, (view.rows.provenance, described.provenance))
+        if not differences and recipe.recipe_id == wanted.recipe_id:
             continue
-        rows = rows or [("recipe_id", recipe.recipe_id.hex(), wanted.recipe_id.hex())]
-        found = [RecipeChange(field=name, setting=s, cached=mine, requested=theirs) for s, mine, theirs in rows]
+        differences = differences or [("recipe_id", recipe.recipe_id.hex(), wanted.recipe_id.hex())]
+        found = [RecipeChange(field=name, setting=s, cached=old, requested=new) for s, old, new in differences]
         changes += found
         first = min(found, key=lambda change: change.requested in (None, [], ()))
         reason, every = f"recipe:{first.setting}", np.unique(view.sample)

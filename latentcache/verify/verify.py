@@ -88,7 +88,7 @@ def verify_cache(
     seed, reencode = whole("seed", seed, 0), whole("reencode", reencode, 0)
     selection = None if sample is None else parse_selection(str(sample), seed)
     depth = Depth(full=full, selection=selection, reencode=reencode, seed=seed)
-    settings = {name: settings_of(name, shown) for name, shown in (given["fields"] or {}).items()}
+    settings = {name: settings_of(name, one) for name, one in (given["fields"] or {}).items()}
     look: dict[str, Any] = {"data": given["data"]}
     if settings or reencode:
         look["requested"] = partial(described_now, settings=settings, depth=depth, device=device)

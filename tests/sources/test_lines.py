@@ -38,10 +38,11 @@ def test_lines_are_those_of_the_bytes_whatever_the_chunks(tmp_path_factory, data
 @pytest.mark.parametrize("chunk", [3, 1 << 20])
 def test_a_line_that_is_too_long_is_reported_and_the_next_one_is_read(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(lines_module, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 5)
     path = tmp_path / "a"
     path.write_bytes(b"abc\n" + b"x" * 100 + b"\nabcde\n" + b"y" * 6)
     with open_source(path) as file:
-        reader = LineReader(file, path, max_bytes=5)
+        reader = LineReader(file, path)
         assert list(reader.lines()) == [(1, b"abc"), (2, None), (3, b"abcde"), (4, None)]
         assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
 

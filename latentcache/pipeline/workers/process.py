@@ -80,7 +80,7 @@ class WorkerProcess:
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
         self.channel, theirs = channel_pair()
-        self._board, self._stderr = anonymous_file("board"), tempfile.TemporaryFile()  # noqa: SIM115 - by ended()
+        self._board, self._stderr = anonymous_file(), tempfile.TemporaryFile()  # noqa: SIM115 - by ended()
         inherited = (theirs.fileno(), self._board.fileno(), *(() if lock is None else (lock,)))
         # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
         environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(variables)

@@ -94,10 +94,10 @@ class ActivityBoard:
         ]
 
 
-def anonymous_file(name: str) -> IO[bytes]:
+def anonymous_file() -> IO[bytes]:
     """A file in memory without a name, or on a disk if the system has no such files."""
     if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create(f"latentcache-{name}", os.MFD_CLOEXEC), "r+b")
+        return os.fdopen(os.memfd_create("latentcache-board", os.MFD_CLOEXEC), "r+b")
     return tempfile.TemporaryFile()
 
 

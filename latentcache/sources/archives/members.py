@@ -157,9 +157,6 @@ class Rows:
         self._path, self._file, self.schema = path, file, schema
         self._is_parquet = hasattr(file, "iter_batches")
 
-    def __len__(self) -> int:
-        return int(self._file.metadata.num_rows) if self._is_parquet else sum(map(len, self.batches()))
-
     def batches(self, columns: Sequence[str] | None = None, rows: int = _ROWS) -> Iterator[Any]:
         """Record batches of some columns, or of all, with at most ``rows`` rows each."""
         if self._is_parquet:
@@ -190,7 +187,8 @@ class Rows:
     def spans(self, column: str) -> NDArray[np.uint64]:
         """(n, 2) see ``SPAN``, of images, none of them compressed; 0 bytes: the row of an Arrow file has none."""
         if self._is_parquet:
-            return np.tile(np.array([self.schema.names.index(column), 0], dtype=np.uint64), (len(self), 1))
+            span = np.array([self.schema.names.index(column), 0], dtype=np.uint64)
+            return np.tile(span, (self._file.metadata.num_rows, 1))
         import pyarrow
         import pyarrow.compute
 

@@ -207,8 +207,8 @@ def choose_split(layout: Layout, split: str) -> Layout:
         return layout
     chosen = which_split(layout.root, splits, split)
     pairs, notes = list(zip(layout.sets, splits, strict=True)), list(layout.notes)
-    others = [one for one, its in pairs if its != chosen]
-    for one, its in [pair for pair in pairs if pair[1] != chosen]:
+    others = [(one, its) for one, its in pairs if its != chosen]
+    for one, its in others:
         name = min(one.files) if one.files else one.captions.table or one.folder
         what = count_of(len(one.files), "file") if one.files else one.label
         words = f"{what} of the split {its}; {chosen} is read"
@@ -216,8 +216,8 @@ def choose_split(layout: Layout, split: str) -> Layout:
     return replace(
         layout,
         sets=tuple(one for one, its in pairs if its == chosen),
-        used=layout.used.union(*({one.captions.table} - {""} | one.files for one in others)),
-        unread=frozenset(one.folder for one in others if not one.archives),
+        used=layout.used.union(*({one.captions.table} - {""} | one.files for one, _ in others)),
+        unread=frozenset(one.folder for one, _ in others if not one.archives),
         notes=tuple(notes),
     )
 

@@ -81,7 +81,7 @@ def test_a_wrong_deadline_is_an_error(monkeypatch, text):
 def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
     if not memfd:
         monkeypatch.delattr(os, "memfd_create")
-    file = anonymous_file("test")
+    file = anonymous_file()
     mine, theirs = ActivityBoard(2, file.fileno()), ActivityBoard(2, file.fileno())
     theirs.beat()
     with theirs.activity(ENCODER, ENCODING, [3, 4]), theirs.activity(FIRST_PREPARER + 1, PREPARING, [5]):
