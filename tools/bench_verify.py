@@ -31,7 +31,7 @@ from latentcache.pipeline.build import build_cache
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
-from latentcache.verify.entries import Store, check_entries
+from latentcache.verify.entries import Check, check_entries
 from latentcache.verify.payloads import scan_payloads
 from latentcache.verify.verify import verify_cache
 
@@ -73,15 +73,15 @@ def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
     cache = folder / "cache"
     snapshot = open_snapshot(cache)
     field = list(snapshot.fields)[-1]
-    store, chosen = whole(cache)
-    view = store.views[field]
+    check, chosen = whole(cache)
+    view = check.views[field]
     file = CachePaths(cache).data(snapshot.shards[int(view.shard[0])])
     only = {name: marked & (name == field) for name, marked in chosen.items()}
 
     def scanned() -> None:
-        store.payloads = 0
-        scan_payloads(store, only)
-        if store.payloads != len(view.shard) or store.findings.of("corrupt").any():
+        check.payloads = 0
+        scan_payloads(check, only)
+        if check.payloads != len(view.shard) or check.findings.of("corrupt").any():
             raise SystemExit("the scan left payloads out, or found some that are wrong")
 
     wall, cpu = _timed({PLAIN: lambda: _read_plainly(file), "payload scan": scanned}, rounds)
@@ -106,12 +106,12 @@ def make_full(mib: int, side: int, folder: Path) -> None:
     made_latents(folder / "cache", [Size(64, 64)] * count, [tiny] * count, embeds, length=4)
 
 
-def whole(cache: Path) -> tuple[Store, dict[str, Any]]:
+def whole(cache: Path) -> tuple[Check, dict[str, Any]]:
     """All entries of a cache, their indexes checked."""
-    store = Store(open_snapshot(cache))
-    chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in store.views.items()}
-    check_entries(store, chosen)
-    return store, chosen
+    check = Check(open_snapshot(cache))
+    chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in check.views.items()}
+    check_entries(check, chosen)
+    return check, chosen
 
 
 def _timed(stages: Stages, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:

@@ -26,7 +26,7 @@ from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, fault, unused_lines
-from latentcache.sources.known import Known, Units, hash_rows, take_rows
+from latentcache.sources.known import KnownFiles, Units, hash_rows, take_rows
 from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
 
@@ -43,7 +43,7 @@ _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 class CaptionFiles:
     """The captions of samples, from the snapshot, their files, their tables or their sets."""
 
-    def __init__(self, root: Path, held: Known, rules: Sequence[CaptionRule]) -> None:
+    def __init__(self, root: Path, held: KnownFiles, rules: Sequence[CaptionRule]) -> None:
         self._root, self._held, self._rules = os.fspath(root), held, rules
 
     def read(self, units: Units, bad: list[Rejected]) -> NDArray[np.bool_]:

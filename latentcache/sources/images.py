@@ -30,9 +30,9 @@ from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import counted, rejected
 from latentcache.sources.known import (
-    Known,
+    KnownFiles,
     Scan,
-    Scanned,
+    ScanResult,
     Units,
     hash_rows,
     is_range,
@@ -43,7 +43,7 @@ from latentcache.sources.known import (
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.partners import ENDINGS, Partners
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.table import Listed, listed_images
+from latentcache.sources.table import TableImages, listed_images
 from latentcache.sources.walk import (
     CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,
@@ -66,8 +66,8 @@ _BLOCK = 1 << 14
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
-    """Findings of a scan of images beside the samples; ``inspect`` prints them."""
+class ImageCounts:
+    """Numbers of samples by set and by origin of their captions; ``inspect`` prints them."""
 
     captions: dict[str, int] = field(default_factory=dict)
     """Origin of captions -> how many: ``sidecar .txt``, ``class words``, ``none``."""
@@ -204,7 +204,7 @@ class _Files:
 class ImageScan(Scan):
     """A scan of images that are files."""
 
-    def __call__(self, layout: Layout) -> Scanned:
+    def __call__(self, layout: Layout) -> ScanResult:
         """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
         tables, part = [one.captions.table for one in layout.sets if one.captions.table], self.options.part
         texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
@@ -242,14 +242,14 @@ class ImageScan(Scan):
         good = captions.read(units, bad)
         units = units if good.all() else units.take(good)
         samples = _samples(units, held, captions.column(units), layout.sets, reading)
-        found, captioned = Found(), samples.inputs["caption"].text
+        found, captioned = ImageCounts(), samples.inputs["caption"].text
         assert captioned is not None
         found.count(layout.sets, units, captioned, samples.names)
         walk.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
         if not len(samples) and not walk.rejected and not bad and part is None:
             raise _nothing(walk, layout, walk.notes.all())
         rejections = in_order([*walk.rejected, *bad])
-        scanned = Scanned(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
+        scanned = ScanResult(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
         return self._hashed(walk.root, scanned, held)
 
     def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
@@ -268,7 +268,7 @@ class ImageScan(Scan):
         if self.options.part is None:
             files.walk.notes.add(*partners.unused(used, layout))
 
-    def _hashed(self, root: Path, scanned: Scanned, held: Known) -> Scanned:
+    def _hashed(self, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
         """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
         samples, old, columns = scanned.samples, held.table, dict(scanned.samples.columns)
         hashed, unread = 0, dict[tuple[str, int], UnusableSampleError]()
@@ -398,7 +398,7 @@ def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
     return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
 
 
-def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: Listed) -> Units:
+def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: TableImages) -> Units:
     """Samples that are rows of tables beside those of folders; the tables are behind the other files."""
     places = dict(zip(files.names.take(files.images), files.images.tolist(), strict=True))
     tables = {table: len(files.names) + at for at, table in enumerate(listed.tables)}
@@ -422,7 +422,7 @@ def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: 
 
 
 def _samples(
-    units: Units, held: Known, caption: Input, sets: Sequence[ImageSet], reading: NDArray[np.uint8] | None
+    units: Units, held: KnownFiles, caption: Input, sets: Sequence[ImageSet], reading: NDArray[np.uint8] | None
 ) -> SampleTable:
     images, inside = units["image"], np.flatnonzero(units["member"])
     rows = np.maximum(held.rows_of("image", images), units["known"])

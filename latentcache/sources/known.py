@@ -46,9 +46,9 @@ class Scan:
     hash_all: bool = False
     stopping: Callable[[], bool] = bool
 
-    def held(self, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None) -> Known:
+    def held(self, names: Strings, memos: NDArray[np.uint64], reading: NDArray[np.uint8] | None) -> KnownFiles:
         """The files of the snapshot among these, without those that are to be read again or were read otherwise."""
-        held = Known(self.known, names, memos, () if self.full else self.rejected)
+        held = KnownFiles(self.known, names, memos, () if self.full else self.rejected)
         if self.full and self.known is not None:
             held.distrust(take_rows(files_of(self.known, self.chosen), held.place))
         old = held.table.files.reading if held.table is not None else None
@@ -59,7 +59,7 @@ class Scan:
         return held
 
     def contained(
-        self, held: Known, files: NDArray[np.intp], name: str, bad: list[Rejected], read: Callable[[int], None]
+        self, held: KnownFiles, files: NDArray[np.intp], name: str, bad: list[Rejected], read: Callable[[int], None]
     ) -> NDArray[np.intp]:
         """Files that hold several units, such as records: those of which the snapshot has the rows, unchanged.
 
@@ -83,7 +83,7 @@ class Scan:
         return np.asarray(files[is_known])
 
 
-class Scanned(Value):
+class ScanResult(Value):
     """Result of a scan of images or of records."""
 
     samples: SampleTable
@@ -91,7 +91,7 @@ class Scanned(Value):
     """By the source, for every field."""
     notes: tuple[Rejected, ...]
     images: Any = None
-    """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
+    """An ``images.ImageCounts``; None: DATA are records."""
     hashed: int = 0
     """Images that were hashed."""
     unread: Mapping[tuple[str, int], UnusableSampleError] = field(default_factory=dict)
@@ -204,7 +204,7 @@ def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return young
 
 
-class Known:
+class KnownFiles:
     """The files of a snapshot against the files of now.
 
     Args:

@@ -28,7 +28,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
 from latentcache.sources.causes import as_rejected, fault
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scan, Scanned, hash_rows, is_range
+from latentcache.sources.known import KnownFiles, Scan, ScanResult, hash_rows, is_range
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
@@ -97,7 +97,7 @@ def _matching(
 class RecordScan(Scan):
     """A scan of records; see ``scan.scan``."""
 
-    def __call__(self, files: RecordFiles) -> Scanned:
+    def __call__(self, files: RecordFiles) -> ScanResult:
         """All records of these files; raises SourceError for one alone, or one that fails after some records."""
         part = str(self.options.part or "")
         readings = {way: way.reading(part) for way in dict.fromkeys(files.ways)}
@@ -114,13 +114,13 @@ class RecordScan(Scan):
             new = np.frombuffer(rows, dtype=_ROW)
             table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
         place = {name: number for number, name in enumerate(files.names)} if rejected else {}
-        return Scanned(
+        return ScanResult(
             samples=table,
             rejected=(*in_order(files.rejected), *sorted(rejected, key=lambda one: (place[one.name], one.line))),
             notes=tuple(files.notes),
         )
 
-    def _read(self, file: int, files: RecordFiles, held: Known, rows: bytearray, bad: list[Rejected]) -> None:
+    def _read(self, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, bad: list[Rejected]) -> None:
         """Add the rows of one file. Its rejected records go to ``bad``."""
         name, first = files.names[file], len(rows)
         reader = RecordReader(files.root / name, name, files.ways[file], bad)
@@ -151,7 +151,7 @@ def _known(table: SampleTable | None, rows: NDArray[np.integer], file: NDArray[n
     return known
 
 
-def _table(held: Known, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
+def _table(held: KnownFiles, reading: NDArray[np.uint8], rows: NDArray[Any]) -> SampleTable:
     """Rows in any order as samples, by file and line."""
     place = rows["file"].astype(np.int64) << 32 | rows["line"]
     if not (np.diff(place) >= 0).all():

@@ -25,7 +25,7 @@ from latentcache.sources.archives.members import places
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import find_records, is_records, ways_of
 from latentcache.sources.images import NO_CAPTION, ImageScan
-from latentcache.sources.known import Scanned
+from latentcache.sources.known import ScanResult
 from latentcache.sources.layouts.find import find_layout, holds_images, is_config
 from latentcache.sources.layouts.partners import paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
@@ -111,7 +111,7 @@ class SourceOptions(Value):
         return cls(**typed_parts(cls, {**data, **part}))
 
 
-class Listing(Scanned):
+class Listing(ScanResult):
     """Contents of DATA."""
 
     root: Path

@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Listed:
+class TableImages:
     """Images that are rows of the tables of a layout."""
 
     taken: dict[str, tuple[int, Row, int]] = field(default_factory=dict)
@@ -69,13 +69,13 @@ class Listed:
 
 def listed_images(
     layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], named: Collection[str]
-) -> Listed:
+) -> TableImages:
     """Read the tables of a layout, the deepest one first; raises TableError if one of them cannot be read.
 
     ``images``: set -> names of the images in its folder -> the caption file beside each one, if any. ``named``: names
     that are rejected or noted already.
     """
-    found, unlisted = Listed(), dict[str, str]()
+    found, unlisted = TableImages(), dict[str, str]()
     tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
     others = {name for number, names in images.items() if number not in tables for name in names}
     for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
@@ -108,7 +108,7 @@ def listed_images(
 
 
 def match_rows(
-    found: Listed, table: str, rows: Sequence[Row], images: Collection[str], named: Collection[str], root: Path
+    found: TableImages, table: str, rows: Sequence[Row], images: Collection[str], named: Collection[str], root: Path
 ) -> dict[str, Row]:
     """The first row of each name; those that make no sample, and further ones, are rejected and noted."""
     first_rows = dict[str, Row]()

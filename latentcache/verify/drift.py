@@ -18,7 +18,7 @@ from latentcache.errors import StoreError
 from latentcache.fields.protocol import Described, Difference, Failure, Made
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.verify.entries import Bad, Store, View, words
+from latentcache.verify.entries import BadEntries, Check, View, words
 from latentcache.verify.findings import Reencoded
 from latentcache.verify.selection import confidence
 
@@ -28,7 +28,7 @@ Reencode = Callable[[Snapshot, Path, str, Sequence[int], Described | None], Iter
 
 
 def reencode_samples(
-    store: Store,
+    check: Check,
     reencode: Reencode,
     descriptions: Mapping[str, Described],
     root: Path,
@@ -41,15 +41,15 @@ def reencode_samples(
     order = np.random.default_rng(seed).permutation(len(fine))
     drawn = order[fine[order]][:number]
     found, failed, device = list[Difference](), set[int](), ""
-    reader = EntryReader(store.paths, store.snapshot)
+    reader = EntryReader(check.paths, check.snapshot)
     try:
-        for view in store.views.values():
+        for view in check.views.values():
             known = view.rows.kind is not None and view.rows.recipe is not None
             rows, described = np.flatnonzero(np.isin(view.sample, drawn)).tolist(), descriptions.get(view.name)
-            given = store.snapshot, root, view.name, rows, described
+            given = check.snapshot, root, view.name, rows, described
             for row, made, used in reencode(*given) if known and rows else ():
                 device = used or device
-                difference = _compare(store, reader, view, row, made, device)
+                difference = _compare(check, reader, view, row, made, device)
                 if difference is None:
                     failed.add(int(view.sample[row]))
                 else:
@@ -71,22 +71,22 @@ def reencode_samples(
 
 
 def _compare(
-    store: Store, reader: EntryReader, view: View, number: int, made: Made | Failure, device: str
+    check: Check, reader: EntryReader, view: View, number: int, made: Made | Failure, device: str
 ) -> Difference | None:
     """Compare one item with what was made now; None if that is not possible."""
     rows, row = view.rows, np.array([number])
     sample, entry = view.sample[row], view.entry[row]
     if isinstance(made, Failure):
         if made.reason == "source-changed":
-            store.findings.add("stale", "source-changed", sample, found=made.detail)
+            check.findings.add("stale", "source-changed", sample, found=made.detail)
         else:
             text = f"{made.reason}: {made.detail}" if made.detail else made.reason
-            store.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
+            check.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
         return None
     try:
         stored = reader.read(view.name, number)
     except StoreError as error:
-        store.note(view, "corrupt", "payload", entry, found=words(error))
+        check.note(view, "corrupt", "payload", entry, found=words(error))
         return None
     assert rows.kind is not None
     assert rows.recipe is not None
@@ -94,10 +94,10 @@ def _compare(
     other = [name for name, value in made.columns.items() if not _equal(_own(rows, name, number), value)]
     if difference.differs or other:
         # A block holds items of other samples: it has to go, and only this sample has drifted.
-        store.bad.append(Bad(view.name, "drift", entry, intact=True))
+        check.bad.append(BadEntries(view.name, "drift", entry, intact=True))
         text = difference.detail if difference.differs else f"other values of {', '.join(other)}"
         keys = view.keys_of(row)
-        store.findings.add("drift", "reencoded", sample, field=view.name, keys=keys, expected="as stored", found=text)
+        check.findings.add("drift", "reencoded", sample, field=view.name, keys=keys, expected="as stored", found=text)
     return replace(difference, differs=bool(difference.differs or other))
 
 

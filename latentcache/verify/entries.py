@@ -82,7 +82,7 @@ class View:
         return order[np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))]
 
 
-class Bad(NamedTuple):
+class BadEntries(NamedTuple):
     """Entries of one field that must go, or are gone; a repair works from them."""
 
     field: str
@@ -93,14 +93,14 @@ class Bad(NamedTuple):
     """True if their checksum is right all the same."""
 
 
-class Store:
-    """A snapshot under check with its columns in memory: its fields, what was found, what must go."""
+class Check:
+    """A check of one snapshot: its columns in memory, findings so far, entries that must go."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot, self.paths = snapshot, snapshot.paths
         self.findings = Findings(snapshot.samples)
         self.views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
-        self.bad: list[Bad] = []
+        self.bad: list[BadEntries] = []
         self.damaged: set[str] = set()
         """Shards whose files are damaged."""
         self.headers = self.payloads = self.payload_bytes = 0
@@ -134,7 +134,7 @@ class Store:
         if not len(entries):
             return
         if category in ("corrupt", "missing"):
-            self.bad.append(Bad(view.name, "lost" if category == "missing" else reason, entries, intact))
+            self.bad.append(BadEntries(view.name, "lost" if category == "missing" else reason, entries, intact))
         rows = view.rows_of(entries)
         self.findings.add(
             category,
@@ -147,32 +147,32 @@ class Store:
         )
 
 
-def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
+def check_entries(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
     """Compare index and size of every shard with the entries of the snapshot; ``chosen``: (E,) by field."""
-    for number, name in enumerate(store.snapshot.shards):
-        wanted = [(view, view.in_shard(number, chosen[view.name])) for view in store.views.values()]
+    for number, name in enumerate(check.snapshot.shards):
+        wanted = [(view, view.in_shard(number, chosen[view.name])) for view in check.views.values()]
         try:
-            size = store.paths.data(name).stat().st_size
+            size = check.paths.data(name).stat().st_size
         except OSError as error:
             gone = isinstance(error, FileNotFoundError | NotADirectoryError)
             category, reason = ("missing", "entry-lost") if gone else ("unverifiable", unreadable(error))
             for view, entries in wanted:
-                store.note(view, category, reason, entries, found="its shard is gone" if gone else words(error))
+                check.note(view, category, reason, entries, found="its shard is gone" if gone else words(error))
             continue
-        index = _index(store, name)
+        index = _index(check, name)
         if index is not None:
-            needed = sum(len(view.in_shard(number)) for view in store.views.values())
-            store.unneeded += max(index.entries - needed, 0)
-        store.readable.append(number)
+            needed = sum(len(view.in_shard(number)) for view in check.views.values())
+            check.unneeded += max(index.entries - needed, 0)
+        check.readable.append(number)
         for view, entries in wanted:
             beyond = (view.offset[entries] + view.bytes[entries] > size) | (view.offset[entries] < view.head[entries])
-            store.note(view, "corrupt", "truncated", entries[beyond], found=f"its shard ends at byte {size}")
+            check.note(view, "corrupt", "truncated", entries[beyond], found=f"its shard ends at byte {size}")
             if beyond.any():
-                store.damaged.add(name)
+                check.damaged.add(name)
             if index is not None:
-                _check_index(store, view, entries[~beyond], index)
-    for view in store.views.values():
-        _check_rows(store, view, chosen[view.name])
+                _check_index(check, view, entries[~beyond], index)
+    for view in check.views.values():
+        _check_rows(check, view, chosen[view.name])
 
 
 def words(error: OSError | LatentcacheError) -> str:
@@ -187,26 +187,26 @@ def unreadable(error: OSError) -> str:
     return "permission" if isinstance(error, PermissionError) else "io-error"
 
 
-def _index(store: Store, name: str) -> ShardIndex | None:
+def _index(check: Check, name: str) -> ShardIndex | None:
     """The index of a shard; None with a finding if it is damaged."""
     try:
-        return checked_index(store.paths.shard(name), check_data=False)
+        return checked_index(check.paths.shard(name), check_data=False)
     except StoreError as error:
         denied = isinstance(error.__cause__, PermissionError)
         category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")
         if not denied:
-            store.damaged.add(name)
+            check.damaged.add(name)
         file = f"shards/{name}/index.safetensors"
         one = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
-        store.findings.others.append(one)
+        check.findings.others.append(one)
         return None
 
 
-def _check_index(store: Store, view: View, entries: NDArray[np.intp], index: ShardIndex) -> None:
+def _check_index(check: Check, view: View, entries: NDArray[np.intp], index: ShardIndex) -> None:
     """Compare entries of a shard with what its index says of them."""
-    store.headers += len(entries)
+    check.headers += len(entries)
     if not index.entries:
-        store.note(view, "missing", "entry-lost", entries, found="the index of its shard lists nothing")
+        check.note(view, "missing", "entry-lost", entries, found="the index of its shard lists nothing")
         return
     offset = np.asarray(index.offset).astype(np.int64)
     order = np.argsort(offset, kind="stable")
@@ -215,12 +215,12 @@ def _check_index(store: Store, view: View, entries: NDArray[np.intp], index: Sha
     same = np.asarray(index.bytes)[place].astype(np.int64) == view.bytes[entries]
     same &= np.asarray(index.head)[place].astype(np.int64) == view.head[entries]
     same &= np.asarray(index.checksum)[place] == view.checksum[entries]
-    store.note(view, "missing", "entry-lost", entries[~listed], found="the index of its shard does not list it")
+    check.note(view, "missing", "entry-lost", entries[~listed], found="the index of its shard does not list it")
     wrong = entries[listed & ~same]
-    store.note(view, "corrupt", "header", wrong, found="its size or checksum differs from the index of its shard")
+    check.note(view, "corrupt", "header", wrong, found="its size or checksum differs from the index of its shard")
 
 
-def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
+def _check_rows(check: Check, view: View, chosen: NDArray[np.bool_]) -> None:
     """See that every row lies within its entry and has the size that its group says."""
     rows, spec = view.rows, view.rows.spec
     itemsize = numpy_dtype(spec.dtype).itemsize
@@ -239,4 +239,4 @@ def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
         wrong = (unit != size) | (np.asarray(rows.start) != 0)
     if wrong.any():
         bad = np.unique(view.entry[wrong])
-        store.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")
+        check.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")

@@ -24,7 +24,7 @@ from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import opened
 from latentcache.store.entry import CHECKSUM_BYTES, FIXED_BYTES, KEY_AT, MAGIC, read_header
 from latentcache.store.gather import read_at, scan
-from latentcache.verify.entries import Store, View, unreadable, words
+from latentcache.verify.entries import Check, View, unreadable, words
 
 #: Bytes of a batch of entries, about.
 _BATCH_BYTES = 64 << 20
@@ -33,40 +33,40 @@ Wrong = tuple[str, str, str]
 """Category, reason and text of what is wrong with an entry."""
 
 
-def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
+def scan_payloads(check: Check, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
     """Read the chosen entries, and note what is wrong with them."""
-    for view in store.views.values():
-        _check_columns(store, view, chosen[view.name])
+    for view in check.views.values():
+        _check_columns(check, view, chosen[view.name])
     with ThreadPoolExecutor(_THREADS) as pool:
-        for number in store.readable:
-            parts = [(view, view.in_shard(number, chosen[view.name])) for view in store.views.values()]
+        for number in check.readable:
+            parts = [(view, view.in_shard(number, chosen[view.name])) for view in check.views.values()]
             failpoint("scan-shard")
             try:
-                with opened(store.paths.data(store.snapshot.shards[number])) as descriptor:
+                with opened(check.paths.data(check.snapshot.shards[number])) as descriptor:
                     for view, entries in parts:
-                        _scan_field(store, view, entries, descriptor, pool)
+                        _scan_field(check, view, entries, descriptor, pool)
             except OSError as error:
                 for view, entries in parts:
-                    store.note(view, "unverifiable", unreadable(error), entries, found=words(error))
+                    check.note(view, "unverifiable", unreadable(error), entries, found=words(error))
 
 
-def _scan_field(store: Store, view: View, entries: NDArray[np.intp], descriptor: int, pool: Executor) -> None:
+def _scan_field(check: Check, view: View, entries: NDArray[np.intp], descriptor: int, pool: Executor) -> None:
     batches = _batches(view, entries, os.fstat(descriptor).st_size)
     for some, wrong in zip(batches, pool.map(partial(_scan, view, descriptor), batches), strict=True):
-        store.payloads += len(some)
-        store.payload_bytes += int(view.bytes[some].sum())
+        check.payloads += len(some)
+        check.payload_bytes += int(view.bytes[some].sum())
         for entry, (category, reason, text) in wrong.items():
-            store.note(view, category, reason, np.array([entry]), found=text, intact=reason == "values")
+            check.note(view, category, reason, np.array([entry]), found=text, intact=reason == "values")
 
 
-def _check_columns(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
+def _check_columns(check: Check, view: View, chosen: NDArray[np.bool_]) -> None:
     """Note entries with a row whose own columns its kind does not accept, such as loss spans behind its tokens."""
     if view.rows.kind is not None:
         columns = {**view.rows.columns, **view.rows.ragged_columns}
         wrong = view.rows.kind.wrong_rows(np.asarray(view.rows.length), columns)
         for entry in np.unique(view.entry[wrong & chosen[view.entry]]) if wrong.any() else ():
             text = "its columns do not fit its length"
-            store.note(view, "corrupt", "values", np.array([entry]), found=text, intact=True)
+            check.note(view, "corrupt", "values", np.array([entry]), found=text, intact=True)
 
 
 def _batches(view: View, entries: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:

@@ -25,7 +25,7 @@ from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.value import Value
-from latentcache.verify.entries import Store, View
+from latentcache.verify.entries import Check, View
 from latentcache.verify.findings import VerifyReport
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache
@@ -85,8 +85,8 @@ def repair_cache(
     paths = CachePaths(cache)
     paths.current_snapshot()  # no lock is left in a folder that is no cache
     with builder_lock(paths.lock):
-        report, store = check_cache(cache, depth or Depth(full=True), **look)
-        work = _Work(store)
+        report, check = check_cache(cache, depth or Depth(full=True), **look)
+        work = _Work(check)
         plan = work.plan(report)
         return work.carry_out(plan) if plan.needed and confirm(plan) else plan
 
@@ -94,36 +94,36 @@ def repair_cache(
 class _Work:
     """Entries to remove, and their removal."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in store.views.items()}
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        self.drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in check.views.items()}
         """(E,) by field: entries that are taken out, and those that are lost already."""
         self.condemned = set[bytes]()
         """Keys of entries that must not be copied, in any shard."""
         self.removals = list[Removal]()
 
     def plan(self, report: VerifyReport) -> Repair:
-        store, shards, sums = self.store, set(self.store.damaged), [np.empty(0, dtype=np.uint64)]
-        for bad in sorted(store.bad, key=lambda one: one.reason == "lost"):
-            view = store.views[bad.field]
+        check, shards, sums = self.check, set(self.check.damaged), [np.empty(0, dtype=np.uint64)]
+        for bad in sorted(check.bad, key=lambda one: one.reason == "lost"):
+            view = check.views[bad.field]
             if bad.reason == "lost":
                 self.drop[bad.field][bad.entries] = True
                 continue
             entries = self._remove(view, bad.entries, bad.reason)
-            shards |= {store.snapshot.shards[number] for number in np.unique(view.shard[entries]).tolist()}
+            shards |= {check.snapshot.shards[number] for number in np.unique(view.shard[entries]).tolist()}
             self.condemned |= {key.tobytes() for key in view.key[entries]}
             if bad.intact:
                 sums.append(view.checksum[bad.entries].astype(np.uint64))
         # A build takes an entry that it finds by key, and copies one that was made from the same pixels. So entries
         # with wrong bytes whose checksum is right go everywhere at once, or the next build would bring them back.
         wanted = np.unique(np.concatenate(sums))
-        for folder in store.paths.sealed_shards() if len(wanted) else ():
+        for folder in check.paths.sealed_shards() if len(wanted) else ():
             with suppress(StoreError):
                 index = load_index(folder, check_data=False)
                 same = np.flatnonzero(np.isin(np.asarray(index.checksum).astype(np.uint64), wanted))
                 self.condemned |= {key.tobytes() for key in index.entry_keys(same)}
                 shards |= {folder.name} if len(same) else set()
-        for view in store.views.values():
+        for view in check.views.values():
             self._remove(view, np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted)), "same-bytes")
         return Repair(
             report=report,
@@ -136,11 +136,11 @@ class _Work:
 
     def _remove(self, view: View, entries: NDArray[np.integer], reason: str) -> NDArray[np.integer]:
         """Take out entries that are not out already; returns them."""
-        mask, store = self.drop[view.name], self.store
+        mask, check = self.drop[view.name], self.check
         entries = np.unique(entries)
         entries = entries[~mask[entries]]
         mask[entries] = True
-        names, samples = store.findings.table.names, view.sample[view.first_rows(entries)]
+        names, samples = check.findings.table.names, view.sample[view.first_rows(entries)]
         for entry, sample in zip(entries.tolist(), samples.tolist(), strict=True):
             size, key = int(view.head[entry] + view.bytes[entry]), view.key[entry].tobytes().hex()
             self.removals.append(Removal(key, names[sample], reason, size))
@@ -148,7 +148,7 @@ class _Work:
 
     def carry_out(self, plan: Repair) -> Repair:
         """Copy, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
-        paths, moved, saved = self.store.paths, dict[str, str](), 0
+        paths, moved, saved = self.check.paths, dict[str, str](), 0
         for shard in plan.shards:
             places = places_of(paths.shard(shard))
             wanted = [key.tobytes() not in self.condemned for key in places["key"]]
@@ -159,9 +159,9 @@ class _Work:
             failpoint("repair-delete")
             tombstone(paths, shard, "damaged")
         failpoint("repair-delete")
-        lost = relocate(paths, self.store.snapshot, moved, self.drop)
+        lost = relocate(paths, self.check.snapshot, moved, self.drop)
         for name, mask in lost.items():
-            self._remove(self.store.views[name], np.flatnonzero(mask), "not-intact")
+            self._remove(self.check.views[name], np.flatnonzero(mask), "not-intact")
         return replace(
             plan,
             done=True,

@@ -23,7 +23,7 @@ from latentcache.fields.table import Rejected
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.compare import Compared, State, compare
-from latentcache.verify.entries import Store, View
+from latentcache.verify.entries import Check, View
 from latentcache.verify.findings import Findings, RecipeChange
 from latentcache.verify.selection import Depth
 
@@ -46,13 +46,13 @@ def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
     )
 
 
-def compare_sources(store: Store, root: Path, *, full: bool, chosen: NDArray[np.bool_] | None) -> Compared | None:
+def compare_sources(check: Check, root: Path, *, full: bool, chosen: NDArray[np.bool_] | None) -> Compared | None:
     """Compare samples with their sources, all or the ``chosen`` (S,); None if the data holds no samples now.
 
     It adds no finding, because another thread owns them. ``full`` reads sources whose stat proves them unchanged too.
     """
-    snapshot, samples = store.snapshot, store.findings.table
-    rejected = tuple(store.rejected_whole)
+    snapshot, samples = check.snapshot, check.findings.table
+    rejected = tuple(check.rejected_whole)
     options = SourceOptions.from_json(snapshot.source.get("options", {}))
     try:
         now = scan(
@@ -67,15 +67,15 @@ def compare_sources(store: Store, root: Path, *, full: bool, chosen: NDArray[np.
         )
     except EmptySourceError:
         return None
-    used = {name for view in store.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
+    used = {name for view in check.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
     return compare(samples, now, rejected=rejected, chosen=chosen, inputs=used)
 
 
-def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def note_sources(check: Check, compared: Compared | None, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Add the findings of a comparison; gives (S,) the chosen samples whose source was looked at."""
     if compared is None:
         gone = "the data holds no samples now"
-        store.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
+        check.findings.add("stale", "source-removed", np.flatnonzero(chosen), found=gone)
         return chosen
     for state in map(State, np.flatnonzero(np.bincount(compared.state)).tolist()):
         if state in (State.OK, State.NOT_CHECKED):
@@ -85,7 +85,7 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
         each = np.split(rows, len(rows)) if state in (State.UNREADABLE, State.INPUT_CHANGED) else [rows]
         for some in each:
             first = compared.found(int(some[0]))
-            store.findings.add(
+            check.findings.add(
                 first.category,
                 first.reason,
                 some,
@@ -96,7 +96,7 @@ def note_sources(store: Store, compared: Compared | None, chosen: NDArray[np.boo
             )
     new = Findings(compared.now.samples)
     new.add("missing", "not-built", compared.new)
-    store.findings.others += [*compared.others, *new.result(np.ones(len(new.table), dtype=np.bool_))]
+    check.findings.others += [*compared.others, *new.result(np.ones(len(new.table), dtype=np.bool_))]
     looked: NDArray[np.bool_] = compared.state != State.NOT_CHECKED
     return chosen & looked
 
@@ -125,11 +125,11 @@ def described_now(
     return found
 
 
-def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:
+def check_recipes(check: Check, requested: Mapping[str, Described]) -> tuple[RecipeChange, ...]:
     """Note every sample of a field as stale whose recipe is not the one that was asked for."""
     changes: list[RecipeChange] = []
     for name, described in requested.items():
-        view = store.views[name]
+        view = check.views[name]
         kind, recipe, wanted = view.rows.kind, view.rows.recipe, described.recipe
         if kind is None or recipe is None or recipe == wanted:
             continue
@@ -142,14 +142,14 @@ def check_recipes(store: Store, requested: Mapping[str, Described]) -> tuple[Rec
         first = min(found, key=lambda change: change.requested in (None, [], ()))
         reason, every = f"recipe:{first.setting}", np.unique(view.sample)
         sides: dict[str, Any] = {"expected": _both(found, "requested"), "found": _both(found, "cached")}
-        store.findings.add("stale", reason, every, field=name, **sides)
+        check.findings.add("stale", reason, every, field=name, **sides)
     return tuple(changes)
 
 
-def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
+def check_plans(check: Check, chosen: NDArray[np.bool_]) -> None:
     """Compare the rows of each field with what its kind plans for the same samples today; ``chosen`` (S,)."""
-    table = store.findings.table
-    for view in store.views.values():
+    table = check.findings.table
+    for view in check.views.values():
         kind, recipe = view.rows.kind, view.rows.recipe
         lost, rejected = set[int](), dict[int, Rejected]()
         if kind is not None and recipe is not None:
@@ -157,22 +157,22 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
                 plan = kind.plan(table, recipe)
             except (LatentcacheError, ValueError, TypeError, KeyError) as error:
                 every, text = np.flatnonzero(chosen), f"{type(error).__name__}: {error}"
-                store.findings.add("unverifiable", "plan", every, field=view.name, found=text)
+                check.findings.add("unverifiable", "plan", every, field=view.name, found=text)
                 continue
             rejected = dict(plan.rejected)
             if not view.rows.holds(plan, table):
-                lost = _moved(store, view, plan, kind.plan_keys(plan, kind.content(table), recipe), chosen)
-        _check_absent(store, view, chosen, lost, rejected)
+                lost = _moved(check, view, plan, kind.plan_keys(plan, kind.content(table), recipe), chosen)
+        _check_absent(check, view, chosen, lost, rejected)
 
 
-def _moved(store: Store, view: View, plan: FieldPlan, keys: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> set[int]:
+def _moved(check: Check, view: View, plan: FieldPlan, keys: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> set[int]:
     """Note samples with other items than planned; gives those that only lack planned ones."""
     known = keys.any(axis=1)
     planned, stored = _marks(plan.sample[known], keys[known]), _marks(view.sample, view.rows.row_keys())
     absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
     extra = np.unique(view.sample[~np.isin(stored, planned)])
     moved = extra[chosen[extra]]
-    store.findings.add(
+    check.findings.add(
         "stale",
         "geometry-changed",
         moved,
@@ -190,10 +190,10 @@ def _labels(moved: NDArray[np.int64], sample: Any, group: Any, groups: Sequence[
 
 
 def _check_absent(
-    store: Store, view: View, chosen: NDArray[np.bool_], planned: set[int], rejected: Mapping[int, Rejected]
+    check: Check, view: View, chosen: NDArray[np.bool_], planned: set[int], rejected: Mapping[int, Rejected]
 ) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
-    table, recorded = store.findings.table, {one.label: one for one in store.snapshot.rejected}
+    table, recorded = check.findings.table, {one.label: one for one in check.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []
@@ -203,10 +203,10 @@ def _check_absent(
         item = recorded.get(name) or rejected.get(number)
         if item is not None:
             own = np.array([number])
-            store.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=item.hint)
-        elif number in planned or (view.rows.kind is None and not store.snapshot.complete):
+            check.findings.add("quarantined", item.reason, own, field=view.name, found=item.detail, hint=item.hint)
+        elif number in planned or (view.rows.kind is None and not check.snapshot.complete):
             lost.append(number)
-    store.findings.add(
+    check.findings.add(
         "missing", "entry-lost", np.array(lost, dtype=np.int64), field=view.name, found="the snapshot lacks it"
     )
 

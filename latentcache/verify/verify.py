@@ -26,7 +26,7 @@ from latentcache.fields.registry import checked, load, settings_of
 from latentcache.plan.numbers import whole
 from latentcache.store.garbage import shard_use
 from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
-from latentcache.verify.entries import Store, check_entries
+from latentcache.verify.entries import Check, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands
 from latentcache.verify.outside import check_outside
@@ -105,7 +105,7 @@ def check_cache(
     data: Path | None = None,
     requested: Callable[[Snapshot], Mapping[str, Described]] | None = None,
     reencode: Reencode | None = None,
-) -> tuple[VerifyReport, Store]:
+) -> tuple[VerifyReport, Check]:
     """The report, and the damage that was found; ``requested`` describes fields as a build would make them now."""
     started, commands = time.monotonic(), commands or Commands()
     if depth.untrusted:
@@ -114,17 +114,17 @@ def check_cache(
     described = {} if requested is None else requested(snapshot)
     unnamed = depth.untrusted and data is None
     root = None if unnamed else find_data(cache, snapshot, data)
-    store = Store(snapshot)
+    check = Check(snapshot)
     chosen = choose(snapshot, depth.selection)
-    compared = _look(store, depth, root, chosen)
-    looked = chosen.samples if root is None else note_sources(store, compared, chosen.samples)
-    changes = check_recipes(store, described)
+    compared = _look(check, depth, root, chosen)
+    looked = chosen.samples if root is None else note_sources(check, compared, chosen.samples)
+    changes = check_recipes(check, described)
     again = None
     if reencode is not None and root is not None:
         from latentcache.verify.drift import reencode_samples
 
-        fine, draw = looked & ~store.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
-        again = reencode_samples(store, reencode, described, root, fine, *draw)
+        fine, draw = looked & ~check.findings.of(*PROBLEMS), (depth.reencode, depth.seed)
+        again = reencode_samples(check, reencode, described, root, fine, *draw)
     fixes = replace(
         commands,
         cache=cache,
@@ -133,55 +133,55 @@ def check_cache(
         allow_failed=snapshot.allow_failed if commands.allow_failed is None else commands.allow_failed,
         reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
     )
-    counts = store.findings.counts(looked)
-    categorized = looked | store.findings.of(*PROBLEMS)
+    counts = check.findings.counts(looked)
+    categorized = looked | check.findings.of(*PROBLEMS)
     clean = not any(counts[name] for name in PROBLEMS)
     report = VerifyReport(
         mode=depth.mode,
         snapshot=snapshot.number,
-        counts=counts | {"unreferenced": _unreferenced(store)},
-        findings=tuple(map(fixes, store.findings.result(looked))),
-        samples=len(snapshot.samples) + len(store.rejected_whole),
+        counts=counts | {"unreferenced": _unreferenced(check)},
+        findings=tuple(map(fixes, check.findings.result(looked))),
+        samples=len(snapshot.samples) + len(check.rejected_whole),
         checked={
             "samples": int(categorized.sum()),
-            "headers": store.headers,
-            "payloads": store.payloads,
-            "payload_bytes": store.payload_bytes,
+            "headers": check.headers,
+            "payloads": check.payloads,
+            "payload_bytes": check.payload_bytes,
             "sources_stat": 0 if compared is None else compared.checked,
             "sources_hashed": 0 if compared is None else compared.now.hashed,
             "reencoded": 0 if again is None else again.samples,
         },
         not_looked_at=int((~categorized).sum()),
-        not_compared=_not_compared(store, None if again is not None else described),
+        not_compared=_not_compared(check, None if again is not None else described),
         recipe_diff=changes,
-        confidence=_stated(store, depth, chosen, looked) if clean else "",
+        confidence=_stated(check, depth, chosen, looked) if clean else "",
         reencoded=again,
-        recipe_ids={name: view.rows.recipe_id.hex() for name, view in store.views.items()},
+        recipe_ids={name: view.rows.recipe_id.hex() for name, view in check.views.items()},
         allow_failed=snapshot.allow_failed,
         part=snapshot.part,
-        building=store.paths.building.exists(),
+        building=check.paths.building.exists(),
         complete=snapshot.complete,
         elapsed_s=time.monotonic() - started,
     )
-    return report, store
+    return report, check
 
 
-def _look(store: Store, depth: Depth, root: Path | None, chosen: Chosen) -> Compared | None:
+def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Compared | None:
     """Look at entries and sources; payloads are read only if ``depth`` says so."""
 
     def look() -> Compared | None:
         some = None if depth.selection is None else chosen.samples
-        return None if root is None else compare_sources(store, root, full=depth.reads, chosen=some)
+        return None if root is None else compare_sources(check, root, full=depth.reads, chosen=some)
 
-    check_entries(store, chosen.entries)
-    check_plans(store, chosen.samples)
+    check_entries(check, chosen.entries)
+    check_plans(check, chosen.samples)
     if not depth.reads:
         return look()
     from latentcache.verify.payloads import scan_payloads
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(look)  # reading files and reading shards wait for different things
-        scan_payloads(store, chosen.entries)
+        scan_payloads(check, chosen.entries)
         return reading.result()
 
 
@@ -200,10 +200,10 @@ def _opened(cache: Path) -> Snapshot:
     return snapshot
 
 
-def _not_compared(store: Store, described: Mapping[str, Described] | None) -> tuple[str, ...]:
+def _not_compared(check: Check, described: Mapping[str, Described] | None) -> tuple[str, ...]:
     """Words of the encoders that were not given, and fields whose kind is not there."""
     words = []
-    for name, view in store.views.items():
+    for name, view in check.views.items():
         found = (described or {}).get(name)
         if view.rows.kind is None:
             words.append(f"plan and values of {name} (its kind is not installed)")
@@ -213,14 +213,14 @@ def _not_compared(store: Store, described: Mapping[str, Described] | None) -> tu
     return tuple(dict.fromkeys(words))
 
 
-def _unreferenced(store: Store) -> int:
+def _unreferenced(check: Check) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
-    paths, snapshots = store.paths, [store.snapshot]
-    others = {folder.name for folder in paths.all_sealed()}.difference(store.snapshot.shards)
-    if not others and not store.unneeded:  # what other snapshots need is then no question
+    paths, snapshots = check.paths, [check.snapshot]
+    others = {folder.name for folder in paths.all_sealed()}.difference(check.snapshot.shards)
+    if not others and not check.unneeded:  # what other snapshots need is then no question
         return 0
     for number in paths.snapshots():
-        if number != store.snapshot.number:
+        if number != check.snapshot.number:
             with suppress(LatentcacheError):
                 snapshots.append(open_snapshot(paths.root, number))
     with suppress(LatentcacheError):
@@ -228,11 +228,11 @@ def _unreferenced(store: Store) -> int:
     return 0
 
 
-def _stated(store: Store, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
+def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
     """Return the conclusion from samples that are all clean about the others; empty if nothing follows."""
     if depth.selection is None or not looked.any() or (chosen.samples & ~looked).any():
         return ""
     if depth.selection.unit == "slice" and not looked.all():
         read = sum(int(entries.sum()) for entries in chosen.entries.values())
-        return confidence(read, sum(map(len, store.views.values())), "entries")
+        return confidence(read, sum(map(len, check.views.values())), "entries")
     return confidence(int(looked.sum()), len(looked))

@@ -13,8 +13,8 @@ from latentcache.errors import TableError
 from latentcache.sources.table import (
     CAPTION_COLUMNS,
     FILE_COLUMNS,
-    Listed,
     Row,
+    TableImages,
     image_named,
     make_row,
     match_rows,
@@ -191,7 +191,7 @@ def matched(images, *rows, said=(), root=Path("/nowhere")):
     made = [
         row if isinstance(row, Row) else make_row(Path(CSV), line, *row) for line, row in enumerate(rows, start=2)
     ]
-    found = Listed()
+    found = TableImages()
     first = match_rows(found, CSV, made, dict.fromkeys(images), said, root)
     assert all(item.hint for item in (*found.rejected, *found.notes))
     return {name: row.caption for name, row in first.items() if name in images and not row.cause}, found

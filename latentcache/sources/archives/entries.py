@@ -27,7 +27,7 @@ from latentcache.sources.archives.members import SPAN, Rows, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
-from latentcache.sources.known import Known, Scan, Units, above, hash_rows
+from latentcache.sources.known import KnownFiles, Scan, Units, above, hash_rows
 from latentcache.sources.layouts.sets import Layout
 from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
 from latentcache.sources.table import CAPTION_COLUMNS
@@ -75,7 +75,7 @@ class Archives:
         ]
         return hash_rows(content_hash(repr(rules[owner]).encode()) for owner in self._owner.tolist())
 
-    def units(self, held: Known) -> Units:
+    def units(self, held: KnownFiles) -> Units:
         """All images in the archives."""
         parts, files = list[Units](), np.arange(self.first, self.first + len(self.names))
         kept = self._scan.contained(held, files, "image", self._bad, lambda one: parts.append(self._read(one)))
@@ -122,7 +122,7 @@ class Archives:
         caption = np.where(line > 0, file, -1)
         return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
 
-    def _of_tar(self, name: str, _: str) -> Iterator[Entry]:
+    def _of_tar(self, name: str, _: str) -> Iterator[ArchiveSample]:
         path, suffix = self._root / name, self._options.image_column.lower().removeprefix(".")
         wanted = frozenset((suffix,)) if suffix else _IMAGES
         images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
@@ -151,7 +151,7 @@ class Archives:
                 except UnusableSampleError as error:
                     self._bad.append(as_rejected(f"{name}/{image.name}", error))
                     continue
-                yield Entry(f"/{image.name}", image.number, (image.offset, image.size), text)
+                yield ArchiveSample(f"/{image.name}", image.number, (image.offset, image.size), text)
         orphans = [one.name for members in texts.values() for one in members.values()]
         for words, names in {"caption members have no image of their key": orphans, **others}.items():
             if names:
@@ -176,7 +176,7 @@ class Archives:
                 found, source = text, member.name
         return found
 
-    def _of_rows(self, name: str, kind: str) -> Iterator[Entry]:
+    def _of_rows(self, name: str, kind: str) -> Iterator[ArchiveSample]:
         path, given = self._root / name, self._options
         with opened(path, kind) as table:
             named = [column for column in table.texts if column.strip().lower() in CAPTION_COLUMNS]
@@ -195,12 +195,12 @@ class Archives:
                 elif kind == ARROW and not span[1]:
                     error = fault("no-image", "the row holds no bytes of an image", path)
                 else:
-                    yield Entry(f":{row}", row, tuple(span), text)
+                    yield ArchiveSample(f":{row}", row, tuple(span), text)
                     continue
                 self._bad.append(as_rejected(name, error, line=row))
 
 
-class Entry(NamedTuple):
+class ArchiveSample(NamedTuple):
     """One sample in an archive."""
 
     own: str
