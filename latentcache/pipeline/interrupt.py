@@ -67,12 +67,10 @@ class StopSignal:
             raise self.error()
 
     def error(self) -> InterruptedBuildError:
-        """The error that the build ends with."""
-        name = signal.Signals(self.number or signal.SIGINT).name
+        """The error that the build ends with, once it is requested."""
+        name = signal.Signals(self.number).name
         return InterruptedBuildError(
-            f"interrupted by {name}",
-            why="all committed work is kept",
-            signal_number=self.number or signal.SIGINT,
+            f"interrupted by {name}", why="all committed work is kept", signal_number=self.number
         )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -367,7 +367,7 @@ def writable(column: Any) -> NDArray[Any]:
 
 def is_range(rows: NDArray[np.integer], count: int) -> bool:
     """True if these are all rows of something, in their order."""
-    return bool(np.array_equal(rows, np.arange(count)))
+    return len(rows) == count and bool((rows == np.arange(count)).all())
 
 
 def take_rows(column: NDArray[Any], rows: NDArray[np.integer]) -> NDArray[Any]:

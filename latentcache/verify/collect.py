@@ -109,7 +109,8 @@ def collect(
     if keep < 1 or not grace_s >= 0:
         raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")
     paths = CachePaths(cache)
-    paths.current_snapshot() or open_snapshot(cache)  # no lock is left in a folder that is no cache
+    if not paths.current_snapshot():  # no lock is left in a folder that is no cache
+        open_snapshot(cache)
     with ExitStack() as locks, writing(cache):
         try:
             locks.enter_context(builder_lock(paths.lock))

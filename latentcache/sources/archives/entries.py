@@ -101,7 +101,8 @@ class Archives:
     def _read(self, file: int) -> Units:
         number, part = file - self.first, self._options.part
         name, one = self.names[number], self._sets[self._owner[number]]
-        found, rule = list((self._of_tar if one.archives == TAR else self._of_rows)(name, one.archives)), one.captions
+        found = list(self._of_tar(name) if one.archives == TAR else self._of_rows(name, one.archives))
+        rule = one.captions
         self._notes.add(*unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]))
         found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
         texts = [rule.made(entry.text) for entry in found]
@@ -122,7 +123,7 @@ class Archives:
         caption = np.where(line > 0, file, -1)
         return Units(image=file, caption=caption, owner=owner, repeats=repeats, line=line, **columns)
 
-    def _of_tar(self, name: str, _: str) -> Iterator[ArchiveSample]:
+    def _of_tar(self, name: str) -> Iterator[ArchiveSample]:
         path, suffix = self._root / name, self._options.image_column.lower().removeprefix(".")
         wanted = frozenset((suffix,)) if suffix else _IMAGES
         images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
