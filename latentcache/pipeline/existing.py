@@ -110,7 +110,7 @@ def read_existing(settings: BuildSettings) -> Existing:
 
 def _newest_first(paths: CachePaths) -> Iterator[int | None]:
     yield None  # the one that ``CURRENT`` names
-    yield from sorted(paths.snapshots(), reverse=True)
+    yield from reversed(paths.snapshots())
 
 
 def write_state(

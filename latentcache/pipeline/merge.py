@@ -11,6 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from latentcache.errors import (
 )
 from latentcache.fields.protocol import Described, join_noise
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
+from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables
+from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, FieldWork, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
@@ -161,16 +163,13 @@ def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
 
 def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[NDArray[np.int64]]]:
     """All files, and the number that each file of each part has among them."""
-    names = [list(one.names) for one in files]
-    every = names[0]
-    if any(one != every for one in names):
-        every = sorted(
-            {name for one in names for name in one}, key=lambda name: name.encode("utf-8", "surrogateescape")
-        )
-    where = {name: number for number, name in enumerate(every)}
-    numbers = [np.array([where[name] for name in one], dtype=np.int64) for one in names]
-    stat, content = np.zeros((len(every), 6), dtype=np.uint64), np.zeros((len(every), 16), dtype=np.uint8)
-    reading = None if files[0].reading is None else np.zeros((len(every), 16), dtype=np.uint8)
+    lists = [list(one.names) for one in files]
+    every = Strings.of(lists[0])
+    if any(one != lists[0] for one in lists):
+        every = Strings.of(sorted({*chain(*lists)}, key=lambda name: name.encode("utf-8", "surrogateescape")))
+    numbers = [match_names(one.names, every).astype(np.int64) for one in files]
+    stat, content = np.zeros((len(every), STAT_WIDTH), np.uint64), np.zeros((len(every), HASH_BYTES), np.uint8)
+    reading = None if files[0].reading is None else np.zeros_like(content)
     for one, number in zip(reversed(files), reversed(numbers), strict=True):
         known, theirs = content[number], np.asarray(one.content)
         different = known.any(axis=1) & theirs.any(axis=1) & (known != theirs).any(axis=1)
@@ -179,7 +178,7 @@ def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[N
         stat[number], content[number] = np.asarray(one.stat), theirs
         if reading is not None and one.reading is not None:
             reading[number] = np.asarray(one.reading)
-    return Files(names=Strings.of(every), stat=stat, content=content, reading=reading), numbers
+    return Files(names=every, stat=stat, content=content, reading=reading), numbers
 
 
 def _copy(snapshot: Snapshot, paths: CachePaths) -> None:

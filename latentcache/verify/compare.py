@@ -25,7 +25,7 @@ from latentcache.identity.key import equal_hashes
 from latentcache.sources.archives.members import places, sizes
 from latentcache.sources.causes import hint_for
 from latentcache.sources.images import repeats_of
-from latentcache.sources.known import hash_rows, match_names
+from latentcache.sources.known import above, hash_rows, match_names
 from latentcache.sources.scan import Listing
 from latentcache.verify.findings import HINTS, Finding
 
@@ -335,9 +335,9 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
 
 def _absent(name: str, reasons: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
     """Find the state of a sample that is not in the listing; ``reasons`` is what the listing says of names."""
-    ends = [end for end, letter in enumerate(name) if letter == "/"]
-    above = (name.rpartition(":")[0], *(name[:end] for end in ends), *(name[: end + 1] for end in ends))
-    now = next((reasons[place] for place in (name, *above) if place in reasons), None)
+    folders = above(name)[:-1]
+    named = (name, name.rpartition(":")[0], *folders, *(folder + "/" for folder in folders))
+    now = next((reasons[one] for one in named if one in reasons), None)
     if now is None:
         return State.REMOVED, ("", "")
     if now.name != name and now.reason not in _UNREADABLE:  # its folder is passed over as a whole
