@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import Result, counted, finding_lines, findings, human_bytes
+from latentcache.cli.console import Result, finding_lines, findings, human_bytes
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import BuildProgress, about, shared_entries
-from latentcache.errors import StrictError
+from latentcache.errors import StrictError, count_of
 
 if TYPE_CHECKING:
     from latentcache.errors import InterruptedBuildError
@@ -134,7 +134,7 @@ def _lines(report: BuildReport) -> Iterator[str]:
     more = f" (more than --allow-failed {plan.allow_failed}: exit status 1)" if report.too_many_failed else ""
     quarantined = f"{report.quarantined} quarantined{more}"
     if report.dry_run:
-        made = counted(plan.to_make, "entry", "entries")
+        made = count_of(plan.to_make, "entries")
         yield f"dry run: {made} would be made, {plan.cached} reused{shared_entries(plan.duplicates)}, {quarantined}"
         return
     yield from _work(report, quarantined)
@@ -151,7 +151,7 @@ def _lines(report: BuildReport) -> Iterator[str]:
 def _work(report: BuildReport, quarantined: str) -> Iterator[str]:
     shared = shared_entries(report.duplicates)
     if not report.encoded:
-        yield f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused{shared}, {quarantined}"
+        yield f"nothing to encode: {count_of(report.cached, 'entries')} reused{shared}, {quarantined}"
         return
     rates = [_rate(field) for field in report.fields.values()]
     only = f"{rates[0]}, " if len(rates) == 1 and rates[0] else ""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import typer
 
-from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
+from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError, count_of
 
 if TYPE_CHECKING:
     from latentcache.fields.table import Rejected
@@ -248,15 +248,10 @@ def human_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun: 1 sample, 2 samples; 1 entry, 2 entries."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
 def repeats_lines(repeats: Sequence[Mapping[str, int]]) -> Iterator[str]:
     """Yield a line with the occurrences of samples per epoch, unless each occurs once."""
     if any(one["times"] != 1 for one in repeats):
-        some = ", ".join(f"{counted(one['samples'], 'sample')} {one['times']} times" for one in repeats)
+        some = ", ".join(f"{count_of(one['samples'], 'samples')} {one['times']} times" for one in repeats)
         yield f"repeats: {some} per epoch"
 
 
@@ -290,7 +285,7 @@ def _finding_lines(one: Finding) -> Iterator[str]:
     line, quarantined = f":{one.line}" if one.line else "", one.category == "quarantined"
     name = f"{one.path}{line}" if one.path else one.file or one.key
     if one.names:
-        name = f"{counted(one.count, 'sample')}{f' of {name}' if name else ''}"
+        name = f"{count_of(one.count, 'samples')}{f' of {name}' if name else ''}"
     field = f" {one.field}" if one.field and one.category in ("quarantined", "note") else ""
     sides = f"expected {one.expected}, found {one.found}" if one.expected else one.found
     yield f"{one.category}{name and f' {name}'}{field} [{one.reason}]{': ' + sides if sides else ''}"

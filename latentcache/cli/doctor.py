@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, counted, human_bytes, out
+from latentcache.cli.console import Result, human_bytes, out
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import clock, shared_entries
-from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError
+from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError, count_of
 from latentcache.value import Value
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def doctor(
     problems = [check for check in found if check.problem]
     exit_code = 3 if any(check.of_machine for check in problems) else int(bool(problems))
     payload = {"data": None if data is None else str(data), "checks": [check.as_json() for check in found]}
-    last = f"{counted(len(problems), 'problem')} found" if problems else "ready"
+    last = f"{count_of(len(problems), 'problems')} found" if problems else "ready"
     return Result(payload, [last], exit_code=exit_code)
 
 
@@ -194,7 +194,7 @@ def _device(given: _Request) -> Check:
     from latentcache.pipeline.workers.memory import cpu_count, host_memory
     from latentcache.pipeline.workers.process import WarmWorker
 
-    host = f"{counted(cpu_count(), 'CPU core')}, {human_bytes(host_memory())} of memory"
+    host = f"{count_of(cpu_count(), 'CPU cores')}, {human_bytes(host_memory())} of memory"
     details: dict[str, Any] = {"cores": cpu_count(), "host_memory": host_memory(), "driver": cuda_version()}
     fix = given.build("--device cpu")
     devices_for(given.device, needs_torch=True)
@@ -285,10 +285,10 @@ def _findings(plan: BuildPlan, given: _Request) -> Check:
     from latentcache.pipeline.report import quarantined
 
     rejected, notes = quarantined(plan.rejected), sum(note.count for note in plan.notes)
-    entries = f"{counted(plan.to_make, 'entry', 'entries')} to make, {plan.cached} reused"
-    text = f"{counted(plan.samples, 'sample')}, {entries}{shared_entries(plan.duplicates)}"
+    entries = f"{count_of(plan.to_make, 'entries')} to make, {plan.cached} reused"
+    text = f"{count_of(plan.samples, 'samples')}, {entries}{shared_entries(plan.duplicates)}"
     details = {"samples": plan.samples, "entries_to_make": plan.to_make, "quarantined": rejected, "notes": notes}
-    hint, fix = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else "", ""
+    hint, fix = f"{count_of(notes, 'notes')}: `latentcache inspect` lists them" if notes else "", ""
     if rejected:
         first, fix = plan.rejected[0], given.build(f"--allow-failed {rejected}")
         text = f"{text}, {rejected} rejected, the first is {first.name} [{first.reason}]"
@@ -320,7 +320,7 @@ def _time(plan: BuildPlan, name: str) -> Check:
         text = f"{name}: none of {len(result.failed)} inputs of the largest group could be encoded"
         return Check(name="time", problem=True, text=text, details=details)
     group = work.plan.groups[work.plan.group[work.todo[0]]].label
-    measured = f"{counted(result.encoded, 'entry', 'entries')}{f', {group} first,' if group else ''}"
+    measured = f"{count_of(result.encoded, 'entries')}{f', {group} first,' if group else ''}"
     text = f"{name}: about {clock(seconds)} and {human_bytes(num_bytes)} (estimate from {measured} in"
     text = f"{text} {result.encode_s:.1f} s and {open_s:.1f} s to open the encoder)"
     return Check(name="time", text=text, hint="; ".join(warnings), details=details)

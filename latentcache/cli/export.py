@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, counted
+from latentcache.cli.console import Result
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import ProgressDisplay
+from latentcache.errors import count_of
 
 #: Settings of the trainer; the folder is ``{out}``, as Python text ``{python}``, and an id has ``{width}`` bytes.
 _NEXT = {
@@ -70,12 +71,12 @@ def export(
 
 def _lines(payload: dict[str, Any]) -> Iterator[str]:
     for split, number in payload.get("rows", {}).items():
-        yield f"{split}: {counted(number, 'row')} of {_row(payload)} ({_about(payload, split)})"
+        yield f"{split}: {count_of(number, 'rows')} of {_row(payload)} ({_about(payload, split)})"
         for reason, tokens in payload["tokens_dropped"][split].items():
             if tokens:
                 yield f"  dropped: {tokens} tokens ({reason.replace('_', ' ')})"
     for split, number in payload.get("splits", {}).items():
-        yield f"{split}: {counted(number, 'document')}, {payload['tokens'][split]} tokens as {payload['dtype']}"
+        yield f"{split}: {count_of(number, 'documents')}, {payload['tokens'][split]} tokens as {payload['dtype']}"
     if payload["part"]:
         part = f"this is part {payload['part']} of DATA"
         yield f"{part}: join all parts with `latentcache merge`, and export the result"

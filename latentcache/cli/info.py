@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import Result, counted, findings, human_bytes, repeats_lines, table
+from latentcache.cli.console import Result, findings, human_bytes, repeats_lines, table
 from latentcache.cli.flags import option
-from latentcache.errors import CacheFormatError, RecipeError
+from latentcache.errors import CacheFormatError, RecipeError, count_of
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot
@@ -185,7 +185,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
     counts = payload["counts"]
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
     yield f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}"
-    held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
+    held = f"{count_of(counts['samples'], 'samples')}, {count_of(counts['entries'], 'entries')}"
     yield f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}"
     if payload["part"]:
         yield f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`"
@@ -195,7 +195,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
         if without["count"] == sum(one["samples"] for one in payload["repeats"]) > 0:
             yield "captions: none"
         elif without["count"]:
-            yield f"captions: {counted(without['count'], 'sample')} without one, the first is {without['first']}"
+            yield f"captions: {count_of(without['count'], 'samples')} without one, the first is {without['first']}"
         yield from repeats_lines(payload["repeats"])
         yield from (f"note: {note['reason']}: {note['found']}" for note in payload["notes"])
     for name, field in payload["fields"].items():
@@ -210,14 +210,15 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def _field_lines(name: str, field: Mapping[str, Any], *, demo: bool) -> Iterator[str]:
     recipe = f" (recipe {field['recipe_id'][:8]})" if "recipe_id" in field else ""
-    size = f": {counted(field['items'], 'item')}, {human_bytes(field['bytes'])}" if "items" in field else ""
+    size = f": {count_of(field['items'], 'items')}, {human_bytes(field['bytes'])}" if "items" in field else ""
     state = "" if field["installed"] else ", kind not installed"
     yield f"{name}{recipe}{size}{state}{'  (demo: not for training)' if demo else ''}"
     for label, text in field.get("about", {}).items():
         yield f"  {label:9} {text}"
     shared, trimmed = field.get("shared", {"items": 0}), field.get("trimmed_bytes", 0)
     if shared["items"]:
-        yield f"  shared    {counted(shared['items'], 'item')} of equal inputs, {human_bytes(shared['bytes'])} saved"
+        items, saved = count_of(shared["items"], "items"), human_bytes(shared["bytes"])
+        yield f"  shared    {items} of equal inputs, {saved} saved"
     if trimmed:
         yield f"  trimmed   padding is not stored, {human_bytes(trimmed)} saved"
     if numbers := field.get("numbers"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, counted, findings
+from latentcache.cli.console import SHOWN, Result, findings
 from latentcache.cli.flags import argument, option
 from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
 from latentcache.errors import LatentcacheError, count_of
@@ -167,10 +167,10 @@ def _lines(payload: Mapping[str, Any], found: Sequence[Finding], plan: BuildPlan
 def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     counts, layout = payload["counts"], payload.get("layout")
     read = f", layout {layout['word']}: {layout['why']}" if layout else ""
-    yield "data", f"{payload['data']}: {counted(counts['samples'], 'sample')} of {payload['data_kind']}{read}"
+    yield "data", f"{payload['data']}: {count_of(counts['samples'], 'samples')} of {payload['data_kind']}{read}"
     sets = layout["sets"] if layout else []
     for one in sets[:SHOWN] if len(sets) > 1 or (sets and sets[0]["repeats"] > 1) else ():
-        words = [f"{one['name']}: {counted(one['samples'], 'sample')}"]
+        words = [f"{one['name']}: {count_of(one['samples'], 'samples')}"]
         words += [f"{one['repeats']} repeats"] if one["repeats"] != 1 else []
         words += [f'class words "{one["class_words"]}"'] if one.get("class_words") else []
         words += ["regularization"] if one.get("is_reg") else []
@@ -181,21 +181,21 @@ def _recognized(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         several = payload["several_captions"]
         yield "captions", captions_text(payload["captions"], payload["first_without_caption"], several)
     if records := payload.get("records"):
-        kinds = [counted(records[name], name[:-1]) for name in ("conversations", "texts") if records[name]]
+        kinds = [count_of(records[name], name) for name in ("conversations", "texts") if records[name]]
         ends = records.get("characters")
         lengths = f", {ends['shortest']} to {ends['longest']} characters" if ends else ""
         yield "records", f"{' and '.join(kinds) or 'none'}{lengths}"
         yield "files", ", ".join(f"{one['path']} {one['records']}" for one in records["files"])
         if records["roles"]:
             roles = ", ".join(f"{role} {count}" for role, count in records["roles"].items())
-            yield "roles", f"{roles} (in the first {counted(records['looked_at'], 'record')})"
+            yield "roles", f"{roles} (in the first {count_of(records['looked_at'], 'records')})"
     if payload.get("sizes", {}).get("read"):
         ends = (payload["sizes"][name] for name in ("smallest", "largest"))
         low, high = (f"{one['height']}x{one['width']} ({one['path']})" for one in ends)
         yield "sizes", f"smallest {low}, largest {high} (height x width)"
     if clips := payload.get("clips"):
-        yield "videos", f"{clips['samples']}, of {clips['shortest']} to {counted(clips['longest'], 'frame')}"
-    yield from ((name, counted(count, "sample")) for name, count in payload.get("further", {}).items())
+        yield "videos", f"{clips['samples']}, of {clips['shortest']} to {count_of(clips['longest'], 'frames')}"
+    yield from ((name, count_of(count, "samples")) for name, count in payload.get("further", {}).items())
     if payload["duplicates"]["known"]:
         equal = count_of(payload["duplicates"]["known"], "samples have the content of another one")
         yield "duplicates", f"{equal}, the first is {payload['duplicates']['first']}"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, counted, repeats_lines, table
+from latentcache.cli.console import SHOWN, Result, repeats_lines, table
 from latentcache.cli.flags import argument, option
-from latentcache.errors import EmptyPlanError, UsageError
+from latentcache.errors import EmptyPlanError, UsageError, count_of
 
 if TYPE_CHECKING:
     from latentcache.plan.batching import BatchPlan, PlanReport
@@ -189,15 +189,15 @@ def _lines(payload: dict[str, Any]) -> Iterator[str]:
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     yield from table(rows, indent="")
     yield from repeats_lines(payload["repeats"])
-    ranks = counted(payload["world_size"], "rank")
+    ranks = count_of(payload["world_size"], "ranks")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     yield (
-        f"{counted(payload['steps_per_epoch'], 'step')} per epoch at batch size {payload['batch_size']}"
-        f" on {ranks}{accumulation}: {counted(payload['samples_used'], 'sample')} used,"
+        f"{count_of(payload['steps_per_epoch'], 'steps')} per epoch at batch size {payload['batch_size']}"
+        f" on {ranks}{accumulation}: {count_of(payload['samples_used'], 'samples')} used,"
         f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
     yield from (f"warning: {one}" for one in payload["overfilled"][:SHOWN])
     if payload["overfilled"]:
         yield "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets"
     if payload["quarantined"]:
-        yield f"{counted(payload['quarantined'], 'rejected sample')} not counted: `latentcache build` lists them"
+        yield f"{count_of(payload['quarantined'], 'rejected samples')} not counted: `latentcache build` lists them"

@@ -14,7 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console
-from latentcache.cli.console import SHOWN, counted, human_bytes, say
+from latentcache.cli.console import SHOWN, human_bytes, say
+from latentcache.errors import count_of
 
 if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
@@ -83,12 +84,12 @@ class BuildProgress(ProgressDisplay):
         if self._quiet:
             return
         part = f", part {plan.part}" if plan.part else ""
-        say(f"{counted(plan.samples, 'sample')} in {plan.data}{part}, cache {plan.cache}")
+        say(f"{count_of(plan.samples, 'samples')} in {plan.data}{part}, cache {plan.cache}")
         fields = chain.from_iterable(map(field_lines, plan.fields.values()))
         for label, text in (*_data_lines(plan), *fields, ("plan", planned_entries(plan))):
             say(f"  {label:8} {text}")
         if plan.rejected:
-            say(f"  rejected {counted(len(plan.rejected), 'sample')} so far, listed at the end")
+            say(f"  rejected {count_of(len(plan.rejected), 'samples')} so far, listed at the end")
         self._started = time.monotonic()
 
     def advanced(self, progress: Progress) -> None:
@@ -139,7 +140,7 @@ def _data_lines(plan: BuildPlan) -> Iterator[tuple[str, str]]:
 def captions_text(captions: Mapping[str, int], first_without: str, several: int) -> str:
     """Return the origins of captions, the number of images with several, and the first image without one."""
     line = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
-    line += f", {counted(several, 'sample')} with several" if several else ""
+    line += f", {count_of(several, 'samples')} with several" if several else ""
     return f"{line} (the first without a caption is {first_without})" if first_without else line
 
 
@@ -176,7 +177,7 @@ def about(plan: BuildPlan) -> dict[str, Any]:
 
 def planned_entries(plan: BuildPlan) -> str:
     """Entries that a build makes and reuses, and the bytes of it."""
-    made = counted(plan.to_make, "entry", "entries")
+    made = count_of(plan.to_make, "entries")
     cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
     shared = shared_entries(plan.duplicates)
     return f"{made} to make, {plan.cached} reused{shared}, {cost if plan.to_make else 'nothing to write'}"
@@ -184,7 +185,7 @@ def planned_entries(plan: BuildPlan) -> str:
 
 def shared_entries(duplicates: int) -> str:
     """Samples that need no entry of their own, after a comma; empty if there are none."""
-    return f", {counted(duplicates, 'duplicate')} sharing an entry" if duplicates else ""
+    return f", {count_of(duplicates, 'duplicates')} sharing an entry" if duplicates else ""
 
 
 def _changed(field: FieldWork) -> str:
@@ -193,7 +194,7 @@ def _changed(field: FieldWork) -> str:
     shown = [one for one in field.changed if not (model and one[0].startswith("encoder."))]
     more = f" and {len(shown) - _CHANGES} more" if len(shown) > _CHANGES else ""
     text = ", ".join(f"{name} {before} -> {now}" for name, before, now in shown[:_CHANGES]) + more
-    lost = counted(field.replaced, "cached entry", "cached entries")
+    lost = count_of(field.replaced, "cached entries")
     return f"{text}; {lost} cannot be used and will be made again" if field.replaced else text
 
 

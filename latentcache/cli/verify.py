@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latentcache.cli import flags
-from latentcache.cli.console import SHOWN, Result, counted, finding_lines, human_bytes, say
+from latentcache.cli.console import SHOWN, Result, finding_lines, human_bytes, say
 from latentcache.cli.flags import argument, option
-from latentcache.errors import UsageError
+from latentcache.errors import UsageError, count_of
 
 if TYPE_CHECKING:
     from latentcache.verify.findings import VerifyReport
@@ -117,7 +117,7 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
     if not made.done:
         say("nothing was changed" if made.needed else "nothing to repair")
         return made
-    say(f"{counted(len(made.removals), 'entry', 'entries')} removed, {made.saved} saved from damaged shards")
+    say(f"{count_of(len(made.removals), 'entries')} removed, {made.saved} saved from damaged shards")
     build = "latentcache build "
     findings = tuple(
         replace(one, fix=build + one.fix.partition(f"; {build}")[2]) if one.category in ("corrupt", "drift") else one
@@ -132,13 +132,13 @@ def _repaired(cache: Path, look: Mapping[str, Any], *, yes: bool) -> Repair:
 def _confirmed(plan: Repair, *, yes: bool) -> bool:
     """Show the plan of a repair and ask for confirmation."""
     size = sum(one.num_bytes for one in plan.removals)
-    say(f"to be removed: {counted(len(plan.removals), 'entry', 'entries')}, {human_bytes(size)}")
+    say(f"to be removed: {count_of(len(plan.removals), 'entries')}, {human_bytes(size)}")
     for one in plan.removals[:SHOWN]:
         say(f"  {one.path or one.key} [{one.reason}]")
     if len(plan.removals) > SHOWN:
         say(f"  ... and {len(plan.removals) - SHOWN} more")
     if plan.shards:
-        say(f"{counted(len(plan.shards), 'damaged shard')}: intact entries are copied into a new shard")
+        say(f"{count_of(len(plan.shards), 'damaged shards')}: intact entries are copied into a new shard")
     return yes or typer.confirm("Remove them?", err=True)
 
 
@@ -161,7 +161,7 @@ def _lines(report: VerifyReport) -> Iterator[str]:
 
 def _remarks(report: VerifyReport) -> Iterator[str]:
     if unreferenced := report.counts.get("unreferenced"):
-        yield f"unreferenced: {counted(unreferenced, 'entry', 'entries')} (see `latentcache gc`)"
+        yield f"unreferenced: {count_of(unreferenced, 'entries')} (see `latentcache gc`)"
     if report.not_compared:
         words = (word if word.endswith(")") else f"{word} (not given)" for word in report.not_compared)
         yield f"not compared: {', '.join(words)}"
@@ -176,7 +176,7 @@ def _remarks(report: VerifyReport) -> Iterator[str]:
     if again is not None and not again.entries:
         yield "encoded again: nothing (samples with findings are left out)"
     elif again is not None:
-        made = f"{counted(again.samples, 'sample')}, {counted(again.entries, 'entry', 'entries')}"
+        made = f"{count_of(again.samples, 'samples')}, {count_of(again.entries, 'entries')}"
         yield f"encoded again: {made}, largest difference {again.largest:.2g}, mean {again.mean:.2g}"
         if again.confidence:
             yield again.confidence

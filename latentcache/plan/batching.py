@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptyPlanError, PlanError, UsageError
+from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of
 from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
 from latentcache.plan.numbers import choice, whole
 from latentcache.value import Value
@@ -217,8 +217,8 @@ def require_steps(report: PlanReport) -> PlanReport:
     batches = report.batches
     short = ", ".join(f"{one.bucket}: {one.samples}" for one in report.buckets[:8])
     raise EmptyPlanError(
-        f"batch_size={batches.batch_size}: 0 steps per epoch, no bucket fills a batch on {batches.world_size}"
-        f" rank{'s' * (batches.world_size > 1)}",
+        f"batch_size={batches.batch_size}: 0 steps per epoch, no bucket fills a batch on"
+        f" {count_of(batches.world_size, 'ranks')}",
         where=f"buckets and samples: {short}" if short else "there are no samples",
         why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
         fix=_remedy(report, max((one.samples for one in report.buckets), default=0), batches.world_size),
@@ -232,7 +232,7 @@ def _remedy(report: PlanReport, most: int, world_size: int) -> str:
     if not most:
         return "remainder='repeat', or a larger samples="
     if most < world_size:
-        return f"remainder='repeat', or at most {most} rank{'s' * (most > 1)}, or more data"
+        return f"remainder='repeat', or at most {count_of(most, 'ranks')}, or more data"
     return f"remainder='repeat', or batch_size={most // world_size}, or more data"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import PlanError
+from latentcache.errors import PlanError, count_of
 from latentcache.plan.documents import Corpus, RowPlan, begins, loss_spans, rows_of_pieces, spread
 from latentcache.plan.numbers import choice
 from latentcache.plan.packing import best_fit
@@ -99,7 +99,7 @@ def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
     if overflow == "error":
         longest = int(corpus.length[over].max())
         raise PlanError(
-            f"overflow='error': {_counted(over)} longer than {limit} tokens",
+            f"overflow='error': {count_of(len(over), 'documents')} longer than {limit} tokens",
             where=_named(over, corpus),
             why="documents are not cut unless you ask for it",
             fix=f"rows of {longest} tokens, or overflow='drop', 'truncate_right', 'truncate_left' or 'split'",
@@ -136,7 +136,7 @@ def _finished(plan: RowPlan, corpus: Corpus, no_loss: NoLoss) -> RowPlan:
     silent = plan.dropped["no_loss"].documents
     if no_loss == "error" and len(silent):
         raise PlanError(
-            f"no_loss='error': {_counted(silent)} without a token to learn",
+            f"no_loss='error': {count_of(len(silent), 'documents')} without a token to learn",
             where=_named(silent, corpus),
             why="none of their tokens has loss and a token before it, and a batch of such rows has a loss of nan",
             fix="remove them from the data, or no_loss='drop'",
@@ -175,7 +175,3 @@ def _named(documents: NDArray[np.integer], corpus: Corpus) -> str:
     some = [f"{corpus.where(number)} ({corpus.length[number]} tokens)" for number in documents[:_NAMED].tolist()]
     more = len(documents) - len(some)
     return ", ".join(some) + (f" and {more} more" if more > 0 else "")
-
-
-def _counted(documents: NDArray[np.integer]) -> str:
-    return f"{len(documents)} document{'s' * (len(documents) > 1)}"

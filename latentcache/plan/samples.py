@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import count_of
 from latentcache.plan.batching import (
     MAX_COPIES,
     BatchPlan,
@@ -125,7 +126,7 @@ def _overfilled(index: SampleIndex, plan: BucketPlan) -> str:
     more = ", ..." if plan.samples > _NAMED else ""
     named = f" ({', '.join(index.names_of(held))}{more})" if index.names_of is not None else ""
     return (
-        f"bucket {plan.bucket} has {plan.samples} sample{'s' * (plan.samples != 1)}{named} and repeats"
+        f"bucket {plan.bucket} has {count_of(plan.samples, 'samples')}{named} and repeats"
         f" {'them' if plan.samples > 1 else 'it'} {plan.copies} times in an epoch to fill a batch"
     )
 
