@@ -31,7 +31,7 @@ def build(
         "DATA", "A folder of images, a configuration of a trainer, or records (JSONL, text, parquet)."
     ),
     *,
-    out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),
+    out_folder: flags.Out = None,
     requested: flags.Requested,
     device: str = option(
         "auto",

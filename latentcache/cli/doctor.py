@@ -100,7 +100,7 @@ class _Request(Value):
 def doctor(
     data: Path | None = argument("[DATA]", "Data that will be built.", None),
     *,
-    out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),
+    out_folder: flags.Out = None,
     requested: flags.Requested,
     source: flags.Source,
     device: str = option("auto", "--device DEVICE", "As for build. [default: auto]"),

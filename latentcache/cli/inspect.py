@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, findings
-from latentcache.cli.flags import argument, option
+from latentcache.cli.flags import argument
 from latentcache.cli.progress import about, captions_text, field_lines, planned_entries
 from latentcache.errors import LatentcacheError, count_of
 
@@ -32,7 +32,7 @@ _ROLES_OF = 200
 def inspect(
     data: Path = argument("DATA", "A folder of images, a table of images, or records."),
     *,
-    out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),
+    out_folder: flags.Out = None,
     requested: flags.Requested,
     source: flags.Source,
     allow_failed: flags.AllowFailed = None,

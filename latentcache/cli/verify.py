@@ -15,7 +15,7 @@ import typer
 
 from latentcache.cli import flags
 from latentcache.cli.console import SHOWN, Result, finding_lines, human_bytes, say
-from latentcache.cli.flags import argument, option
+from latentcache.cli.flags import option
 from latentcache.errors import UsageError, count_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ With recipe flags: check if a build with these flags would reuse the entries. Re
 
 
 def verify(
-    cache: Path = argument("CACHE", "A cache folder."),
+    cache: flags.Cache,
     *,
     data: Path | None = option(None, "--data DATA", "DATA, if it moved. [default: as recorded]"),
     full: bool = option(False, "--full", "Read every payload and every source."),

@@ -100,8 +100,7 @@ class Documents:
             for row, key in zip(rows.tolist(), field.row_keys(rows), strict=True):
                 header = self._reader.header(self.field, row)
                 item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
-                ends, values = header.ragged_columns[_SPANS]
-                spans.append(values[int(ends[item - 1]) if item else 0 : int(ends[item])])
+                spans.append(header.item_columns(item)[_SPANS])
         other.span_ends, other.spans = np.cumsum(list(map(len, spans))), np.concatenate(spans)
         return other
 

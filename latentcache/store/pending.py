@@ -146,10 +146,9 @@ class Pending:
         found: NDArray[np.uint32] = self.places[field].at.length[rows]
         return found
 
-    def ready(self, field: str, rows: NDArray[np.integer], timeout_s: float | None = None) -> None:
+    def ready(self, field: str, rows: NDArray[np.integer]) -> None:
         """Return when all of these rows (n,) can be read; MissingEntryError if one was rejected."""
-        wait_s, ended, places = self.timeout_s if timeout_s is None else timeout_s, False, self.places[field]
-        deadline = time.monotonic() + wait_s
+        ended, places, deadline = False, self.places[field], time.monotonic() + self.timeout_s
         while len(absent := rows[places.at.shard[rows] < 0]):
             if ended:
                 self._read_rejected(field)
@@ -157,7 +156,7 @@ class Pending:
                 name, why = self._name(field, row)
                 raise MissingEntryError(f"the {field} of {name} cannot be made", where=str(self._paths.root), why=why)
             if ended or time.monotonic() >= deadline:
-                raise self._not_yet(field, int(absent[0]), "" if ended else f"{wait_s:g} s")
+                raise self._not_yet(field, int(absent[0]), "" if ended else f"{self.timeout_s:g} s")
             # Asked before the last look. A build that has ended removes the manifest after it has published.
             ended = not builder_name(self._paths.lock) or not (self._paths.pending / MANIFEST).exists()
             if not self.poll() and not ended:

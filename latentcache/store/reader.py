@@ -92,10 +92,10 @@ class EntryReader:
         self._files: dict[int, File] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
-    def ready(self, field: str, rows: Ints, timeout_s: float | None = None) -> None:
+    def ready(self, field: str, rows: Ints) -> None:
         """Return when items can be read: at once, unless the snapshot is pending."""
         if self.snapshot.pending is not None:
-            self.snapshot.pending.ready(field, np.asarray(rows), timeout_s)
+            self.snapshot.pending.ready(field, np.asarray(rows))
 
     def gather(self, field: str, rows: Ints, out: Any, at: Ints) -> None:
         """Read rows (n,) of a field straight into memory ``out`` (m,), and prove them.

@@ -9,6 +9,7 @@ bytes in memory, so callers commit at about 16 MiB.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,6 @@ from latentcache.store.paths import OPEN_SUFFIX
 
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.
 FIRST_MAP_BYTES = 1 << 30
-#: LMDB reports a full disk as EIO (5), because it names a short write so.
-_EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
 
@@ -108,7 +107,8 @@ def _storing(folder: Path) -> Iterator[None]:
             yield
         except lmdb.Error as error:
             code = getattr(error, "code", None)
-            if code in DISK_FULL or (code == _EIO and not _has_room(folder)):
+            # LMDB reports a full disk as EIO, because it names a short write so.
+            if code in DISK_FULL or (code == errno.EIO and not _has_room(folder)):
                 raise DiskFullError("the disk is full", where=str(folder), why=str(error)) from error
             what, fix = "a shard cannot be written or read", "check the disk, then run again"
             raise StoreError(what, where=str(folder), why=str(error), fix=fix) from error

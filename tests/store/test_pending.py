@@ -91,21 +91,21 @@ def test_items_are_read_as_their_shards_are_sealed(building, pickled):
 
 
 def test_an_item_that_failed_is_named_with_its_reason(building):
-    snapshot = open_pending(building.root, timeout_s=60)
+    snapshot = open_pending(building.root, timeout_s=5)
     rejected = Rejected(name="x", reason="truncated", detail="after 100 bytes")
     reject_pending(building, [(7, "plane", rejected), (9, "", rejected)])
     for field, row in (("plane", 7), ("plane", 9), ("words", 9)):
         with pytest.raises(MissingEntryError, match="truncated after 100 bytes") as caught:
-            snapshot.pending.ready(field, np.array([row]), 5)
+            snapshot.pending.ready(field, np.array([row]))
         assert f"{row:04d}.png" in caught.value.what
     assert snapshot.pending.places["plane"].failed[7:9].tolist() == [True, False]
     assert not snapshot.pending.places["words"].failed[7]
 
 
 def test_an_item_that_does_not_come_in_time(building):
-    snapshot = open_pending(building.root, timeout_s=60)
+    snapshot = open_pending(building.root, timeout_s=0.3)
     with pytest.raises(NotYetEncodedError, match="not encoded within"):
-        snapshot.pending.ready("plane", np.array([1]), 0.3)
+        snapshot.pending.ready("plane", np.array([1]))
 
 
 def test_the_end_of_the_build(tmp_path):

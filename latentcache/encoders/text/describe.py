@@ -99,7 +99,8 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
         producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(word, "--tokenizer")}
         stub = stub_recipe(chat=chat, loss=loss, add_bos=bool(settings.add_bos), add_eos=add_eos)
         return Described(recipe=stub, label=word, producer=producer, provenance={"revision": "", "parts": {}})
-    loaded, commit = load_tokenizer(word, revision=revision)
+    path, commit = find(word, _WANTED, revision=revision)
+    loaded = read_tokenizer(path)
     template, options = _pinned(loaded, settings) if chat else ("", ())
     text, parts = json.dumps(loaded.json, ensure_ascii=False), tokenizer_parts(loaded.json, loaded.special)
     begins = _begins_with_bos(text, word, loaded)
@@ -124,12 +125,6 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
         provenance={"revision": commit, "parts": parts},
         notes=loaded.notes,
     )
-
-
-def load_tokenizer(word: str, *, revision: str = "") -> tuple[LoadedTokenizer, str]:
-    """A tokenizer by its folder, its ``tokenizer.json``, or a hub id ``org/name``; and the commit of a hub id."""
-    path, commit = find(word, _WANTED, revision=revision)
-    return read_tokenizer(path), commit
 
 
 def _check_ends(recipe: InputIdsRecipe, word: str) -> None:

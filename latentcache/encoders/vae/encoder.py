@@ -41,8 +41,6 @@ from latentcache.fields.protocol import Finished, Pending
 
 _DECODER_PARTS = ("decoder", "post_quant_conv")
 _OUTPUTS = ("latent_dist", "latent", "latents")
-#: Types that NumPy lacks travel as their bits.
-_TRAVELS_AS = {torch.bfloat16: torch.uint16}
 
 
 def choose_device(device: str) -> torch.device:
@@ -111,7 +109,7 @@ class VaeEncoder(Encoder):
         latents = latents.squeeze(2) if as_clip and latents.ndim == 5 else latents
         self._check_shape(latents, (len(images), *images[0].shape))
         kept = latents.float().to(self._storage).contiguous()
-        bits = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
+        bits = kept.view(torch.uint16) if kept.dtype == torch.bfloat16 else kept  # NumPy lacks it
         if self._device.type != "cuda":
             return Finished(bits.cpu().numpy())
         bits = _host(bits.shape, bits.dtype, self._device).copy_(bits, non_blocking=True)
