@@ -1,10 +1,10 @@
 """Options of the command line that are generated from the settings of field kinds, and options that commands share.
 
-A kind's ``settings`` is a frozen dataclass whose fields default to None ("not given"). Each field becomes an option:
-``bool`` a switch ``--x/--no-x``, or ``--x`` if it is False by default, ``tuple[T, ...]`` a repeatable option, others
-one value. ``metadata`` of the field may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min``
-and ``parse`` (text -> value). Kinds may share a flag; its value goes to each requested kind. ``SourceOptions`` are
-options of DATA likewise.
+A kind's ``settings`` is a frozen dataclass whose fields default to None ("not given"). Each field becomes an option.
+A ``bool`` gives a switch ``--x/--no-x``, or ``--x`` if it is False by default; ``tuple[T, ...]`` a repeatable option.
+``metadata`` of the field may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min`` and
+``parse`` (text -> value). Kinds may share a flag; its value goes to each requested kind. ``SourceOptions`` gives the
+options of DATA.
 """
 
 from __future__ import annotations

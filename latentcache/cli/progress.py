@@ -1,7 +1,7 @@
 """Progress on stderr: a line that changes on a terminal, a line every ten seconds elsewhere.
 
-Rates and times left count encoded work only, from the moment when the encoder was open: inputs that a resumed build
-skips or copies cost almost nothing, and would promise an end that never comes. Everything is counted in entries.
+Rates and times left count encoded work only, from the moment when the encoder was open. Inputs that a resumed build
+skips or copies cost almost nothing and would make the estimate too short. Everything is counted in entries.
 """
 
 from __future__ import annotations

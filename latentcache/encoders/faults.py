@@ -1,8 +1,8 @@
 """Errors of torch and of devices, in the words of this package. No torch here.
 
-Distinguishes a lack of memory (halve the batch and go on), a lost device (end the work), and a fault of the model or
-of a size. Guarantee: the translated error has no context, so no frame keeps a tensor alive. After a lack of memory
-the unused blocks of the allocator are freed, here and nowhere else.
+A lack of memory halves the batch, a lost device ends the work, and any other error is a fault of the model or of a
+size. Guarantee: the translated error has no context, so no frame keeps a tensor alive. After a lack of memory the
+unused blocks of the allocator are freed, here and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """File or folder on this disk for the name of a model or tokenizer.
 
-Guarantee: a word that was meant as a path is never looked up on the network. The network is asked first, once: a
+Guarantee: a word that was meant as a path is never looked up on the network. The network is asked first, once. A
 local hub cache may hold a part of a repository or an old revision, and a recipe must not depend on that. Without a
-network the local hub cache is used. A file that it lacks is an error, if not here, then where it is read.
+network the local hub cache is used; a file that it lacks is an error here or where it is read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Read, hash, decode, resize, crop and flip the images of a job, for every field that is made of pixels.
 
 Guarantee: an image file is read once and decoded once for all its items of a field. The key's content is the hash of
-the bytes that were read. An unusable file becomes a failure with its reason. A mask or control image is resized to
-the size that the image of its sample is resized to, and gets the same crops and flips. Decoding runs in any number of
-threads: simplejpeg, Pillow and torch's resize release the interpreter lock.
+the bytes that were read. An unusable file becomes a failure with its reason. A mask or control image gets the size,
+the crops and the flips of the image of its sample. Decoding runs in any number of threads: simplejpeg, Pillow and
+torch's resize release the interpreter lock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Files of a model as bytes: JSON, safetensors weights and their fingerprint, without torch.
 
-Guarantee: before any library opens it, a file that is not complete safetensors (GGUF, pickle, HTML, a git-lfs
-pointer, half a download) is rejected by name with a remedy. The fingerprint covers bytes, names, types and shapes of
-the tensors in use, so sharding, metadata and other tensors do not move it. Format: huggingface/safetensors README
-(u64 little-endian header length, JSON header, tensor bytes without gaps). Cost: reading the tensors once at disk
-speed; not again while the files have the stat of an earlier build.
+Guarantee: pickle weights are never chosen, and a file that is not complete safetensors is rejected by name with a
+remedy before any library opens it. The fingerprint covers bytes, names, types and shapes of the tensors in use, so
+sharding, metadata and other tensors do not move it. Format: huggingface/safetensors README (u64 little-endian header
+length, JSON header, tensor bytes without gaps). Cost: reading the tensors once at disk speed; not again while the
+files have the stat of an earlier build.
 """
 
 from __future__ import annotations

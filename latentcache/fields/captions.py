@@ -1,8 +1,9 @@
 """Texts of a caption's variants: several captions of one sample, and its tags in other orders.
 
-A pure function of the caption, the number of the variant and :class:`CaptionVariants`. Tags: kohya-ss/sd-scripts
-(``library/train_util.py``, ``process_caption``) splits at ``caption_separator``, keeps the first ``keep_tokens`` tags
-or those up to ``keep_tokens_separator`` in place (a second one begins kept tags at the end), and shuffles the rest.
+A pure function of the caption, the number of the variant and :class:`CaptionVariants`. Tags are those of
+``process_caption`` in kohya-ss/sd-scripts (``library/train_util.py``). It splits at ``caption_separator``, keeps the
+first ``keep_tokens`` tags or those up to ``keep_tokens_separator`` in place, and shuffles the rest. A second
+``keep_tokens_separator`` begins kept tags at the end.
 """
 
 from __future__ import annotations

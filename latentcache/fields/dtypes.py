@@ -1,9 +1,9 @@
 """Storage types of field values. bfloat16, which NumPy lacks, travels as uint16: the upper half of a float32.
 
-Rows of 8-bit floats with a scale each are for values that are read and not computed with, a quarter of float32.
-A row of n values takes n + 4 bytes: n numbers of float8_e4m3fn (4 bits of exponent, 3 of mantissa, 448 at most, no
-infinity; "OFP8" of the Open Compute Project), then the float32 that they are multiplied by, little endian. The
-largest value of a row becomes 448. A row of zero bytes is a row of zeros, so padding needs no scale.
+Rows of 8-bit floats with a scale each are for values that are read and not computed with, a quarter of float32. A row
+of n values takes n + 4 bytes: n numbers of float8_e4m3fn, then the float32 that they are multiplied by, little
+endian. float8_e4m3fn ("OFP8" of the Open Compute Project) has 4 bits of exponent, 3 of mantissa, 448 at most and no
+infinity. The largest value of a row becomes 448. A row of zero bytes is a row of zeros, so padding needs no scale.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Latents of images: their recipe, their settings and the plan of their buckets.
 
-What varies per sample is in the key (content, bucket, flip). What is constant and moves a latent is in the recipe's
-*identity*, and so in every key. What only decides which entries exist (resolutions, bucket limits) or how they are
-read (normalization) is in the recipe but not in its identity: a new resolution or a corrected scaling factor encodes
-nothing again. Library versions, batch size and device are provenance: recorded, never compared.
+Content, bucket and flip of a sample are in its key. Constant settings that move a latent are in the recipe's
+*identity*, and so in every key. Settings that decide which entries exist (resolutions, bucket limits) or how they are
+read (normalization) are in the recipe but not in its identity. So a new resolution or a corrected scaling factor
+encodes nothing again. Library versions, batch size and device are provenance: recorded, never compared.
 """
 
 from __future__ import annotations

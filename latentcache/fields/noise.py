@@ -49,8 +49,9 @@ def compare_floats(
 ) -> Difference:
     """Different if beyond the noise, and beyond two roundings of the largest value; bfloat16 as uint16.
 
-    Differences are in standard deviations: of the item, or of the test input where that is larger (``scale``; of the
-    second of ``parts`` along the first axis ``scale_logvar``), so that a flat input does not count as different.
+    Differences are in standard deviations of the item, or of the test input if that is larger, so that a flat input
+    does not count as different. ``noise`` has those of the test input: ``scale``, and ``scale_logvar`` of the second
+    of ``parts`` along the first axis.
     """
     allowed, step = tolerance(noise, compute_dtype), _STEP[storage_dtype]
     differs, worst = False, [0.0, 0.0]

@@ -1,10 +1,10 @@
 """Masks and control images: further images of a sample, placed as its own image is.
 
-A mask has one number for each latent cell: the mean of its pixels there (``area``, as sd-scripts
-``library/custom_train_functions.py`` and SimpleTuner scale masks), 255 where all of the loss counts. A sample without
-a mask has a full one, as in OneTrainer; all of one bucket share an entry. A video has one mask for all frames. A
-control image becomes latents by the encoder of the image. Both are resized to the size that the image is resized to,
-whatever their own is, and cropped and flipped with it. Their keys are made from the contents of both files.
+A mask has one number for each latent cell: the mean of its pixels there, 255 where all of the loss counts. sd-scripts
+(``library/custom_train_functions.py``) and SimpleTuner scale masks so. A sample without a mask has a full one, as in
+OneTrainer; all of one bucket share an entry. A video has one mask for all frames. A control image becomes latents by
+the encoder of the image. Both get the size, the crop and the flip of the image, whatever their own size is. Their
+keys are made from the contents of both files.
 """
 
 from __future__ import annotations

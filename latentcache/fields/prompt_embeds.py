@@ -2,8 +2,8 @@
 
 ``prompt_embeds`` is the sequence that a model attends to; ``pooled_prompt_embeds`` is the vector that some models get
 beside it. Both are what the ``encode_prompt`` of the pipeline's class returns. Padding is stored only if the model
-attends to it; else an item has its true length, and the loader pads with zeros to the length of the recipe. Prompts
-that belong to no sample, the empty and the negative one, are variants of the first sample. Their keys are their own.
+attends to it. Otherwise the loader pads with zeros to the length of the recipe. Prompts that belong to no sample, the
+empty and the negative one, are variants of the first sample. Their keys are their own.
 """
 
 from __future__ import annotations

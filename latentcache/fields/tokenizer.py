@@ -1,10 +1,9 @@
 """A tokenizer as plain data, and what of it moves ids: its parts and its template, each hashed by itself.
 
-Not part of it: truncation and padding (set at run time by whoever used it last), the decoder, and how the same
-content is spelled: order of vocabulary and of added tokens, merges as pairs or with a blank between, settings that
-are off or left out, a post-processor that adds nothing, digits of scores beyond float32 (the library itself reads
-and writes the last ones otherwise). No tokenizer library is imported and no network is asked. Cost: 0.5 s of CPU for
-128 000 entries.
+Not part of it: truncation and padding (set at run time by whoever used it last), the decoder, and spelling. Spelling
+is the order of vocabulary and of added tokens, merges as pairs or with a blank between, settings that are off or left
+out, and a post-processor that adds nothing. So are digits of scores beyond float32, which the library itself does not
+keep. No tokenizer library is imported and no network is asked. Cost: 0.5 s of CPU for 128 000 entries.
 """
 
 from __future__ import annotations

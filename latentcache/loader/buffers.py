@@ -1,10 +1,10 @@
 """Memory for batches, used again as soon as nothing refers to it.
 
-Fresh memory costs more than the copy into it (a page fault every 4 KiB), so buffers are kept in size classes with a
-free list each. A batch of another resolution finds a buffer too. Guarantee: memory that a tensor, a view of it, its
-``numpy()`` or its storage still refers to is never handed out again. A caller who keeps every batch gets new memory
-for each. Each buffer is handed out through an array of its own, and every view refers to that array. When it dies,
-its weak reference puts the buffer back. So no reference is counted, and free-threaded Python reuses memory too.
+Fresh memory costs more than the copy into it: a page fault every 4 KiB. Buffers are in size classes with a free list
+each, so a batch of another resolution finds a buffer too. Guarantee: memory that a tensor, a view of it, its
+``numpy()`` or its storage still refers to is never handed out again. Each buffer is handed out through an array of
+its own, and every view refers to that array. When it dies, its weak reference puts the buffer back. So no reference
+is counted, and free-threaded Python reuses memory too.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Guarantee: a batch that is handed out is complete for everything that the caller
 Host memory is used again only after the copy out of it has ended. Device memory is used again only after the stream
 that the batch was handed to is done with it. On the CPU a batch is handed out as it was made.
 
-How: ``send`` runs where batches are made (the thread that reads ahead): tensors are copied on a stream of this
-object, finished there (scaled, cast), and an event marks the end. ``receive`` runs where batches are used: the
-current stream waits for the event, and the tensors are recorded on it. Nothing waits on the CPU.
+``send`` runs in the thread that makes batches: tensors are copied and finished (scaled, cast) on a stream of this
+object, and an event marks the end. ``receive`` runs where batches are used: the current stream waits for the event,
+and the tensors are recorded on it. Nothing waits on the CPU.
 """
 
 from __future__ import annotations

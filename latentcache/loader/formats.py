@@ -2,10 +2,9 @@
 
 A format is data: a mapping of names and a few pure functions of the batch, so another trainer is another row. Names
 and meanings are those of the training examples of diffusers (``examples/text_to_image``, ``examples/dreambooth``), of
-transformers, of TRL's padding-free collator (``flat``) and of torchtitan. Rows of tokens: models of transformers keep
-documents of a row apart by ``position_ids``, and only if they get no ``attention_mask`` and no cache
-(``transformers/masking_utils.py``, ``find_packed_sequence_indices``). So batches of such rows have no mask in any
-format, and carry ``use_cache=False``.
+transformers, of TRL's padding-free collator (``flat``) and of torchtitan. Models of transformers keep documents of a
+row apart by ``position_ids`` if they get no ``attention_mask`` and no cache (``find_packed_sequence_indices`` of
+``transformers/masking_utils.py``). So batches of such rows have no mask in any format, and carry ``use_cache=False``.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Guarantee: what a batch holds was decided by the plan before the first read. ``l
 resume. Batches count when they are delivered, not when they are read ahead. Batches are read ahead by threads,
 straight into memory that is used again once nothing refers to it.
 
-``loader`` is what trainers are given, unprepared. For worker processes, ``loader.sampler`` yields a
-:class:`BatchIndex` per step in the training process and ``loader.dataset`` makes batches of them in workers, which so
-need no epoch.
+Trainers are given ``loader`` itself, unprepared. For worker processes, ``loader.sampler`` yields a
+:class:`BatchIndex` per step in the training process, and ``loader.dataset`` makes batches of them in workers.
 """
 
 from __future__ import annotations

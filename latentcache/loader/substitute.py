@@ -1,10 +1,9 @@
 """A sample that is damaged or missing: an error, or another sample in its place, said and counted.
 
-Guarantee: the sample that takes the place is of the same bucket. Which one it is follows from seed, epoch and the
-sample alone, so repeating or resuming an epoch, on any number of ranks and with any batch size, gives the same.
-Nothing is replaced silently: each sample is a warning once, and is counted by name. More bad samples than 1 % (at
-least one) are an error after all. Cost: nothing until a sample fails. Then each sample of its batch is read alone,
-and known bad ones are replaced before the next read.
+Guarantee: the sample that takes the place is of the same bucket. It follows from seed, epoch and the sample alone, so
+it is the same on any number of ranks, with any batch size and after a resume. Each replaced sample is a warning once,
+and is counted by name. More bad samples than 1 % (at least one) are an error after all. Cost: nothing until a sample
+fails. Then each sample of its batch is read alone, and known bad ones are replaced before the next read.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The formulas are those of the pipelines in diffusers (``pipeline_flux.py``, ``pipeline_wan.py``,
 ``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once. A draw
-depends on (seed, epoch, key, occurrence) alone, so it is the same on every rank, in every worker, for any batch size
-and after a resume. Cost: scale and shift are one pass over a batch, in place where the type stays.
+depends on (seed, epoch, key, occurrence) alone: not on rank, worker, batch size or a resume. Cost: scale and shift
+are one pass over a batch, in place where the type stays.
 """
 
 from __future__ import annotations

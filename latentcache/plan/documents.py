@@ -1,9 +1,9 @@
 """Documents, the rows that are made of them, and which tokens of a row are learned: columns of numbers.
 
-Padded, packed and chunked rows differ only in their row plan, so one reader serves all of them. Guarantee: the number
-of rows is known, every piece is inside its document, no row is longer than the view, and every token is in a row or
-counted under the reason that left it out. What is learned follows from loss spans alone. Nothing is inferred from an
-id, so padding with the id that ends a text is safe.
+Padded, packed and chunked rows differ only in their row plan, so one reader serves all of them. Guarantee: every
+piece is inside its document, and no row is longer than the view. Every token is in a row or counted under the reason
+that left it out. What is learned follows from loss spans alone. Nothing is inferred from an id, so padding with the
+id that ends a text is safe.
 """
 
 from __future__ import annotations

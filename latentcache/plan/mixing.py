@@ -1,12 +1,12 @@
 """Mixing several sources: whole numbers of samples per epoch, decided before training.
 
 Guarantee: an epoch serves an exact number of samples of each source. In an epoch each sample of a source is served
-floor or ceil of (samples / entries) times, and over any run of epochs as evenly as whole numbers can be. There is no
-state: which samples get an extra occurrence follows from the seed and the epoch. Each bucket gets its part of the
-extra occurrences to within one, so the steps of an epoch never change.
+floor or ceil of (samples / entries) times; over any run of epochs as evenly as whole numbers can be. Seed and epoch
+alone decide which samples get an extra occurrence. Each bucket gets its part of the extra occurrences to within one,
+so the steps of an epoch never change.
 
-How: the samples of a source have a fixed order, bucket by bucket, shuffled inside. ``x`` extra occurrences among
-``n`` samples go to the places where floor(x * (place + epoch) / n) rises (a line drawn on a grid, Bresenham 1965).
+The samples of a source have a fixed order, bucket by bucket, shuffled inside. ``x`` extra occurrences among ``n``
+samples go to the places where floor(x * (place + epoch) / n) rises: a line drawn on a grid, Bresenham 1965.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Argument validation: numbers and choices as callers give them become plain Python values, or an error names them.
 
-Guarantee: a value that passes is an ``int`` or ``float`` of Python, so it may stand in a checkpoint and is not
-computed with in 8 or 32 bits. ``True`` and ``False`` are not numbers here.
+Guarantee: a value that passes is an ``int`` or ``float`` of Python. So it can be saved in a checkpoint, and does not
+overflow as numbers of numpy do. ``True`` and ``False`` are not numbers here.
 """
 
 from __future__ import annotations

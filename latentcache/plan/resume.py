@@ -1,9 +1,9 @@
 """Positions in training: what was delivered, what is left, and how training goes on, also with other sizes.
 
 Guarantee: only delivered batches count. With the same rows per step the rest of an epoch is exactly the rest of its
-plan, however ranks divide a step; with other sizes what the epoch still has to serve is laid out as an epoch of its
-own, and nothing is repeated or dropped that the old sizes would have needed to fill their steps. A state is a few
-plain values, the same on every rank; a state of other samples raises an error. Cost: that of planning the epoch.
+plan, however ranks divide a step. With other sizes the samples that are left are laid out as an epoch of their own.
+Nothing is repeated or dropped that the old sizes would have needed to fill their steps. A state is a few plain
+values, the same on every rank; a state of other samples raises an error. Cost: that of planning the epoch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes rows of documents: one per row, several packed into a row, or all concatenated and cut into chunks.
 
-Decides what is where; nothing is read. Guarantee: the same documents and settings give the same rows on any machine.
-Nothing is cut unless it was asked for. What is left out is counted in tokens and listed by document. A piece without
-a learned token would make a loss of nan if it were alone, so it is left out and counted, or is an error.
+Nothing is read. Guarantee: the same documents and settings give the same rows on any machine. Nothing is cut unless
+it was asked for. What is left out is counted in tokens and listed by document. A piece without a learned token is
+left out and counted, or is an error: alone it would make a loss of nan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Samples and their order in one epoch, as arithmetic: the same inputs give the same plan everywhere.
 
 Guarantee: every step has one bucket. All ranks see the same steps. The order depends on (seed, epoch) and the
-samples, not on worker counts or library versions. Rank ``r`` of ``W`` takes rows ``r, r + W, ...`` of a step, so two
-layouts with the same rows per step have the same global batches. Cost: a shuffle of N numbers and a sort of N 16-bit
-numbers.
+samples, not on worker counts or library versions. Rank ``r`` of ``W`` takes rows ``r, r + W, ...`` of a step. So two
+layouts with equal rows per step have equal global batches. Cost: a shuffle of N numbers and a sort of N 16-bit ones.
 """
 
 from __future__ import annotations

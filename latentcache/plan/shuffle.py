@@ -1,9 +1,9 @@
 """Order without a generator: every shuffle and every choice follows from a fixed mix of its inputs.
 
-Guarantee: the same inputs give the same order on any machine and with any version of any library, because the mix is
+Guarantee: the same inputs give the same order on any machine and with any version of any library. The mix is
 splitmix64 (Steele, Lea, Flood 2014), written out here. Cost: 20 ns a number for a shuffle. A draw of a stored variant
-depends on (seed, epoch, sample, occurrence) alone, so it is the same on every rank, in every worker, for any batch
-size and after a resume. Samples have their numbers there, because many may have the same content or caption.
+depends on (seed, epoch, sample, occurrence) alone: not on rank, worker, batch size or a resume. Samples are numbers
+there, because many may have the same content or caption.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def drawn_of_samples(
 ) -> NDArray[np.uint64]:
     """(B,) 64 bits for each sample, by its number in the snapshot; draws of other names are independent.
 
-    They are xxh3-64 of name, seed and epoch (``turn``), number, and from the second on of the ``occurrence`` (B,) of
-    a sample that the epoch serves several times.
+    They are xxh3-64 of name, seed and epoch (``turn``) and number. From the second ``occurrence`` (B,) of a sample in
+    an epoch on, the number of the occurrence is hashed too.
     """
     head = name.encode() + b"".join((word & _MASK).to_bytes(8, "little") for word in turn)
     again = [0] * len(samples) if occurrence is None else occurrence.tolist()

@@ -1,8 +1,8 @@
 """Every item that is committed in a cache, whichever build wrote it: what a new build need not encode.
 
-The items of all shards are numbered, shard by shard; the number of an item is its place. A search looks a number of
-64 bits up, which mixes the content hash with the rest of the key, and then compares keys in the indexes: 12 bytes an
-item, and no Python object. Workers map the sorted numbers from one file, so they share its memory.
+The items of all shards are numbered, shard by shard; the number of an item is its place. A search looks up 64 bits,
+which mix the content hash with the rest of the key, and then compares keys in the indexes. This takes 12 bytes an
+item and no Python object. Workers map the sorted numbers from one file, so they share its memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Columns of numbers and strings in one safetensors file, read by position. Normative text: docs/format/columns.md.
 
-A column is stored in the fewest bytes that numpy decodes at once: in a narrower type, as runs (of one value, or of
-values that rise by one), or as the name of an equal column. Each column has a checksum, which is
-checked when the column is first read whole. Files are read with positional reads and never mapped, so a file that is
-cut short is an error and not a signal.
+A column is stored in the fewest bytes that numpy decodes at once: in a narrower type, as runs, or as the name of an
+equal column. A run is of one value, or of values that rise by one. The checksum of a column is checked when it is
+first read whole. Files are read with positional reads and never mapped, so a file that is cut short is an error and
+not a signal.
 """
 
 from __future__ import annotations

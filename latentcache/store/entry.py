@@ -1,10 +1,10 @@
 """The bytes of one entry: a head that proves itself, then the raw payload. Normative text: docs/format/entry.md.
 
-The head holds the key, the recipe id, type and shape of the payload, and the columns that a build needs to resume:
-content hashes, same-hashes, lengths and the kind's own columns. Its last 8 bytes are a checksum over all bytes before
-them. LMDB starts a large value 16 bytes into a page, and a head has 48 (mod 64) bytes, so the payload is on a 64-byte
-boundary. Blocks take items in their order, as many as fit into 64 pages. An item that fits into no block gets one of
-its own. The same items in the same order give the same blocks.
+The head holds the key, the recipe id, and type and shape of the payload. It also has the columns that a build needs
+to resume: content hashes, same-hashes, lengths and the kind's own columns. Its last 8 bytes are a checksum over all
+bytes before them. LMDB starts a large value 16 bytes into a page, and a head has 48 (mod 64) bytes. So the payload is
+on a 64-byte boundary. Blocks take items in their order, as many as fit into 64 pages. An item that fits into no block
+gets one of its own. The same items in the same order give the same blocks.
 """
 
 from __future__ import annotations
@@ -50,13 +50,7 @@ _CONTENT = slice(CONTENT_AT, CONTENT_AT + HASH_BYTES)
 
 
 class EntryHeader(NamedTuple):
-    """The head of one entry. N items; a block has them, or their elements, along the first axis of its payload.
-
-    ``content`` (N, 16) are the contents of their keys, ``same`` (N, 16) hashes of exactly what the encoder saw (zeros
-    if the kind has none), ``start`` and ``length`` (N,) where each begins along the first axis and its elements
-    (zeros if items are not ragged). ``columns`` are the kind's own (N, ...), in the type they are stored in, and
-    ``ragged_columns`` those with several values per item: where they end (N,), and the values.
-    """
+    """The head of one entry. N items; a block has them, or their elements, along the first axis of its payload."""
 
     key: bytes
     """32 bytes: the item's key, or that of the block."""
@@ -72,11 +66,17 @@ class EntryHeader(NamedTuple):
     recipe_id: bytes
     head_bytes: int
     content: NDArray[np.uint8]
+    """(N, 16) contents of their keys."""
     same: NDArray[np.uint8]
+    """(N, 16) hashes of exactly what the encoder saw; zeros if the kind has none."""
     start: NDArray[np.uint32]
+    """(N,) where each begins along the first axis."""
     length: NDArray[np.uint32]
+    """(N,) elements of each; zeros if items are not ragged."""
     columns: Mapping[str, NDArray[Any]]
+    """(N, ...) the kind's own columns, in the type they are stored in."""
     ragged_columns: Mapping[str, tuple[NDArray[np.int64], NDArray[Any]]]
+    """Those with several values per item: where the values of each end (N,), and all values."""
 
     def item_keys(self) -> NDArray[np.uint8]:
         """(N, 32) keys of the items."""

@@ -1,9 +1,9 @@
 """The index of a sealed shard, and the walk over LMDB's pages that makes it. Normative text: docs/format/shard.md.
 
-The walk starts at the root of the newest valid meta page, so that only committed entries are indexed: LMDB leaves
-stale and uncommitted pages in the file. It follows nothing outside the file or twice. Every head is checked before it
-is indexed. Nothing is mapped. Cost: about 15 us per entry.
-Source of the page layout: ``mdb.c`` of LMDB 0.9 (MDB_page, MDB_meta, MDB_db, MDB_node), 64-bit.
+The walk starts at the root of the newest valid meta page, because LMDB leaves stale and uncommitted pages in the
+file. It follows nothing outside the file or twice. Every head is checked before it is indexed. Nothing is mapped.
+Cost: about 15 us per entry. Source of the page layout: ``mdb.c`` of LMDB 0.9 (MDB_page, MDB_meta, MDB_db, MDB_node),
+64-bit.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def walk(descriptor: int, meta: Meta) -> Iterator[Place]:
 class ShardIndex:
     """Content of a shard: E entries with I items, in key order. Columns are read when they are asked for.
 
-    ``block`` (E,) are the items of a block, 0 for an entry that is an item; ``offset``, ``head``, ``bytes``,
-    ``checksum`` (E,) where the payload begins, bytes before it, its bytes, its xxh3-64.
+    ``block`` (E,) are the items of a block, 0 for an entry that is an item. ``offset`` (E,) is where the payload
+    begins, ``head`` the bytes before it, ``bytes`` its size and ``checksum`` its xxh3-64.
     """
 
     def __init__(self, folder: Path, columns: Any) -> None:

@@ -1,7 +1,7 @@
 """Put a snapshot together and publish it: written whole, then ``CURRENT`` is switched. docs/format/snapshot.md.
 
-A crash leaves the old snapshot or the new one. Entries are shared between snapshots and never rewritten; what a kind
-says of its items (crops, loss spans) is taken from the last snapshot or from the heads of the entries.
+A crash leaves the old snapshot or the new one. Entries are shared between snapshots and never rewritten. A kind's own
+columns (crops, loss spans) are taken from the last snapshot or from the heads of the entries.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def new_field(
 ) -> FieldRows:
     """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
 
-    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order; ``place`` (R,) are rows of
-    ``known`` below its length; from there on, less this length, places in the catalog. ``known`` is the field in the
-    current snapshot, if rows of it are taken over; its columns are read when they are written. ``about``: ``groups``,
+    ``sample``, ``group`` and ``variant`` are (R,) as in ``FieldRows``, in any order. ``known`` is the field in the
+    current snapshot, if rows of it are taken over; its columns are read when they are written. A ``place`` (R,) below
+    the length of ``known`` is a row of it; less this length, others are places in the catalog. ``about``: ``groups``,
     ``provenance`` and ``noise``.
     """
     place, base = np.asarray(place), 0 if known is None else len(known)

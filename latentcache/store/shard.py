@@ -1,7 +1,7 @@
 """Write one LMDB shard: batches in, durable after each commit; then seal it. Normative text: docs/format/shard.md.
 
-When :meth:`ShardWriter.write` returns, its entries survive ``kill -9`` and a power cut (LMDB's default flags;
-``sync=False`` lost synced entries in 54 of 120 simulated power cuts). A map that is too small grows and the batch is
+When :meth:`ShardWriter.write` returns, its entries survive ``kill -9`` and a power cut. LMDB has its default flags:
+``sync=False`` lost synced entries in 54 of 120 simulated power cuts. A map that is too small grows and the batch is
 replayed. A sealed shard is never opened for writing again, so readers need no lock. An open transaction holds its
 bytes in memory, so callers commit at about 16 MiB.
 """

@@ -47,12 +47,12 @@ PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")
 class FieldRows(Value, eq=False):
     """One field of a snapshot: E entries, R rows in the order of sample, group, variant.
 
-    Columns on disk are read when they are asked for. Of entries: ``key`` (E, 32), ``shard``, a position in the
-    shards, ``offset`` and ``bytes`` of the payload in ``data.mdb``, bytes of the ``head`` before it, its xxh3-64
-    ``checksum``. Of rows: ``sample``, a row of the sample table, ``entry``, ``group``, ``variant``; ``start`` and
-    ``length`` of the item in its entry along the first axis, 0 if the field is not ragged; the kind's own ``columns``
-    (R, ...), and ``ragged_columns``: where the values of each row end, and the values. ``shards`` and ``samples`` are
-    those of the snapshot, and empty before it is published.
+    Columns on disk are read when they are asked for. Entries have a ``key`` (E, 32) and a ``shard``, a position in
+    the shards. ``offset`` and ``bytes`` are of the payload in ``data.mdb``, ``head`` are the bytes before it,
+    ``checksum`` is its xxh3-64. Rows have a ``sample``, which is a row of the sample table, ``entry``, ``group`` and
+    ``variant``. ``start`` and ``length`` are of the item in its entry along the first axis, 0 if the field is not
+    ragged. A ragged column is where the values of each row end, and the values. ``shards`` and ``samples`` are those
+    of the snapshot, and empty before it is published.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """Find and describe the text encoders of a pipeline without loading them: the recipe of the embeddings they make.
 
 Identity: the weights of the text encoders in use, their configurations, the files of their tokenizers, and everything
-that ``encode_prompt`` gets beside the text. Cost: reading the weights once at disk speed; not again while the stat of
-the files is the one in the provenance of the last build. Pickle weights are never chosen; classes come from the table
-of pipelines and from transformers, never from the folder.
+that ``encode_prompt`` gets beside the text. Classes come from the table of pipelines and from transformers, never
+from the folder.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Templates are rendered by transformers' own sandboxed Jinja. If the template marks answers with ``{% generation %}``,
 the loss spans are these marks, as ``return_assistant_tokens_mask`` and TRL's ``assistant_masks`` have them. Otherwise
 a turn begins behind the prompt for an answer and ends with the special token that ends it. Blanks after that carry no
-loss. Where a template writes a turn otherwise once others follow (it removes the reasoning, or ends the last turn
-with another token), the turn is found by rendering the whole conversation with another text in its place. A record
-whose spans are not exact is rejected. Content that the template leaves out is counted by its kind.
+loss. Some templates write a turn otherwise once others follow: they remove the reasoning, or end the last turn with
+another token. Such a turn is found by rendering the whole conversation with another text in its place. A record whose
+spans are not exact is rejected. Content that the template leaves out is counted by its kind.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Description of a tokenizer, which every worker is made of, and its recipe, from a name and settings.
 
-If a setting is not given and the cache has none: texts begin with the token that the tokenizer itself begins texts
-with, and end with its end token. The date that a template asks for is the fallback of Llama 3.1's template.
-Guarantee: a path that does not exist is never looked up on the network; no code of a model repository is run. Cost: a
-second for 128 000 entries.
+Settings that are neither given nor in the cache: texts begin as the tokenizer itself begins them, and end with its
+end token. The date that a template asks for is the fallback of Llama 3.1's template. No code of a model repository is
+run. Cost: a second for 128 000 entries.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
 def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revision: str = "") -> Described:
     """Describe the tokenizer that settings name.
 
-    Its ``producer`` has the text of ``tokenizer.json`` rather than its path: every worker uses the bytes that were
-    fingerprinted, even if the file changes meanwhile.
+    Its ``producer`` has the text of ``tokenizer.json`` rather than its path, so every worker uses the bytes that were
+    fingerprinted.
     """
     word, loss = settings.tokenizer or "", settings.loss or ("assistant" if chat else "all")
     add_eos = settings.add_eos is not False

@@ -2,10 +2,10 @@
 
 Tokenizers that fit: BPE over bytes, with the splitting of GPT-2, Llama 3, Qwen 2 or GPT-4o, no normalizer or NFC, and
 merges that agree with ranks. tiktoken merges any two neighbors whose bytes are a token, the reference only pairs that
-are listed. Both do the same exactly when merging the bytes of every token by lower ranks alone ends in a pair that is
-listed for it, and that is checked for every token. Before it is used, the ids and loss spans of both are compared on
-almost every character of Unicode beside a letter, a digit and a sign, and on the first megabyte of a worker's data:
-about 2 s of CPU, of the reference. Needs the extra ``tokens``.
+are listed. Both agree if merging the bytes of a token by lower ranks alone ends in a pair that is listed for it; this
+is checked for every token. Before use, the ids and loss spans of both are compared on almost every character of
+Unicode beside a letter, a digit and a sign. They are also compared on the first megabyte of a worker's data. The
+reference takes about 2 s of CPU for both. Needs the extra ``tokens``.
 """
 
 from __future__ import annotations

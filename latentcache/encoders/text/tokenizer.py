@@ -1,14 +1,13 @@
 r"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
 
 Guarantee: the result of a record depends on the record and the description alone, not on the engine, the batch or the
-process. Special-token text in content is counted, and stays text unless the recipe says otherwise. A token is in a
-loss span if at least one of its characters is, as in transformers' own assistant masks: a token that straddles the
-border of an answer carries loss.
+process. Special-token text in content is counted, and stays text unless the recipe says otherwise. A token that
+straddles the border of an answer carries loss, as in transformers' own assistant masks.
 
-The tokenizer gets its special tokens renamed to names that no text has (``<|im_end|>`` with id 7 becomes U+FDD0 ``7``
-U+FDD1, in the added tokens and, if it is there, in the vocabulary), and the output of a chat template is rewritten in
-the same way. Then one pass over the whole text does all: ids, places, the tokenizer's own rules for blanks beside
-special tokens. Content goes through a template with its special-token text between marks, which are removed then.
+The tokenizer gets its special tokens renamed to names that no text has: ``<|im_end|>`` with id 7 becomes U+FDD0 ``7``
+U+FDD1. The output of a chat template is rewritten in the same way. Then one pass over the whole text does all: ids,
+places, the tokenizer's own rules for blanks beside special tokens. Content goes through a template with its
+special-token text between marks, which are removed then.
 U+FDD0 to U+FDD2 are noncharacters, never used in text that is interchanged (Unicode 16, chapter 23.7); a text that
 has one is rejected.
 """

@@ -3,10 +3,10 @@
 A batch is submitted and fetched later, so that copies and the work of the host overlap the computation.
 
 ``stub`` for tests and ``demo`` for trying the tool are one encoder under two names, NumPy only. Latents are 8x8 block
-means. Channels are the means of red, green and blue and the mean of all three, mapped from [0, 255] to [-1, 1]:
-``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n of 64 or 192. The posterior, for ``--latents moments``:
-those values as means, each logvar is its mean minus 2. ``delay_ms`` makes it as slow as a model, per image. The same
-image gives the same bytes in any batch on any machine.
+means: of red, green and blue, and of all three, mapped from [0, 255] to [-1, 1]. They are ``sum / (n * 127.5) - 1``
+with an exact integer ``sum`` and n of 64 or 192. With ``--latents moments`` these values are the means, and each
+logvar is its mean minus 2. ``delay_ms`` makes it as slow as a model, per image. The same image gives the same bytes
+in any batch on any machine.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Identity: the fingerprint of the encoder half and the hash of the configuration fields that ``encode`` uses.
 Guarantee: the class comes from ``config.json``, never from a name. Every reason that makes a model unusable and that
-its files show is an error here, before torch is imported. Cost: reading the encoder's weights once at disk speed; not
-again while the stat of the files is the one in the provenance of the last build.
+its files show is an error here, before torch is imported.
 """
 
 from __future__ import annotations
@@ -67,9 +66,8 @@ class ModelDescription(Value):
 def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
     """The recipe that settings, model and cache give. Settings that were not given follow the cache.
 
-    An existing cache keeps its choices, so the same command on another machine, with another torch or without its
-    flags does not encode everything again. A new cache gets the best of this machine. Control images are as the
-    latents that the same build makes.
+    An existing cache keeps its choices, so another machine, another torch or missing flags do not encode everything
+    again. A new cache gets the best of this machine. Control images are as the latents that the same build makes.
     """
     if context.followed is not None:
         return context.followed

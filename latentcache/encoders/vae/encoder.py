@@ -3,13 +3,13 @@
 Weights are read tensor by tensor, the encoder half alone, into a module of the class of diffusers. No tensor keeps
 its random start; no pickle, no remote code, no network.
 
-Pixels become raw latents by ``x / 127.5 - 1`` in float32 on the device and the mode of the posterior or its moments,
-without slicing or autocast, with tiles only if the recipe has them. Guarantee: before anything runs, every tensor of
-the encoder is there and has the right shape. The decoder is dropped before the encoder moves. An output of another
+Pixels become ``x / 127.5 - 1`` in float32 on the device; raw latents are the mode of the posterior or its moments.
+There is no slicing or autocast, and tiles only if the recipe has them. Guarantee: before anything runs, every tensor
+of the encoder is there and has the right shape. The decoder is dropped before the encoder moves. An output of another
 shape than described is an error, never stored. ``submit`` returns while the device works.
 
 Causal Conv3d layers that see one frame are rewritten as Conv2d: the same numbers, a third of the work. Before the
-first frame a causal convolution sees zeros (Wan, Qwen-Image) or that frame again (HunyuanVideo), so of its kernel
+first frame a causal convolution sees zeros (Wan, Qwen-Image) or that frame again (HunyuanVideo). So of its kernel
 only the last time step matters, or the sum over all of them. Guarantee: the latents are those of the original module
 to 1e-4 of their standard deviation (measured: 3e-6 to 1e-5). A clip of several frames is an error in a rewritten
 module. Source: diffusers 0.42, ``models/autoencoders``; kohya-ss/sd-scripts #2382.

@@ -1,8 +1,5 @@
 """Files on this disk for the name of a model, one ``config.json`` and its weights, and the encoder's tensors.
 
-Guarantee: a path that does not exist is never looked up on the network; pickle weights are never chosen. No torch;
-huggingface_hub only for a hub id.
-
 The same encoder has the same names of tensors in a diffusers folder, in an original latent-diffusion file and inside
 a full checkpoint. Sources: CompVis/latent-diffusion ``ldm/modules/diffusionmodules/model.py`` (class Encoder) and
 diffusers ``models/autoencoders/vae.py``.

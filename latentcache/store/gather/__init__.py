@@ -1,8 +1,8 @@
 """Read many pieces of files into memory with one release of the interpreter's lock, and hash and scale them there.
 
 The compiled library (``gather.c``, built by ``make native``) copies a piece from the mapped file, and hashes and
-scales it while the processor's cache holds it, also ahead, by a thread of its own that never wants the interpreter's
-lock. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library the
+scales it while the processor's cache holds it. A thread of its own, which never takes the interpreter's lock, does so
+ahead. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library the
 caller reads, hashes and scales piece by piece. Both give the same bytes.
 ``LATENTCACHE_NATIVE=0`` in the environment turns the library off.
 """
@@ -121,8 +121,8 @@ class File:
 class Pieces:
     """n pieces of files, which are open until everything is read.
 
-    ``which`` (n,) is the position of the file that holds each, or that of all, ``offset`` (n,) its first byte there,
-    ``size`` (n,) its bytes, ``at`` (n,) where it belongs in the memory that it is read into.
+    ``which`` (n,) is the position of the file that holds each, or of the one that holds all. ``offset`` (n,) is its
+    first byte there, ``size`` (n,) its bytes, ``at`` (n,) its place in the memory that it is read into.
     """
 
     def __init__(self, files: Sequence[File], which: Ints | int, offset: Ints, size: Ints, at: Ints) -> None:
