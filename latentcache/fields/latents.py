@@ -292,25 +292,28 @@ class Latents(FieldKind):
     def plan(self, samples: SampleTable, recipe: LatentsRecipe) -> FieldPlan:
         """Buckets of every sample; each distinct size is placed once."""
         size, geometry = np.asarray(samples.columns["original_size"]), recipe.geometry
-        there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
-        known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
+        has_inputs = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
+        rows = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(has_inputs))
         clips = None if self.follows else geometry.clips
-        frames, unfit = clip_frames(samples, known, clips, self.name, one_frame=self.one_frame)
-        known, frames = known[frames > 0], frames[frames > 0]
-        images = size[known]
-        distinct, which = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
-        sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
+        frames, unfit = clip_frames(samples, rows, clips, self.name, one_frame=self.one_frame)
+        rows, frames = rows[frames > 0], frames[frames > 0]
+        images = size[rows]
+        size_codes, size_number = _distinct(images[:, 0].astype(np.int64) << 32 | images[:, 1])
+        sizes = [Size(code >> 32, code & 0xFFFFFFFF) for code in size_codes.tolist()]
         tables = geometry.tables()
         placed = [_buckets_of(one, tables, geometry) for one in sizes]
-        pairs, pair = _distinct(which.astype(np.int64) * _LENGTHS + frames)
-        dims = [
-            [(value % _LENGTHS, bucket.height, bucket.width) for bucket in placed[value // _LENGTHS][0]]
-            for value in pairs.tolist()
+        input_codes, input_number = _distinct(size_number.astype(np.int64) * _LENGTHS + frames)
+        dims_of_input = [
+            [(code % _LENGTHS, bucket.height, bucket.width) for bucket in placed[code // _LENGTHS][0]]
+            for code in input_codes.tolist()
         ]
-        used = sorted({one for each in dims for one in each}, key=lambda one: (-math.prod(one), one[2], one[0]))
-        number = {one: position for position, one in enumerate(used)}
-        sample, group = _spread(known, pair, [sorted(number[one] for one in each) for each in dims])
-        shapes = np.array(used, dtype=np.int64).reshape(-1, 3)
+        dims = sorted(
+            {one for each in dims_of_input for one in each}, key=lambda one: (-math.prod(one), one[2], one[0])
+        )
+        group_of = {one: number for number, one in enumerate(dims)}
+        groups_of_input = [sorted(group_of[one] for one in each) for each in dims_of_input]
+        sample, group = _spread(rows, input_number, groups_of_input)
+        shapes = np.array(dims, dtype=np.int64).reshape(-1, 3)
         step = np.zeros(len(sample), dtype=np.int64)
         if geometry.crop == "focus":
             step = focus_steps(size[sample], shapes[group, 1:], focus_of(samples)[sample])
@@ -319,10 +322,10 @@ class Latents(FieldKind):
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
         notes: list[Rejected] = []
         if not self.follows:
-            notes += _upscaled(samples, known, which, sizes, [buckets for buckets, _ in placed])
-            notes += without_focus(samples, known, self.name) if geometry.crop == "focus" else []
-        without = np.isin(which, [number for number, (_, reason) in enumerate(placed) if reason])
-        for row, number in zip(known[without].tolist(), which[without].tolist(), strict=True):
+            notes += _upscaled(samples, rows, size_number, sizes, [buckets for buckets, _ in placed])
+            notes += without_focus(samples, rows, self.name) if geometry.crop == "focus" else []
+        unplaced = np.isin(size_number, [number for number, (_, reason) in enumerate(placed) if reason])
+        for row, number in zip(rows[unplaced].tolist(), size_number[unplaced].tolist(), strict=True):
             detail = f"{sizes[number]} pixels (height x width)"
             unfit.append((row, samples.note([row], "latents", placed[number][1], detail=detail)))
         return FieldPlan(
@@ -330,7 +333,7 @@ class Latents(FieldKind):
             group=group,
             variant=variant,
             cost=shapes.prod(axis=1)[group],
-            groups=tuple(recipe.group(Size(*one[1:]), one[0]) for one in used),
+            groups=tuple(recipe.group(Size(*one[1:]), one[0]) for one in dims),
             rejected=tuple(unfit),
             notes=tuple(notes),
         )
@@ -417,8 +420,8 @@ def _chosen(geometry: GeometrySettings) -> str:
 
 def _upscaled(
     samples: SampleTable,
-    known: NDArray[np.intp],
-    which: NDArray[np.int32],
+    rows: NDArray[np.intp],
+    size_number: NDArray[np.int32],
     sizes: Sequence[Size],
     buckets: Sequence[Sequence[Size]],
 ) -> list[Rejected]:
@@ -426,17 +429,17 @@ def _upscaled(
     factors = [
         max((enlarged(size, bucket) for bucket in own), default=0.0) for size, own in zip(sizes, buckets, strict=True)
     ]
-    rows = known[np.isin(which, [n for n, factor in enumerate(factors) if factor > 1])]
-    if not len(rows):
+    larger = rows[np.isin(size_number, [n for n, factor in enumerate(factors) if factor > 1])]
+    if not len(larger):
         return []
     most = max(range(len(factors)), key=lambda number: factors[number])
     bucket = max(buckets[most], key=lambda one: enlarged(sizes[most], one))
     detail = (
-        f"{count_of(len(rows), 'images are')} enlarged, {factors[most]:.3g} times at most:"
-        f" {samples.names[int(known[(which == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
+        f"{count_of(len(larger), 'images are')} enlarged, {factors[most]:.3g} times at most:"
+        f" {samples.names[int(rows[(size_number == most).argmax()])]} from {sizes[most]} to cover {bucket} pixels"
     )
     hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
-    return [samples.note(rows, "latents", "upscaled", detail=detail, hint=hint)]
+    return [samples.note(larger, "latents", "upscaled", detail=detail, hint=hint)]
 
 
 def _buckets_of(
@@ -462,13 +465,13 @@ def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _spread(
-    samples: NDArray[np.intp], which: NDArray[np.int32], chosen: Sequence[Sequence[int]]
+    samples: NDArray[np.intp], input_number: NDArray[np.int32], groups_of_input: Sequence[Sequence[int]]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Sample and group of every item before flips; ``which`` is the distinct size of each sample."""
-    counts = np.array([len(groups) for groups in chosen], dtype=np.int64)
-    flat = np.array([group for groups in chosen for group in groups], dtype=np.int32)
+    """Sample and group of every item before flips; each sample has the groups of its ``input_number``."""
+    counts = np.array([len(groups) for groups in groups_of_input], dtype=np.int64)
+    flat = np.array([group for groups in groups_of_input for group in groups], dtype=np.int32)
     if (counts == 1).all() and len(counts):
-        return samples.astype(np.int32), flat[which]
-    each, first = counts[which], (np.cumsum(counts) - counts)[which]
+        return samples.astype(np.int32), flat[input_number]
+    each, first = counts[input_number], (np.cumsum(counts) - counts)[input_number]
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     return np.repeat(samples, each).astype(np.int32), flat[np.repeat(first, each) + within]

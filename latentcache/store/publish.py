@@ -109,27 +109,27 @@ def new_field(
     the length of ``known`` is a row of it; less this length, others are places in the catalog. ``about``: ``groups``,
     ``provenance`` and ``noise``.
     """
-    place, base = np.asarray(place), 0 if known is None else len(known)
+    place, num_known = np.asarray(place), 0 if known is None else len(known)
     if (np.diff(sample) <= 0).any():
         order = np.lexsort((variant, group, sample))
         sample, group, variant, place = sample[order], group[order], variant[order], place[order]
-    fresh = np.flatnonzero(place >= base)
-    found = place[fresh] - base
-    rows = catalog.places(found)
+    is_new = np.flatnonzero(place >= num_known)
+    new_place = place[is_new] - num_known
+    rows = catalog.places(new_place)
     entry, first = _in_order(_entry_numbers(rows))
     new = rows[first]
     key = catalog.entry_keys(new)
     of_entries = {name: new[name] for name in ENTRY_TYPES}
-    plain, ragged = _own_columns(kind, catalog, found)
+    plain, ragged = _own_columns(kind, catalog, new_place)
     of_rows: dict[str, Any] = {"start": rows.start, "length": rows.length}
-    if known is not None and base:
+    if known is not None and num_known:
         at = place.astype(np.int32)
-        at[fresh] = np.arange(base, base + len(fresh))
+        at[is_new] = np.arange(num_known, num_known + len(is_new))
         old = _known_entries(catalog, new, known)
         number = np.where(old >= 0, old, np.arange(known.entries, known.entries + len(old)))[entry]
-        every: NDArray[np.int32] = np.asarray(Mended(known.entry, number.astype(np.int32), at))
-        entry, first = _in_order(every)
-        source = every[first]
+        entry_of_row: NDArray[np.int32] = np.asarray(Mended(known.entry, number.astype(np.int32), at))
+        entry, first = _in_order(entry_of_row)
+        source = entry_of_row[first]
         shards = shard_numbers(catalog, known)
         frames = np.array([catalog.frame_numbers.get(bytes(one), 0) for one in np.asarray(known.key.frames)])
         key = Keys(
