@@ -188,7 +188,7 @@ def redraw(text: str) -> None:
         _write(sys.stderr, f"\r\x1b[2K{line}", flush_now=True)
 
 
-def out(text: str = "") -> None:
+def out(text: str) -> None:
     """Write a line to stdout."""
     _write(sys.stdout, printable(text) + "\n")
 

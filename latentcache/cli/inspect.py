@@ -112,7 +112,7 @@ def _contents(listing: Listing) -> dict[str, Any]:
     if listing.data_kind == "records":
         found["records"] = _records(listing)
     # Contents are known as far as files were hashed.
-    content = np.ascontiguousarray(next(iter(samples.inputs.values())).content)
+    content = np.ascontiguousarray(samples.first_input.content)
     known = np.flatnonzero(content.any(axis=1))
     _, first = np.unique(content[known].view("V16").reshape(-1), return_index=True)
     again = known[np.setdiff1d(np.arange(len(known)), first)]

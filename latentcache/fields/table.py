@@ -91,6 +91,11 @@ class SampleTable(Value):
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def first_input(self) -> Input:
+        """The input that names the sample's own file."""
+        return next(iter(self.inputs.values()))
+
     def where(self, row: int) -> tuple[str, int]:
         """File and line of a sample; a sample that has a name of its own, as files and members have, has line 0."""
         own, name = next(iter(self.inputs.values()), None), self.names[row]

@@ -23,7 +23,7 @@ from latentcache.errors import (
     python_words,
 )
 from latentcache.fields.protocol import FieldRecipe
-from latentcache.loader.documents import Documents, content_of, file_of
+from latentcache.loader.documents import Documents
 from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, warn_of_empty
 from latentcache.loader.view import View
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
@@ -129,7 +129,7 @@ class Cache(View):
         """Samples per source file."""
         found: Counter[str] = Counter()
         for part in self.parts:
-            names, files = part.snapshot.samples.files.names, file_of(part.snapshot, part.chosen)
+            names, files = part.snapshot.samples.files.names, part.files()
             counts = np.bincount(files[files >= 0], minlength=len(names)).tolist()
             found.update(dict(zip(names, counts, strict=True)))
         return dict(found)
@@ -200,7 +200,8 @@ class Cache(View):
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
         self._check_no_weights("split")
-        held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self.parts]
+        contents = (np.asarray(part.snapshot.samples.first_input.content)[part.chosen] for part in self.parts)
+        held = [in_validation(content, validation) for content in contents]
         training = self._some([~one for one in held], ", training part")
         return training, self._some(held, ", validation part")
 
@@ -217,7 +218,7 @@ class Cache(View):
         chosen = []
         for part in self.parts:
             numbers = [number for number, name in enumerate(part.snapshot.samples.files.names) if name in names]
-            chosen.append(np.isin(file_of(part.snapshot, part.chosen), numbers))
+            chosen.append(np.isin(part.files(), numbers))
         return self._some(chosen, f": {', '.join(names)}")
 
     def repeated(self, times: int) -> Cache:
@@ -393,10 +394,10 @@ class Cache(View):
         return any(field.spec.collate != "pack" for field in self.parts[0].snapshot.fields.values())
 
     def _index_of(self, fields: Sequence[str] | None) -> SampleIndex:
-        return (self._selection if fields is None else self._selected(fields)).index
+        return self._selected(fields).index
 
-    def _selected(self, fields: Sequence[str]) -> Selection:
-        return Selection(self.parts, fields, self.settings, self.mixture)
+    def _selected(self, fields: Sequence[str] | None) -> Selection:
+        return self._selection if fields is None else Selection(self.parts, fields, self.settings, self.mixture)
 
     def _reader_of(self, fields: Sequence[str] | None) -> SampleReader:
         from latentcache.loader.sample_reader import SampleReader

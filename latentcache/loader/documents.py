@@ -81,7 +81,7 @@ class Documents:
     @property
     def identity(self) -> bytes:
         """16 bytes that name the recipe and the documents in their order; elements follow from these."""
-        content = np.ascontiguousarray(content_of(self.snapshot, self._samples))
+        content = np.asarray(self.snapshot.samples.first_input.content)[self._samples]
         return content_hash(self.snapshot.fields[self.field].recipe_id + content.tobytes())
 
     def where(self, document: int) -> str:
@@ -122,13 +122,3 @@ class Documents:
         other = copy(self)
         other._reader = self._reader.fresh()
         return other
-
-
-def content_of(snapshot: Snapshot, samples: Ints) -> NDArray[np.uint8]:
-    """(n, 16) content hashes of the first input of samples."""
-    return np.asarray(next(iter(snapshot.samples.inputs.values())).content)[samples]
-
-
-def file_of(snapshot: Snapshot, samples: Ints) -> NDArray[np.int32]:
-    """(n,) source file of samples, as a position in the snapshot's files."""
-    return np.asarray(next(iter(snapshot.samples.inputs.values())).file)[samples]

@@ -118,7 +118,8 @@ class SampleReader:
         self.plans = all(part.snapshot.pending is None for part in selection.parts)
         """False while a build still makes items."""
         self._sources = [_Source(*one, checksum) for one in zip(selection.parts, selection.joined, strict=True)]
-        self._check_values()
+        self._read_recipes()
+        self._check_stored()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
         self._open(4, "cpu")
 
@@ -318,8 +319,8 @@ class SampleReader:
         ]
         return max(1, *(int(lengths.max(initial=0)) for lengths in found))
 
-    def _check_values(self) -> None:
-        """Scaling, draws and flips, as the recipe and the settings say."""
+    def _read_recipes(self) -> None:
+        """Scaling, draws and variants, as the recipes and the settings say."""
         settings, snapshot = self._settings, self._snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
         self._draws: dict[str, Draw | None] = {}
@@ -329,7 +330,7 @@ class SampleReader:
         """Input -> what its fields make of a text for a variant."""
         self._choices: dict[str, tuple[list[str], Ints]] = {}
         """First input -> the fields that have variants of it, and which of them are served."""
-        flips = False
+        self._has_flips = False
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
             kind, recipe, spec = snapshot.fields[name].kind, snapshot.fields[name].recipe, self._specs[name]
             read = ReadSpec() if recipe is None else recipe.read_time
@@ -337,20 +338,22 @@ class SampleReader:
             if kind is not None and recipe is not None:
                 self._made.setdefault(lead, partial(kind.text, recipe=recipe))
             self._draws[name] = (settings.latents or "sample") if read.posterior else None
-            flips = flips or read.flips
+            self._has_flips |= read.flips
             variants = np.arange(max(spec.variants, 1)).reshape(2 if read.flips else 1, -1)  # crops, then flips
             several = settings.crops if lead == self._own else settings.captions
             allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
             if recipe is not None and len(allowed) > 1:
                 self._choices.setdefault(lead, ([], allowed))[0].append(name)
-            affine, stored = (
-                Affine.of(read.affine if settings.scaled else None),
-                getattr(torch, spec.restored or spec.dtype),
-            )
+            affine = Affine.of(read.affine if settings.scaled else None)
+            stored = getattr(torch, spec.restored or spec.dtype)
             if stored.is_floating_point or affine.changes:
                 floating = stored if stored.is_floating_point else torch.float32
                 self._values[name] = affine, settings.dtype or floating
-        if settings.flip and not flips:
+
+    def _check_stored(self) -> None:
+        """Raise an error if the cache does not hold the values that the settings ask for."""
+        settings, snapshot = self._settings, self._snapshot
+        if settings.flip and not self._has_flips:
             raise UsageError(
                 "flip=True: the cache holds no flips",
                 why="latents are never flipped: encoders are not symmetric",

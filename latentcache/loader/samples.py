@@ -81,6 +81,10 @@ class Part:
             return self.samples
         return np.arange(len(self.snapshot.samples), dtype=np.int32)
 
+    def files(self) -> NDArray[np.int32]:
+        """(n,) source file of each, as a position in the snapshot's files."""
+        return np.asarray(self.snapshot.samples.first_input.file)[self.chosen]
+
     def occurrences(self, sample: Ints, repeats: bool) -> NDArray[np.int64] | None:
         """(n,) how often an epoch serves each of these samples, with the repeats of its data set; None: each once."""
         column = self.snapshot.samples.columns.get("repeats") if repeats else None

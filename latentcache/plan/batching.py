@@ -260,12 +260,10 @@ def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int,
 
 
 def rows_of_last_steps(count: int, size: int) -> tuple[int, ...]:
-    """Real rows in the last one or two steps of a bucket under ``pad``; the steps before them are full.
+    """Real rows in the last one or two steps of a bucket that needs padding; the steps before them are full.
 
     Two steps share what is left evenly, so with batches of two rows or more no rank gets padding only. That depends
     on the size of the step alone, not on how ranks divide it.
     """
     steps, rest = divmod(count, size)
-    if not rest:
-        return ()
     return ((size + rest + 1) // 2, (size + rest) // 2) if steps else (rest,)
