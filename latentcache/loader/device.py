@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from latentcache.errors import DeviceError, UsageError
+from latentcache.loader.formats import Batch
 
-Batch = dict[str, Any]
 Finish = Callable[[Batch], Batch]
 #: Copies that may be under way before ``send`` waits for the oldest.
 _IN_FLIGHT = 4

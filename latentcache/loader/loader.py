@@ -27,14 +27,16 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
-from latentcache.loader.device import Batch, InFlight, Transfer
+from latentcache.loader.device import InFlight, Transfer
+from latentcache.loader.formats import Batch
 from latentcache.loader.prefetch import Work, announced, read_ahead
 from latentcache.loader.ranks import check_double_sharding, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
+from latentcache.plan.documents import Ints
 from latentcache.plan.numbers import real, whole
 from latentcache.plan.resume import Epochs, Position
-from latentcache.plan.samples import BatchIndex, EpochPlan, Ints
+from latentcache.plan.samples import BatchIndex, EpochPlan
 from latentcache.store.reader import Place
 
 if TYPE_CHECKING:

@@ -25,17 +25,17 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import ReadSpec
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.formats import check_sample_format, sample_format
+from latentcache.loader.formats import Batch, check_sample_format, sample_format
 from latentcache.loader.samples import CAPTION, METADATA, SAMPLES, TEXTS, Draw, Joined, Part, Selection, prompt_row
 from latentcache.loader.values import Affine, posterior, restored, without_team
-from latentcache.plan.samples import BatchIndex, Ints
+from latentcache.plan.documents import Ints
+from latentcache.plan.samples import BatchIndex
 from latentcache.plan.shuffle import drawn_of_samples
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Gathering, Located, Place
 
 Epoch = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
-Batch = dict[str, Any]
 Metadata = dict[tuple[str, str], Any]
 """Field (or the samples) and name of a column -> its values for all samples: (n, ...), or a list of n texts."""
 _Located = tuple[str, Sequence[tuple[int, ...]], Sequence[tuple[Located, Sequence[int]]]]

@@ -20,10 +20,10 @@ from latentcache.errors import UsageError
 from latentcache.fields.protocol import Group
 from latentcache.identity.content import content_hash
 from latentcache.plan.batching import Bucket, size_rank
-from latentcache.plan.documents import spread
+from latentcache.plan.documents import Ints, spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.numbers import choice, real
-from latentcache.plan.samples import Ints, SampleIndex
+from latentcache.plan.samples import SampleIndex
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.value import Value
 

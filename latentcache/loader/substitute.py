@@ -15,8 +15,9 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError
+from latentcache.plan.documents import Ints
 from latentcache.plan.numbers import choice
-from latentcache.plan.samples import BatchIndex, Ints, SampleIndex
+from latentcache.plan.samples import BatchIndex, SampleIndex
 from latentcache.plan.shuffle import pick
 
 OnError = Literal["error", "substitute"]

@@ -24,12 +24,11 @@ from latentcache.plan.batching import (
     count_steps,
     rows_of_last_steps,
 )
-from latentcache.plan.documents import spread
+from latentcache.plan.documents import Ints, spread
 from latentcache.plan.mixing import Mixture, occurrences
 from latentcache.plan.shuffle import by_bucket, shuffled
 from latentcache.value import Value
 
-Ints = NDArray[np.integer]
 _NAMED = 3
 
 

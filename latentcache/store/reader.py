@@ -21,12 +21,11 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import EntryHeader
-from latentcache.store.gather import File, Pieces, Reading, Scaling, read_at
+from latentcache.store.gather import File, Ints, Pieces, Reading, Scaling, read_at
 from latentcache.store.index import checked_head
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
-Ints = NDArray[np.integer]
 Checksum = Literal["first", "always"]
 Place = tuple[int, int, int]
 """Descriptor of a shard, first byte, number of bytes."""

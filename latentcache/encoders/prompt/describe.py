@@ -103,7 +103,7 @@ def _pipeline(
         compute_dtype=half if not context.check and on_cuda(context.device) else "float32",
         storage_dtype=half,
     )
-    missing = [library for library in output.libraries if not installed((library,))[library]]
+    missing = [library for library, version in installed(output.libraries).items() if not version]
     return Described(
         recipe=recipe,
         label=model,
@@ -169,7 +169,7 @@ def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeCo
     for name in (name for name, value in values.items() if value == FROM_CALL):
         ask, old = context.ask, json.loads(known.get(name, "null"))
         values[name] = old if ask is None else ask(_PROBE, pipeline=found.cls, name=name)
-    values |= {f"has {library}": bool(installed((library,))[library]) for library in found.output.libraries}
+    values |= {f"has {library}": bool(version) for library, version in installed(found.output.libraries).items()}
     return tuple(sorted((name, json.dumps(value, sort_keys=True)) for name, value in values.items()))
 
 
@@ -215,7 +215,7 @@ def text_settings(name: str, model: str, named: PromptSettings) -> PromptSetting
     stub = is_stub(model)
     if named.text_encoder is None and (stub or not (_index_folder(model) / INDEX).is_file()):
         return None
-    if not stub and name not in _row(pipeline_folder(model)[0] if named.text_encoder else _index_folder(model)):
+    if not stub and name not in _outputs(pipeline_folder(model)[0] if named.text_encoder else _index_folder(model)):
         return None
     return replace(named, text_encoder=model)
 
@@ -243,17 +243,16 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
 def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
     """Files of a pipeline that make one output."""
     folder, commit = pipeline_folder(model, revision=revision)
-    index, row = read_json(folder / INDEX), _row(folder)
-    if name not in row:
+    index, outputs = read_json(folder / INDEX), _outputs(folder)
+    if name not in outputs:
         what, fix = f"{index['_class_name']} has no {name}", f"leave {name} out of --fields"
         raise UnsupportedModelError(what, where=str(folder), fix=fix)
-    parts = tuple(_part(folder, index, part) for part in row[name].parts)
-    return Pipeline(cls=index["_class_name"], folder=folder, output=row[name], parts=parts, revision=commit)
+    parts = tuple(_part(folder, index, part) for part in outputs[name].parts)
+    return Pipeline(cls=index["_class_name"], folder=folder, output=outputs[name], parts=parts, revision=commit)
 
 
-def _row(folder: Path) -> Mapping[str, Output]:
-    index = read_json(folder / INDEX)
-    name = index.get("_class_name")
+def _outputs(folder: Path) -> Mapping[str, Output]:
+    name = read_json(folder / INDEX).get("_class_name")
     if not isinstance(name, str) or name not in PIPELINES:
         raise UnsupportedModelError(
             f"the prompts of {name} cannot be encoded",
