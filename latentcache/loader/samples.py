@@ -153,27 +153,28 @@ class Selection:
 
     def _buckets(self) -> tuple[tuple[Bucket, ...], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
-        positions: dict[Bucket, int] = {}
-        numbers = []
+        numbers: dict[Bucket, int] = {}
+        bucket_of_sample = []
         for part, joined in zip(self.parts, self.joined, strict=True):
-            code: Any = np.intp(0)  # of each sample, or of all
-            found: list[dict[str, Group]] = [{}] if len(joined.sample) else []
+            code: Any = np.intp(0)  # of each sample, or of all: its position in ``combinations``
+            combinations: list[dict[str, Group]] = [{}] if len(joined.sample) else []
             for name, group in joined.groups.items():
                 own = part.snapshot.fields[name].groups
                 if len(own) == 1:
-                    found = [{**one, name: own[0]} for one in found]
+                    combinations = [{**one, name: own[0]} for one in combinations]
                     continue
                 code = code * len(own) + group.astype(np.intp)
                 counts = np.bincount(code)
-                used = np.flatnonzero(counts)
-                found = [{**found[one // len(own)], name: own[one % len(own)]} for one in used.tolist()]
+                used = np.flatnonzero(counts).tolist()
+                combinations = [{**combinations[one // len(own)], name: own[one % len(own)]} for one in used]
                 code = (np.cumsum(counts > 0) - 1)[code]
-            of_part = [positions.setdefault(_bucket(groups), len(positions)) for groups in found]
-            numbers.append(np.broadcast_to(np.array([*of_part, 0], dtype=np.int32)[code], len(joined.sample)))
-        order = tuple(sorted(positions, key=lambda one: (*size_rank(one.size), one.shapes)))
-        final = np.zeros(max(len(order), 1), dtype=np.int32)
-        final[[positions[one] for one in order]] = np.arange(len(order))
-        return order, final[np.concatenate(numbers)]
+            of_part = [numbers.setdefault(_bucket(groups), len(numbers)) for groups in combinations]
+            bucket = np.array([*of_part, 0], dtype=np.int32)[code]
+            bucket_of_sample.append(np.broadcast_to(bucket, len(joined.sample)))
+        order = tuple(sorted(numbers, key=lambda one: (*size_rank(one.size), one.shapes)))
+        rank = np.zeros(max(len(order), 1), dtype=np.int32)
+        rank[[numbers[one] for one in order]] = np.arange(len(order))
+        return order, rank[np.concatenate(bucket_of_sample)]
 
     def _identify(self) -> str:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""
@@ -246,26 +247,26 @@ def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
     """
     items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}
     lead = max(items.values(), key=lambda found: found.largest, default=None)
-    sample, found, missing, occurrence = part.chosen, dict[str, Any](), 0, None
+    sample, item_of, missing, occurrence = part.chosen, dict[str, Any](), 0, None
     if lead is not None:
         place: Any = np.arange(len(lead.sample), dtype=np.int32)
         if part.samples is not None:
             count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
             place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
-        found = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
-        kept = np.logical_and.reduce([at >= 0 for at in found.values()])
+        item_of = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
+        kept = np.logical_and.reduce([at >= 0 for at in item_of.values()])
         if not kept.all():
-            place, found = place[kept], {name: at[kept] for name, at in found.items()}
+            place, item_of = place[kept], {name: at[kept] for name, at in item_of.items()}
         sample = lead.sample[place]
         without = len(part.chosen) - len(sample) if lead.largest < 2 else (~np.isin(part.chosen, sample)).sum()
         missing = int(without)
     times = part.occurrences(sample, repeats)
     if times is not None and (times != 1).any():
-        which = np.repeat(np.arange(len(sample)), times)
-        occurrence = (np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)).astype(np.uint32)
-        sample, found = sample[which], {name: at[which] for name, at in found.items()}
-    rows = {name: items[name].rows[at] for name, at in found.items()}
-    groups = {name: items[name].group[at] for name, at in found.items() if not items[name].ragged}
+        repeated = np.repeat(np.arange(len(sample)), times)
+        occurrence = (np.arange(len(repeated)) - np.repeat(np.cumsum(times) - times, times)).astype(np.uint32)
+        sample, item_of = sample[repeated], {name: at[repeated] for name, at in item_of.items()}
+    rows = {name: items[name].rows[at] for name, at in item_of.items()}
+    groups = {name: items[name].group[at] for name, at in item_of.items() if not items[name].ragged}
     return Joined(sample, rows, groups, missing, occurrence)
 
 

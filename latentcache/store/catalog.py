@@ -248,13 +248,14 @@ class Catalog:
             del parts
             order = np.argsort(mixed)  # a stable sort takes three times as long
             mixed, items = mixed[order], items[order]
-            near = np.flatnonzero(mixed[1:] == mixed[:-1])
-            equal = np.sort(np.concatenate([near, near + 1]))
+            before_equal = np.flatnonzero(mixed[1:] == mixed[:-1])
+            equal = np.sort(np.concatenate([before_equal, before_equal + 1]))
             equal = equal[np.diff(equal, prepend=-1) > 0]
             items[equal] = items[equal][np.lexsort((items[equal], mixed[equal]))]
-            if name == _KEY and len(near):
-                twice = near[(self.keys(items[near]) == self.keys(items[near + 1])).all(axis=1)] + 1
-                mixed, items = np.delete(mixed, twice), np.delete(items, twice)
+            if name == _KEY and len(before_equal):
+                same = (self.keys(items[before_equal]) == self.keys(items[before_equal + 1])).all(axis=1)
+                duplicates = before_equal[same] + 1
+                mixed, items = np.delete(mixed, duplicates), np.delete(items, duplicates)
             self._tables[name] = mixed, items
         return self._tables[name]
 
