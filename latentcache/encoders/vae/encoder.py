@@ -279,9 +279,8 @@ def _normalized(norm: nn.GroupNorm) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def conv3d_to_conv2d(module: nn.Module) -> int:
-    """Rewrite every causal convolution of these classes, and count them; weights become flat."""
-    folded = 0
+def conv3d_to_conv2d(module: nn.Module) -> None:
+    """Rewrite every causal convolution of these classes; weights become flat."""
     for part in module.modules():
         own: Any = part  # its class stays: encoders of Wan and Qwen-Image count their convolutions by it
         match type(part).__name__:
@@ -291,11 +290,6 @@ def conv3d_to_conv2d(module: nn.Module) -> int:
                 own.forward = _flat(own.conv, own.time_causal_padding[:4], own.pad_mode)
             case "HunyuanVideoMidBlock3D":
                 own.forward = _unmasked(own)
-                continue
-            case _:
-                continue
-        folded += 1
-    return folded
 
 
 def _unmasked(block: Any) -> Callable[..., Tensor]:
