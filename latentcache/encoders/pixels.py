@@ -63,6 +63,7 @@ class PixelProducer(Producer):
             return self._without(job)
         places, images = list(job.inputs.values()), list[EncodedImage | EncodedClip]()
         contents, content, stat = b"", b"", tuple[int, ...]()
+        reason, items = "", list[Prepared]()
         try:
             for place in places:
                 data, memo = read_image(self._context.root, place)
@@ -73,8 +74,8 @@ class PixelProducer(Producer):
                 if not images:
                     _check_size(job, image)
                 images.append(image)
-            outputs = self._context.missing(job, content)
-            items = self._items(job, images, contents[:HASH_BYTES], outputs) if outputs else []
+            if outputs := self._context.missing(job, content):
+                items = self._items(job, images, contents[:HASH_BYTES], outputs)
         except UnusableSampleError as error:
             reason, hint = error.slug, error.fix
             detail = "; ".join(part for part in (error.what, error.why) if part)
@@ -83,11 +84,10 @@ class PixelProducer(Producer):
         except MemoryError:
             reason, hint = "out-of-memory", hint_for("out-of-memory")
             detail = "there is not enough memory to decode it"
-        else:
-            whole = contents if len(places) > 1 else b""
-            return Read(content=content, stat=stat, contents=whole, items=items)
         whole = contents if content and len(places) > 1 else b""
-        return Failure(reason=reason, detail=detail, hint=hint, content=content, stat=stat, contents=whole)
+        if reason:
+            return Failure(reason=reason, detail=detail, hint=hint, content=content, stat=stat, contents=whole)
+        return Read(content=content, stat=stat, contents=whole, items=items)
 
     def own_pixels(self, job: Job, image: EncodedImage) -> NDArray[np.uint8]:
         """(H, W, 3) of the image that the items of a job are made of."""

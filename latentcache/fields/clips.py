@@ -92,7 +92,7 @@ def clip_settings(
 
 
 def clip_frames(
-    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str, *, one_frame: bool = False
+    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str, *, one_frame: bool
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
     """(n,) frames of each sample that are encoded: 1 of an image, 0 of a rejected video; and the rejected samples."""
     if one_frame or CLIP not in samples.columns:

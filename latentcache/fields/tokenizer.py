@@ -180,7 +180,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str] | None = None) -> dict[str, str]:
+def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str]) -> dict[str, str]:
     """Part -> hex hash, of the vocabulary, the merges, other settings, each stage, added and special tokens."""
     model = tokenizer.get("model") or {}
     settings = {
@@ -197,7 +197,7 @@ def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str] | N
         "model": settings,
         **{stage: _stage(tokenizer.get(stage)) for stage in _STAGES},
         "added_tokens": [[token["id"], *(token.get(name, False) for name in _ADDED_FIELDS)] for token in added],
-        "special_tokens": dict(special or {}),
+        "special_tokens": dict(special),
     }
     return {name: json_hash(_without_floats(value)).hex() for name, value in parts.items()}
 

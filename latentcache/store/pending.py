@@ -131,7 +131,7 @@ class _Places:
 class Pending:
     """Finds the items of a streaming build as its shards are sealed. Picklable; threads may share it."""
 
-    def __init__(self, snapshot: Snapshot, timeout_s: float = 600.0) -> None:
+    def __init__(self, snapshot: Snapshot, timeout_s: float) -> None:
         self._snapshot, self._paths, self.timeout_s = snapshot, snapshot.paths, timeout_s
         self.shards: list[str] = []
         """Names that places point into."""

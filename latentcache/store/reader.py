@@ -35,7 +35,7 @@ _NO_ROWS = np.zeros(0, dtype=np.intp)
 class _Field:
     """Columns for reading a field, in memory: 28 bytes an entry, 8 to 12 a row. Rows of few runs stay as they are."""
 
-    def __init__(self, rows: FieldRows, places: Any = None) -> None:
+    def __init__(self, rows: FieldRows, places: Any) -> None:
         self.rows, self.packed, self.pending = rows, rows.packing == "block", places is not None
         self.dtype = numpy_dtype(rows.spec.dtype)
         where = rows if places is None else places  # of a pending snapshot; there each row is an entry

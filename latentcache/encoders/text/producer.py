@@ -65,15 +65,13 @@ def _not_empty(made: Made | Failure) -> Made | Failure:
     return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
 
 
-def stub_recipe(
-    *, chat: bool = False, loss: str | None = None, add_bos: bool = False, add_eos: bool = True
-) -> InputIdsRecipe:
+def stub_recipe(*, chat: bool, loss: str, add_bos: bool, add_eos: bool) -> InputIdsRecipe:
     """Recipe of the stub; with ``chat`` the records are conversations, and it has the hash of their template."""
     return InputIdsRecipe(
         tokenizer=json_hash({"stub": "bytes", "version": _VERSION}).hex(),
         num_ids=_NUM_IDS,
         chat_template=json_hash({"stub": "turns", "version": _VERSION}).hex() if chat else "",
-        loss=loss or ("assistant" if chat else "all"),
+        loss=loss,
         add_bos=add_bos,
         add_eos=add_eos,
         bos_id=_BOS,
@@ -90,7 +88,7 @@ class StubTokenizer:
     turn into an id above 255, so there is no special-token text. NumPy only.
     """
 
-    def __init__(self, recipe: InputIdsRecipe, delay_ms: int = 0) -> None:
+    def __init__(self, recipe: InputIdsRecipe, delay_ms: int) -> None:
         self.recipe, self._delay_s = recipe, delay_ms / 1000
 
     def tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
