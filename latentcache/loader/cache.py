@@ -245,10 +245,10 @@ class Cache(View):
         dtype: torch.dtype | None = None,
         repeats: bool = True,
     ) -> Cache:
-        """The same samples with other values, or without their repeats.
+        """The same samples with other values, or without their repeats. Nothing is kept of an earlier ``read``.
 
         Args:
-            scaled: Latents as the model trains on them; False gives them as they are stored.
+            scaled: Latents as the model trains on them; False gives them as they are stored. Masks are 0.0 to 1.0.
             latents: ``sample`` (default) draws from a stored posterior in every epoch, seeded by (seed, epoch, key);
                 ``mode`` gives the mean, for validation.
             flip: Serve stored horizontal flips too, chosen by (seed, epoch, sample); by default if they are stored.
@@ -446,7 +446,8 @@ class Cache(View):
                 )
             for name, field in snapshot.fields.items():
                 own, changes = first.fields[name], list[str]()
-                if field.recipe_id == own.recipe_id and field.spec == own.spec:
+                pairs = [(one.recipe_id, one.spec, _values_of(one.recipe)) for one in (field, own)]
+                if pairs[0] == pairs[1]:
                     continue
                 if field.kind is not None and field.recipe is not None and own.recipe is not None:
                     different = field.kind.differences(own.recipe, field.recipe)
@@ -471,6 +472,11 @@ class Cache(View):
                 why="the weights hold for the samples that were combined",
                 fix=f"call {what} on each cache, then combine them with the weights",
             )
+
+
+def _values_of(recipe: FieldRecipe | None) -> Any:
+    """What a recipe has the loader do to stored values; it is no part of the recipe's id."""
+    return None if recipe is None else recipe.read_time.affine
 
 
 @python_words()

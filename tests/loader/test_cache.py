@@ -152,6 +152,9 @@ def test_caches_that_do_not_belong_together_are_named(four, tmp_path):
     with pytest.raises(UsageError, match="were made differently") as caught:
         combine([cache, open_cache(images(tmp_path / "other", FOUR, dtype="float32"))])
     assert "float32" in caught.value.why
+    with pytest.raises(UsageError, match="were made differently") as caught:
+        combine([cache, open_cache(images(tmp_path / "scaled", FOUR, kind="scale-shift", scale=0.5))])
+    assert "encoder.normalization.scale: 1.0 and 0.5" in caught.value.why
     with pytest.raises(UsageError, match="has the fields latents, edge_map"):
         combine([cache, open_cache(images(tmp_path / "edges", FOUR, edges=[1] * 4))])
     with pytest.raises(UsageError, match="read"):
