@@ -344,8 +344,9 @@ class SampleReader:
             allowed = variants[: 1 if settings.flip is False else None, : None if several else 1].reshape(-1)
             if recipe is not None and len(allowed) > 1:
                 self._choices.setdefault(lead, ([], allowed))[0].append(name)
-            affine = Affine.of(read.affine if settings.scaled else None)
             stored = getattr(torch, spec.restored or spec.dtype)
+            scaled = settings.scaled or not stored.is_floating_point  # whole numbers are no values: masks are weights
+            affine = Affine.of(read.affine if scaled else None)
             if stored.is_floating_point or affine.changes:
                 floating = stored if stored.is_floating_point else torch.float32
                 self._values[name] = affine, settings.dtype or floating
