@@ -37,7 +37,11 @@ class Substitutes:
 
     def counts(self, index: SampleIndex) -> Mapping[str, int]:
         """Sample -> how often another took its place, as far as this process has read."""
-        return {_name(index, row): times for row, times in list(self._times.items())}
+        found: dict[str, int] = {}
+        for row, times in list(self._times.items()):  # a sample that is repeated is several rows
+            name = _name(index, row)
+            found[name] = found.get(name, 0) + times
+        return found
 
     def read(self, index: SampleIndex, batch: BatchIndex, read: Read[Made]) -> Made:
         """Read the rows of a batch with ``read``, or those in place of bad ones."""

@@ -101,6 +101,15 @@ def test_through_a_loader_of_samples(tmp_path):
     assert loader.substituted == {name: 1}
 
 
+def test_every_occurrence_of_a_sample_is_counted(tmp_path):
+    root = images(tmp_path / "c", [(64, 64)] * 100, repeats=[2] * 100)
+    loader = opened(root).loader(batch_size=4, on_error="substitute")
+    name = damage_payload(root, row=3)
+    with pytest.warns(UserWarning, match=f"in place of {name}"):
+        assert sum(len(batch["names"]) for batch in loader) == 200
+    assert loader.substituted == {name: 2}
+
+
 def test_through_a_loader_of_rows_the_own_source_comes_first(tmp_path):
     """A bad block makes all of its documents bad; another document of the same source is served."""
     roots = [
