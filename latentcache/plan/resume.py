@@ -8,6 +8,7 @@ values, the same on every rank; a state of other samples raises an error. Cost: 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index as as_index
@@ -79,9 +80,15 @@ class Epochs:
     def begin(self, position: Position) -> tuple[Position, EpochPlan]:
         """The position of a new iteration, and what it serves: the rest of a loaded epoch; else the whole epoch.
 
-        A loaded epoch that is complete is served again too, so an iteration is never empty.
+        A loaded epoch that is complete is served again too, with a warning, so an iteration is never empty.
         """
         goes_on = position.is_loaded and self.remaining(position)
+        if position.is_loaded and not goes_on:
+            warnings.warn(
+                f"the checkpoint was made at the end of epoch {position.epoch}, so all of it is served again;"
+                f" set_epoch({position.epoch + 1}) goes on with the next one",
+                stacklevel=3,
+            )
         begun = replace(position, is_loaded=False) if goes_on else Position(position.seed, position.epoch)
         return begun, self._rest(begun)
 
