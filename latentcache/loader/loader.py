@@ -30,7 +30,7 @@ from latentcache.errors import UsageError
 from latentcache.loader.device import InFlight, Transfer
 from latentcache.loader.formats import Batch
 from latentcache.loader.prefetch import Work, announced, read_ahead
-from latentcache.loader.ranks import check_double_sharding, find_ranks
+from latentcache.loader.ranks import check_double_sharding, check_ranks, find_ranks
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
 from latentcache.plan.documents import Ints
@@ -224,9 +224,10 @@ class Loader:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
             EmptyPlanError: The rest of a loaded epoch fills no batch.
-            UsageError: The loader was closed in the middle.
+            UsageError: The loader was closed in the middle, or its rank is not that of torch.distributed.
             CacheDamagedError: More samples are bad than may be replaced.
         """
+        check_ranks(self.rank, self.world_size, self._found)
         position, plan = self._epochs.begin(self._position)
         self._position, self._sampled, served = position, False, 0
         batches = read_ahead(lambda first: announced(self._works(plan, first)), self._prefetch)
@@ -405,6 +406,7 @@ class SamplerIterator:
     """One iteration over a sampler; torchdata's ``StatefulDataLoader`` saves and loads its state."""
 
     def __init__(self, loader: Loader) -> None:
+        check_ranks(loader.rank, loader.world_size, loader._found)
         loader._sampled = True
         self._loader, self._position = loader, replace(loader._position)
         self._next: Iterator[BatchIndex] | None = None
@@ -415,6 +417,7 @@ class SamplerIterator:
     def __next__(self) -> BatchIndex:
         if self._next is None:
             self._position, plan = self._loader._epochs.begin(self._position)
+            self._loader._position.is_loaded = False  # the next iteration serves a whole epoch
             self._next = map(plan.batch, range(len(plan)), repeat(self._loader.rank))
         found = next(self._next)
         self._position.delivered += 1

@@ -47,6 +47,19 @@ def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int, str]
     return whole("rank", numbers[0], 0, total - 1, why="ranks count from 0"), total, found
 
 
+def check_ranks(rank: int, world_size: int, found: str) -> None:
+    """Raise an error if torch.distributed, started after a loader was made, says other numbers than it found."""
+    if found == "given" or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    now = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if now != (rank, world_size):
+        raise UsageError(
+            f"the loader is that of rank {rank} of {world_size} ({found}), this is rank {now[0]} of {now[1]}",
+            why="it was made before torch.distributed was started here, and other ranks would serve the same samples",
+            fix="make the loader after init_process_group, or pass rank and world_size",
+        )
+
+
 def check_double_sharding(world_size: int) -> None:
     """Raise an error if a class of accelerate would shard the batches of one rank a second time."""
     frame = sys._getframe() if world_size > 1 and "accelerate" in sys.modules else None

@@ -160,6 +160,15 @@ def test_only_delivered_batches_count_and_an_iteration_that_is_over_counts_nothi
     assert (loader.epoch, loader.remaining()) == (1, len(loader))
 
 
+def test_a_data_loader_serves_the_rest_of_a_loaded_epoch_once(source):
+    loader = source.loader(batch_size=2)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    batches = DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)
+    assert [len(list(batches)) for _ in range(3)] == [len(loader) - 2, len(loader), len(loader)]
+
+
 def test_a_state_of_another_cache_is_rejected(many, rows, tmp_path):
     state = many.loader(batch_size=2).state_dict()
     for other in (rows.loader(batch_size=2), many.split(0.5)[0].loader(batch_size=2)):
