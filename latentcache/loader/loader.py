@@ -290,7 +290,8 @@ class Loader:
         reader, is_pad = self._reader, index.is_pad
 
         def read(rows: Ints) -> Batch:
-            return reader.works([replace(index, rows=rows)])[0].finish()
+            again = index.again if len(rows) == len(index.rows) else None  # else a sample of its own
+            return reader.works([replace(index, rows=rows, again=again)])[0].finish()
 
         batch = self._substitutes.read(reader.index, index, read) if work is None else work.finish()
         if is_pad is None and self.report.batches.remainder == "pad":

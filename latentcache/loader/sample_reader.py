@@ -47,6 +47,8 @@ DROPPED = -1
 _ANY = CaptionVariants()
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
+#: Bits of an occurrence that number the repeats of a sample; the others count how often weights serve each.
+_REPEAT_BITS = 16
 
 
 class _Source:
@@ -136,7 +138,13 @@ class SampleReader:
         counts = [len(batch.rows) for batch in batches]
         ends = [0, *accumulate(counts)]
         split = self._selection.split(np.concatenate([batch.rows for batch in batches]))
-        chosen = [self._chosen(self._sources[number], local, epoch) for number, _, local in split]
+        times = None  # of one plan: all batches have them, or none
+        if batches[0].again is not None:
+            times = np.concatenate([batch.again for batch in batches])
+        chosen = [
+            self._chosen(self._sources[number], local, None if times is None else times[at], epoch)
+            for number, at, local in split
+        ]
         found = _merged([at for _, at, _ in split], [described for _, described in chosen])
         buckets = [self.index.buckets[batch.bucket] for batch in batches]
         if "target_size" in self.metadata:
@@ -199,10 +207,17 @@ class SampleReader:
                 scaling = affine.scaling(spec.dtype)
                 self._scaled |= {} if scaling is None else {name: scaling}
 
-    def _chosen(self, source: _Source, local: Ints, epoch: Epoch) -> tuple[dict[str, Ints], Metadata]:
-        """Rows of each field that n samples of one part are served with, and what describes them."""
+    def _chosen(
+        self, source: _Source, local: Ints, times: Ints | None, epoch: Epoch
+    ) -> tuple[dict[str, Ints], Metadata]:
+        """Rows of each field that n samples of one part are served with, and what describes them.
+
+        ``times`` (n,): how often the epoch served each before.
+        """
         joined = source.joined
         sample, again = joined.sample[local], None if joined.occurrence is None else joined.occurrence[local]
+        if times is not None:  # of a sample that is repeated too, each of its rows has numbers of its own
+            again = (times << np.uint32(_REPEAT_BITS)) | (0 if again is None else again)
         variants = self._variants(source, local, sample, again, epoch)
         rows = {name: self._items(source, name, local, variants) for name in self.fields}
         found: Metadata = {}

@@ -65,6 +65,8 @@ class BatchIndex:
     is_pad: NDArray[np.bool_] | None = None
     """(B,) padding rows; None: there are none."""
     seed: int = 0
+    again: Ints | None = None
+    """(B,) how often the epoch served each row before; None: never."""
 
 
 class EpochPlan(Value, eq=False):
@@ -83,6 +85,8 @@ class EpochPlan(Value, eq=False):
     epoch: int
     before: int = 0
     """Steps of the epoch before these."""
+    again: Ints | None = None
+    """(K,) how often the epoch served each row before, with weights."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -91,8 +95,9 @@ class EpochPlan(Value, eq=False):
         """The samples of one rank in one step."""
         part = slice(int(self.starts[step]) + rank, int(self.starts[step + 1]), self.world_size)
         is_pad = None if self.is_pad is None else self.is_pad[part]
+        again = None if self.again is None else self.again[part]
         return BatchIndex(
-            self.epoch, self.before + step, self.rows[part], int(self.bucket[step]), is_pad, self.seed or 0
+            self.epoch, self.before + step, self.rows[part], int(self.bucket[step]), is_pad, self.seed or 0, again
         )
 
     def real(self) -> Ints:
@@ -107,6 +112,7 @@ class EpochPlan(Value, eq=False):
             rows=self.rows[rows],
             starts=self.starts[first : last + 1] - rows.start,
             is_pad=None if self.is_pad is None else self.is_pad[rows],
+            again=None if self.again is None else self.again[rows],
             bucket=self.bucket[first:last],
         )
 
@@ -168,7 +174,18 @@ def plan_epoch(
     if len(held) > 1:
         order = order[by_bucket(own, len(held))]
     parts = np.split(order, np.cumsum(held)[:-1])
-    return _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch)
+    plan = _in_steps(report, [parts[plan.number] for plan in report.buckets], seed, epoch)
+    return plan if mixture is None else replace(plan, again=_again(plan, served, count))
+
+
+def _again(plan: EpochPlan, served: Ints | None, count: int) -> Ints:
+    """(K,) how often each row was served before its place in a plan; ``served`` (n,) were so before the plan."""
+    real = np.arange(len(plan.rows)) if plan.is_pad is None else np.flatnonzero(~plan.is_pad)
+    rows, again = plan.real(), np.zeros(len(plan.rows), dtype=np.uint32)
+    order, times = np.argsort(rows, kind="stable"), np.bincount(rows, minlength=count)
+    before = 0 if served is None else np.bincount(served, minlength=count)
+    again[real[order]] = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times - before, times)
+    return again
 
 
 def _in_steps(report: PlanReport, parts: Sequence[Ints], seed: int | None, epoch: int) -> EpochPlan:

@@ -118,6 +118,9 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
     other = rest(index, (batches, done), (BatchPlan(batch_size=3), 0), seed=2, epoch=epoch)
     if batches.layout != (3,):
         both = Counter(served(whole, done).tolist()) + Counter(other.real().tolist())
+        parts = whole.part(0, done), other
+        numbered = [pair for part in parts for pair in zip(part.rows, part.again, strict=True)]
+        assert sorted(numbered) == [(row, time) for row in sorted(both) for time in range(both[row])]
         for row, times in enumerate(occurrences(bucket, index.mixture, seed=2, epoch=epoch).tolist()):
             assert both[row] >= times
 
