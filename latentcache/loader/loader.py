@@ -462,6 +462,14 @@ class BatchDataset(Dataset[Batch]):
                 " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)",
                 slug="foreign-sampler",
             )
+        held = self._loader._reader.index.bucket
+        if int(index.rows.max()) >= len(held) or (held[index.rows] != index.bucket).any():
+            raise UsageError(
+                "a batch was asked for by the sampler of other samples",
+                why="it holds samples that this data set does not have, or has in another bucket",
+                fix="give a DataLoader the dataset and the sampler of one loader",
+                slug="foreign-sampler",
+            )
         return self._loader._make(index)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import multiprocessing
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,6 +214,9 @@ def test_an_index_of_a_foreign_sampler_is_rejected_with_the_fix(source):
     assert isinstance(index, BatchIndex)
     assert (index.epoch, index.step, len(index.rows)) == (0, 0, 2)
     assert digests([loader.dataset[pickle.loads(pickle.dumps(index))]]) == digests(loader)[:1]
+    for other in ({"rows": index.rows + 1000}, {"bucket": index.bucket + 1}):
+        with pytest.raises(UsageError, match="by the sampler of other samples"):
+            loader.dataset[replace(index, **other)]
 
 
 def test_the_iterable_has_a_length_and_is_rejected_in_workers(source):
