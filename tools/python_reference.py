@@ -100,7 +100,8 @@ def signature(name: str, value: Any) -> str:
 
 def _plain(part: inspect.Parameter) -> str:
     default = "" if part.default is part.empty else f" = {_default(part.default)}"
-    return f"{part.name}{'' if part.annotation is part.empty else ': ' + _text(part.annotation)}{default}"
+    star = "*" if part.kind is part.VAR_POSITIONAL else ""
+    return f"{star}{part.name}{'' if part.annotation is part.empty else ': ' + _text(part.annotation)}{default}"
 
 
 def _default(value: Any) -> str:

@@ -212,7 +212,7 @@ class Cache(View):
             UsageError: There is no such file, or the cache has weights.
         """
         self._check_no_weights("of_source")
-        unknown = [name for name in names if name not in self.sources]
+        unknown = [name for name in names if not isinstance(name, str) or name not in self.sources]
         if unknown:
             raise UsageError(f"no source {unknown[0]!r} in {self.path}", fix=f"use one of {', '.join(self.sources)}")
         chosen = []
@@ -264,6 +264,7 @@ class Cache(View):
         Raises:
             UsageError: A value is not allowed, the cache does not hold it, or ``repeats`` of a cache with weights.
         """
+        flip = None if flip is None else bool(flip)  # 0, or False of numpy
         settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), captions=bool(captions),
                                 caption_dropout=caption_dropout, dtype=dtype, repeats=bool(repeats))  # fmt: skip
         if settings.repeats != self.settings.repeats:

@@ -215,7 +215,7 @@ def test_flips_take_turns_by_seed_epoch_and_content(tmp_path):
         assert all(torch.equal(latents, found[name]) for name, latents in served(again, epoch).items())
     assert len(set(counts)) == 3
     assert all(8 < len(one) < 32 for one in counts)
-    plain = served(cache.read(flip=False).loader(batch_size=8))
+    plain = served(cache.read(flip=np.bool_(False)).loader(batch_size=8))
     assert all(np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0]) for name, latents in plain.items())
     for batch in cache.loader(batch_size=8):
         keys = batch["keys"]["latents"]
