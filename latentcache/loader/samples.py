@@ -103,7 +103,7 @@ class Joined:
     groups: Mapping[str, NDArray[np.integer]]
     """Stacked field -> (n,) group of each."""
     excluded: int
-    """Samples that lack a field."""
+    """Samples that lack a field; one in two sizes is two."""
     occurrence: NDArray[np.integer] | None = None
     """(n,) number of each among the occurrences of its sample in an epoch; None: each is served once."""
 
@@ -255,11 +255,11 @@ def join(part: Part, fields: Sequence[str], *, repeats: bool) -> Joined:
             place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
         item_of = {name: place if other is lead else other.places(lead, place) for name, other in items.items()}
         kept = np.logical_and.reduce([at >= 0 for at in item_of.values()])
+        absent = len(part.chosen) - len(place) if lead.largest < 2 else (~np.isin(part.chosen, lead.sample)).sum()
+        missing = int(absent + (~kept).sum())
         if not kept.all():
             place, item_of = place[kept], {name: at[kept] for name, at in item_of.items()}
         sample = lead.sample[place]
-        without = len(part.chosen) - len(sample) if lead.largest < 2 else (~np.isin(part.chosen, sample)).sum()
-        missing = int(without)
     times = part.occurrences(sample, repeats)
     if times is not None and (times != 1).any():
         repeated = np.repeat(np.arange(len(sample)), times)

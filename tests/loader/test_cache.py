@@ -175,6 +175,11 @@ def test_several_resolutions_are_several_samples(tmp_path):
         assert [8 * side for side in batch["latents"].shape[2:]] == batch["target_size"][0].tolist()
 
 
+def test_each_size_that_lacks_a_field_is_counted(tmp_path):
+    cache = open_cache(images(tmp_path / "c", [(64, 64), (64, 96)], resolutions=2, edges=[3, None]))
+    assert (len(cache), cache.excluded, len(cache.loader(batch_size=1, fields=["latents"]))) == (2, 2, 4)
+
+
 def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
     with pytest.raises(CacheNotFoundError):
         open_cache(tmp_path / "nothing")
