@@ -207,7 +207,7 @@ class Snapshot(Value):
         if not self.number:
             return partial(Snapshot, **vars(replace(self, columns=None))), ()
         kinds = {name: rows.kind for name, rows in self.fields.items()}
-        return _reopened, (self.paths, self.number, kinds, self.lease)
+        return _reopened, (self.paths, self.number, self.fingerprint, kinds, self.lease)
 
     @property
     def part(self) -> str:
@@ -312,9 +312,17 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
     )
 
 
-def _reopened(paths: CachePaths, number: int, kinds: Mapping[str, FieldKind | None], lease: object) -> Snapshot:
+def _reopened(
+    paths: CachePaths, number: int, fingerprint: str, kinds: Mapping[str, FieldKind | None], lease: object
+) -> Snapshot:
     """A finished build in another process, which may not have found the kinds by itself."""
     snapshot, fields = read_snapshot(paths, paths.snapshot(number), number), {}
+    if snapshot.fingerprint != fingerprint:
+        raise CacheNotFoundError(
+            f"{paths.root} is not the cache that was opened",
+            why=f"snapshot {number} has the fingerprint {snapshot.fingerprint}, not {fingerprint}: it was made anew",
+            fix="open it again",
+        )
     for name, rows in snapshot.fields.items():
         kind = rows.kind or kinds[name]
         recipe = rows.recipe if kind is None else kind.recipe_from_json(rows.recipe_json)

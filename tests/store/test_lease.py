@@ -1,11 +1,12 @@
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from made_entries import publish
+from made_entries import make_cache, publish
 from store_children import __file__ as CHILDREN
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
@@ -41,6 +42,14 @@ def test_a_pickled_snapshot_takes_its_own(paths):
     assert not free(paths)
     del copy
     assert free(paths)
+
+
+def test_a_pickled_snapshot_is_not_one_of_a_cache_made_anew(paths):
+    pickled = pickle.dumps(open_leased(paths.root))
+    shutil.rmtree(paths.root)
+    make_cache(paths.root, range(7))
+    with pytest.raises(CacheNotFoundError, match="is not the cache that was opened"):
+        pickle.loads(pickled)
 
 
 def test_a_reader_does_not_get_a_snapshot_that_is_being_removed(paths):
