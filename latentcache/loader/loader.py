@@ -91,6 +91,8 @@ class Loader:
         self._passes: weakref.WeakSet[Generator[InFlight]] = weakref.WeakSet()
         self._sampled = False
         """True if a DataLoader serves this epoch."""
+        self._named = False
+        """True if the epoch was chosen with ``set_epoch``."""
         self._warn()
 
     def __len__(self) -> int:
@@ -155,6 +157,7 @@ class Loader:
             UsageError: It is not a whole number from 0, or accelerate would deal the batches of this rank out again.
         """
         check_double_sharding(self.world_size)
+        self._named = True
         if whole("epoch", epoch, 0) != self.epoch:
             self._position, self._sampled = Position(self.seed, int(epoch)), False
 
@@ -215,7 +218,13 @@ class Loader:
         Raises:
             PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken.
         """
-        self._position, self._sampled = self._epochs.load(state), False
+        self._position, self._sampled, self._named = self._epochs.load(state), False, False
+
+    def _load_late(self, state: Mapping[str, Any]) -> None:
+        """As ``load_state_dict``, by a ``StatefulDataLoader``: late, so another epoch may have been named since."""
+        position = self._epochs.load(state)
+        if not (self._named and self.epoch != position.epoch and self._epochs.remaining(position) == 0):
+            self.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``.
@@ -430,8 +439,10 @@ class SamplerIterator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
-        self._position, self._next = self._loader._epochs.load(state), None
-        self._loader._position = Position(self._position.seed, self._position.epoch)
+        loader = self._loader
+        loader._load_late(state)
+        self._position, self._next = loader._position, None
+        loader._position, loader._sampled = Position(loader.seed, loader.epoch), True
 
 
 class BatchDataset(Dataset[Batch]):
@@ -479,7 +490,7 @@ class LoaderIterable(IterableDataset[Batch]):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self.set_epoch, self.state_dict, self.load_state_dict = (
-            loader.set_epoch, loader.state_dict, loader.load_state_dict
+            loader.set_epoch, loader.state_dict, loader._load_late
         )  # fmt: skip
 
     def __len__(self) -> int:

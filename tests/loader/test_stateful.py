@@ -17,6 +17,25 @@ def make(request, many, tmp_path):
     return view.loader, lambda batches: [batch["input_ids"].tolist() for batch in batches]
 
 
+def way_of(loader, more):
+    """A StatefulDataLoader over the sampler, or over the iterable."""
+    return stateful(loader, more) if more is not None else StatefulDataLoader(loader.iterable(), batch_size=None)
+
+
+@pytest.mark.parametrize("more", [None, *WAYS[:2]], ids=str)
+def test_after_a_finished_epoch_it_serves_the_epoch_that_is_named(many, more):
+    served = lambda batches: [batch["names"] for batch in batches]  # noqa: E731
+    loader, other = many.loader(batch_size=3), many.loader(batch_size=3)
+    batches, again = way_of(loader, more), way_of(other, more)
+    loader.set_epoch(1)
+    assert len(list(batches)) == len(loader)
+    again.load_state_dict(copy.deepcopy(batches.state_dict()))
+    for epoch in (2, 3):
+        other.set_epoch(epoch)
+        loader.set_epoch(epoch)
+        assert served(again) == served(loader)
+
+
 def stateful(loader, more):
     return StatefulDataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, **more)
 
