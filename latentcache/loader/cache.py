@@ -26,6 +26,7 @@ from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents
 from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, warn_of_empty
 from latentcache.loader.view import View
+from latentcache.plan.documents import spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
 from latentcache.plan.rows import NoLoss, Overflow
@@ -406,11 +407,12 @@ class Cache(View):
         return self._reader if fields is None else SampleReader(self._selected(fields), self.checksum)
 
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
-        """The documents of a part, each as often as an epoch serves it."""
+        """The documents of a part, each as often as an epoch serves it: all once, then those that are repeated."""
         samples = part.samples
         times = part.occurrences(part.chosen, self.settings.repeats) if repeats else None
-        if times is not None:
-            samples = np.repeat(part.chosen, times)
+        if times is not None:  # a copy right after its document would be read off it in a chunk
+            again = spread(np.zeros_like(times), times)
+            samples = np.repeat(part.chosen, times)[np.argsort(again, kind="stable")]
         return Documents(part.snapshot, self._field(field, "pack"), samples=samples, checksum=self.checksum)
 
     def _field(self, field: str | None, collate: str = "") -> str:

@@ -87,6 +87,10 @@ def test_documents_are_repeated_in_rows_too(tmp_path):
     assert lines["data.jsonl:2"] == 2
     assert lines["data.jsonl:5"] == 3
     assert len(cache.read(repeats=False).rows(pad=64)) == 6
+    chunks = [row["input_ids"] for row in cache.rows(chunk=16)]
+    string = [number for row in chunks for number in row.tolist()][: cache.tokens]
+    once = [*ids, ids[1], ids[4], ids[4]]  # a copy right after its document would be read off it
+    assert string == [number for one in once for number in one]
     assert len(cache.documents()) == 6
 
 
