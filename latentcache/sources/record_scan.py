@@ -27,6 +27,7 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
 from latentcache.sources.causes import as_rejected, fault
+from latentcache.sources.causes import rejected as note
 from latentcache.sources.corpus import RecordFiles
 from latentcache.sources.known import KnownFiles, Scan, ScanResult, hash_rows, is_range
 from latentcache.sources.reading import (
@@ -114,10 +115,15 @@ class RecordScan(Scan):
             new = np.frombuffer(rows, dtype=_ROW)
             table = _table(held, reading, np.concatenate([_known(held.table, *held.rows_in("record", known)), new]))
         place = {name: number for number, name in enumerate(files.names)} if rejected else {}
+        notes, bad = files.notes, {item.name for item in rejected}
+        if self.options.part is None:  # else they may be in other parts
+            is_none = np.bincount(np.asarray(table.inputs["record"].file), minlength=len(files.names)) == 0
+            names = held.names.take(np.flatnonzero(is_none))
+            notes += [note(name, "unused", "it holds no records") for name in names if name not in bad]
         return ScanResult(
             samples=table,
             rejected=(*in_order(files.rejected), *sorted(rejected, key=lambda one: (place[one.name], one.line))),
-            notes=tuple(files.notes),
+            notes=tuple(notes),
         )
 
     def _read(self, file: int, files: RecordFiles, held: KnownFiles, rows: bytearray, bad: list[Rejected]) -> None:
@@ -234,23 +240,21 @@ class RecordReader:
                 yield record
 
     def _json_list(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
-        """The items of a list; a list that is not well formed ends with an error: there is no place to go on."""
+        """The items of a list by number: several may be on one line. A list that is not well formed is an error."""
         words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
         text = decode(reader.all_bytes(MAX_SOURCE_BYTES, fault("too-large", words, self.path)))
-        place, line = _skip(text, text.index("[") + 1), 1
-        counted, first = 0, True
+        place, number = _skip(text, text.index("[") + 1), 1
         while text[place : place + 1] != "]":
-            if not first and text[place : place + 1] != ",":
-                at = line + text.count("\n", counted, place)
-                raise fault("no-json", f"expected , or ] after an item in line {at}")
-            place = place if first else _skip(text, place + 1)
-            line, counted = line + text.count("\n", counted, place), place
+            if number > 1 and text[place : place + 1] != ",":
+                raise fault("no-json", f"expected , or ] after an item in line {_line(text, place)}")
+            place = _skip(text, place + 1) if number > 1 else place
             try:
                 value, place = parse_json_at(text, place)
             except UnusableSampleError as error:
-                raise fault(error.slug, f"the list is broken in or after line {line}: {error.what}") from error
-            yield line, value
-            place, first = _skip(text, place), False
+                where = f"the list is broken in or after line {_line(text, place)}"
+                raise fault(error.slug, f"{where}: {error.what}") from error
+            yield number, value
+            place, number = _skip(text, place), number + 1
         if text[place + 1 :].strip():
             raise fault("no-json", "there is something after the end of the list")
 
@@ -277,3 +281,7 @@ def _skip(text: str, place: int) -> int:
     while text[place : place + 1].isspace():
         place += 1
     return place
+
+
+def _line(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1

@@ -49,6 +49,16 @@ def test_text_files_are_used_where_there_are_no_records(tmp_path):
     assert (found, reasons(listing.notes)) == (["one"], [("a.txt", "text-unused")])
 
 
+@pytest.mark.parametrize(("name", "text"), [("b.jsonl", " \n\n"), ("b.json", "[ ]")])
+def test_a_file_without_records_is_noted(tmp_path, name, text):
+    (tmp_path / "a.jsonl").write_text(ONE)
+    (tmp_path / "bad.jsonl").write_text("{bad\n")
+    (tmp_path / name).write_text(text)
+    found, listing = texts(tmp_path)
+    assert (found, reasons(listing.notes)) == (["one"], [(name, "unused")])
+    assert scan(tmp_path, known=listing.samples, rejected=listing.rejected).notes == listing.notes
+
+
 @pytest.mark.parametrize("name", ["more.csv", "more.TSV", "data-00000.arrow"])
 def test_a_table_that_is_not_read_is_reported(tmp_path, name):
     (tmp_path / "b.jsonl").write_text(ONE)

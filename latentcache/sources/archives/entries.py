@@ -99,10 +99,12 @@ class Archives:
         return Units.joined(parts) if parts else Units(image=files[:0])
 
     def _read(self, file: int) -> Units:
-        number, part = file - self.first, self._options.part
+        number, part, bad = file - self.first, self._options.part, len(self._bad)
         name, one = self.names[number], self._sets[self._owner[number]]
         found = list(self._of_tar(name) if one.archives == TAR else self._of_rows(name, one.archives))
         rule = one.captions
+        if not found and len(self._bad) == bad:
+            self._notes.add(rejected(name, "unused", "it holds no images"))
         self._notes.add(*unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]))
         found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
         texts = [rule.made(entry.text) for entry in found]

@@ -35,3 +35,9 @@ def test_the_caption_of_a_rejected_image_is_no_unused_one(tmp_path):
     found = scan(tmp_path)
     assert [item.reason for item in found.rejected] == ["two-images"]
     assert "caption-unused" not in [note.reason for note in found.notes]
+
+
+def test_an_archive_without_images_is_noted(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.png", png(1))])
+    write_tar(tmp_path / "b.tar", [])
+    assert [(note.name, note.reason) for note in scan(tmp_path).notes] == [("b.tar", "unused")]
