@@ -26,14 +26,14 @@ from latentcache.sources.reading import listed, parse_json, shown
 from latentcache.value import Value
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
-RECORD_RULE = 4
+RECORD_RULE = 5
 #: Fields of a turn that are given to the template beside its role and content.
 PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning")
 _FIRST_ROLES = ("system", "developer")
 _THOUGHT = re.compile(r"\s*(<think>.*?</think>)(.*)", re.DOTALL)
 EXPECTED = "text, messages, conversations, prompt with completion, or instruction with output"
 #: Columns of pixels and sound; a record that fills one is no text.
-MEDIA = ("images", "image", "videos", "audios")
+MEDIA = frozenset(("images", "image", "videos", "video", "audios", "audio"))
 #: Fields of records that plain training cannot use -> the reason; the first that fits.
 _OTHER_USE: Mapping[tuple[str, ...], str] = {
     ("chosen", "rejected"): "it holds preferences (chosen, rejected), not plain answers",
@@ -250,6 +250,8 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
     if not isinstance(record, dict):
         raise fault("record-field", f"expected an object, found {shown(record)}")
     try:
+        if media := [name for name in MEDIA.intersection(record) if record[name]]:
+            raise fault("not-for-sft", f"it holds {min(media)}", min(media))
         if form.form == "text":
             text = record.get(form.text)
             if not text or not isinstance(text, str):
@@ -259,9 +261,6 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         if form.form == "completion" and isinstance(record.get(form.prompt), str):
             prompt, answer = record[form.prompt], _answer(record, form)
             return text_record(source, line, prompt + answer, begin=len(prompt))
-        media = next((name for name in MEDIA if record.get(name)), "")
-        if media:
-            raise fault("not-for-sft", f"it holds {media}", media)
         options = _part(record, "chat_template_kwargs", dict, None) or None  # as TRL takes them
         spelled = _spelled(options, "chat_template_kwargs") if options else ""
         turns = tuple(_MAPPERS[form.form](record, form))
@@ -412,6 +411,9 @@ def _content(turn: Mapping[str, Any], form: RecordFormat, where: str) -> str:
 
 def _learned(turn: Mapping[str, Any], where: str) -> bool:
     """True if a turn of the assistant carries loss: unless ``weight`` is 0 or ``train`` is false."""
+    for name in ("train_detail", "loss"):  # axolotl, ms-swift
+        if turn.get(name) not in (None, [], True):
+            raise fault("record-field", 'a turn without loss has "train": false or "weight": 0', f"{where}.{name}")
     weight = turn.get("weight")
     if weight is not None and weight not in (0, 1):
         raise fault("record-field", f"expected 0 or 1, found {shown(weight)}", f"{where}.weight")

@@ -235,6 +235,8 @@ def shared(*turns_, **more):
         (said(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
         (said(("robot", "a"), ("assistant", "c")), CHAT, "role-order", "messages[0].role"),
         (said(*TWO, images=["a.png"]), CHAT, "not-for-sft", "images"),
+        ({"text": "<image> a", "image": "a.png"}, TEXT, "not-for-sft", "image"),
+        ({"prompt": "a", "completion": "b", "video": "a.mp4"}, COMPLETION, "not-for-sft", "video"),
         (said(*TWO, chat_template_kwargs=[1]), CHAT, "record-field", "chat_template_kwargs"),
         ({"prompt": "a", "completion": None}, COMPLETION, "no-answer", "completion"),
         ({"prompt": ASKED, "completion": "b"}, COMPLETION, "record-field", "completion"),
@@ -332,6 +334,8 @@ def test_values_for_the_template_of_one_record():
         ({"role": "user", "train": True}, "messages[1]"),
         ({"weight": 0.5}, "messages[1].weight"),
         ({"train": "no"}, "messages[1].train"),
+        ({"loss": False}, "messages[1].loss"),
+        ({"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]}, "messages[1].train_detail"),
         ({"tool_calls": {}}, "messages[1].tool_calls"),
         ({"tool_calls": [{"function": {}}]}, FIRST_CALL),
         *(
