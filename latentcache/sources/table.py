@@ -156,7 +156,8 @@ def read_table(
     if rule.tag_separator and path.suffix != ".jsonl":  # kohya's: an object of images, each with its caption and tags
         each = enumerate(_json_object(path, data, 1).items(), start=1)
         records: _Records = (
-            (at, {**(one if isinstance(one, dict) else {}), "image_path": image}) for at, (image, one) in each
+            (at, {**(one if isinstance(one, dict) else {"caption": [one]}), "image_path": image})
+            for at, (image, one) in each
         )
     elif path.suffix == ".csv":
         records = _csv_records(path, data, images, prefix, rule.table_columns)
@@ -184,8 +185,7 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
     names: tuple[str, ...] = ()
     for line, record in records:
         if rule.tag_separator:
-            texts = [one for one in (record.get("caption"), record.get("tags")) if one]
-            yield make_row(path, line, str(record.get("image_path", "")), rule.tag_separator.join(map(str, texts)))
+            yield make_row(path, line, str(record.get("image_path", "")), _with_tags(record, rule))
             continue
         if not names:
             keys = list(record)
@@ -202,6 +202,17 @@ def _rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
         several = [one for text in texts for one in (text if isinstance(text, list) else [text])]
         point = [record[one] for one in FOCUS_COLUMNS if one in record]
         yield make_row(path, line, str(name), several if len(several) > 1 else (*texts, None)[0], point)
+
+
+def _with_tags(record: dict[str, Any], rule: CaptionRule) -> Any:
+    """Caption and tags in kohya's metadata: if one line is drawn, each has all tags; or a list of what is no text."""
+    texts = [one for one in (record.get("caption"), record.get("tags")) if one not in (None, "")]
+    if no_text := [one for one in texts if not isinstance(one, str)]:
+        return no_text[:1]
+    if len(texts) < 2 or rule.lines != "all":
+        return rule.tag_separator.join(texts)
+    tags = rule.tag_separator + texts[1].replace("\n", rule.tag_separator)
+    return "\n".join(one + tags for one in texts[0].split("\n") if one.strip())
 
 
 def make_row(path: Path, line: int, name: str, caption: Any, point: Sequence[Any] = ()) -> Row:

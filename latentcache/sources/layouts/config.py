@@ -148,8 +148,8 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
 
     folders = {moved(part, folder) for part in parts for folder in part.folders}
     folders.update(relative(place, root) for place in listed)
-    own = Path(os.path.abspath(config.path))  # noqa: PTH100
-    used = {moved(part, name) for part in parts for name in part.used}
+    used = {Path(part.root, name) for part in parts for name in part.used}
+    used.add(Path(os.path.abspath(config.path)))  # noqa: PTH100
     return Layout(
         word=word,
         why=why,
@@ -179,7 +179,7 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
             },
         },
         unread=frozenset(moved(part, folder) for part in parts for folder in part.unread),
-        used=frozenset(used | ({relative(own, root)} if own.is_relative_to(root) else set())),
+        used=frozenset(relative(one, root) for one in used if one.is_relative_to(root)),
         notes=(
             *(replace(note, name=moved(part, note.name)) for part in parts for note in part.notes),
             *config.all_notes(),

@@ -39,6 +39,10 @@ _MOST = 1000
 _USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
          "conditioning_data_dir", "alpha_mask", "enable_wildcard",
          "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
+#: Settings of a type; the trainer takes no other.
+_TYPES = {"num_repeats": int, "is_reg": bool, "alpha_mask": bool, "enable_wildcard": bool} | dict.fromkeys(
+    ("caption_extension", "class_tokens", "caption_prefix", "caption_suffix", "caption_separator"), str
+)
 _OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
 
 
@@ -126,8 +130,11 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
         for subset in dataset.get("subsets", []):
             config.take(subset, {*_USED, *general, *dataset})
             entries = {**general, **dataset, **subset}
+            for name in _TYPES.keys() & entries:
+                if type(entries[name]) is not _TYPES[name]:
+                    raise TypeError(f"{name}: expected {_TYPES[name].__name__}, found {entries[name]!r}")
             own = str(entries.get("metadata_file") or entries.get("image_dir"))
-            repeats = int(entries.get("num_repeats", 1))
+            repeats = entries.get("num_repeats", 1)
             if own in seen or repeats < 1:
                 why = "it is there twice in one data set" if own in seen else "num_repeats is less than 1"
                 config.note(f"subset {own} is left out, as by the trainer: {why}")
@@ -165,7 +172,8 @@ def _subset(config: Config, entries: Mapping[str, Any], **more: Any) -> Layout:
 
 
 def _read_metadata(config: Config, base: Path | None, _: Any) -> Layout:
-    config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
+    entries = [one for one in config.value.values() if isinstance(one, dict)]
+    config.take({name: True for one in entries for name in one}, ("caption", "tags"))
     table = config.path.absolute()
     part = of_set(table.parent, CaptionRule(table_stems=True, tag_separator=",", lines="first"), table)
     why = f"{config.path.name} lists {count_of(len(config.value), 'images')} of kohya"

@@ -76,7 +76,7 @@ def _simpletuner(config: Config, base: Path | None, _: Any) -> Layout:
         elif one.get("type", "local") != "local":
             raise _elsewhere(config, one)
         else:
-            parts.append(_backend(config, one, _conditioning(one, further)))
+            parts.append(_backend(config, one, _conditioning(config, one, further)))
     sets = count_of(sum(len(part.sets) for part in parts), "data sets")
     return joined(config, "simpletuner", f"{config.path.name} has {sets} of SimpleTuner", parts, base)
 
@@ -85,10 +85,13 @@ def _is_off(one: Mapping[str, Any]) -> bool:
     return bool(one.get("disabled") or one.get("disable"))
 
 
-def _conditioning(one: Mapping[str, Any], further: Mapping[str, Pair]) -> tuple[Pair, ...]:
+def _conditioning(config: Config, one: Mapping[str, Any], further: Mapping[str, Pair]) -> tuple[Pair, ...]:
     """Inputs of a data set and the folders of its conditioning data sets, in their order."""
     named, free, found = one.get("conditioning_data") or [], list(INPUTS["controls"]), list[Pair]()
-    for role, folder in [further[name] for name in ([named] if isinstance(named, str) else named) if name in further]:
+    named = [named] if isinstance(named, str) else named
+    for name in set(named).difference(further):
+        config.note(f"data set {one['id']}: its conditioning data set {name} is not there")
+    for role, folder in [further[name] for name in named if name in further]:
         name = "mask" if role == "mask" else free.pop(0) if free else ""
         found += [(name, folder)] if name else []
     return tuple(found)
@@ -96,6 +99,9 @@ def _conditioning(one: Mapping[str, Any], further: Mapping[str, Pair]) -> tuple[
 
 def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
     config.take(one, _SIMPLE)
+    repeats = one.get("repeats") or 0
+    if not str(repeats).isdecimal():
+        raise ValueError(f"repeats: expected a whole number from 0, found {repeats!r}")
     folder, table = config.place(one.get("instance_data_dir"), "instance_data_dir"), None
     if one.get("caption_strategy") == "parquet" and not one.get("only_instance_prompt"):
         table = config.place(one.get("parquet", {}).get("path"), "parquet.path")
@@ -106,7 +112,7 @@ def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -
         _simple_rule(config, one),
         table,
         name=str(one["id"]),
-        repeats=int(one.get("repeats") or 0) + 1,
+        repeats=int(repeats) + 1,
         is_reg=bool(one.get("is_regularisation_data")),
         paired=paired,
         paired_by_path=True,
@@ -175,7 +181,7 @@ def _concept(config: Config, one: Mapping[str, Any], repeats: float) -> Layout:
         repeats = 1
     elif repeats < 1 or repeats != int(repeats):
         config.note(f"concept {label} asks for {repeats:g} repeats; whole numbers from 1 are used")
-    return of_set(
+    layout = of_set(
         config.place(one["path"], "path"),
         _concept_rule(config, text),
         name=str(one.get("name") or ""),
@@ -184,14 +190,19 @@ def _concept(config: Config, one: Mapping[str, Any], repeats: float) -> Layout:
         is_reg=kind == "PRIOR_PREDICTION",
         split="validation" if kind == "VALIDATION" or one.get("validation_concept") else "",
     )
+    if text.get("prompt_source") != "concept":
+        return layout
+    return replace(layout, used=frozenset((str(config.place(text["prompt_path"], "text.prompt_path")),)))
 
 
 def _concept_rule(config: Config, text: Mapping[str, Any]) -> CaptionRule:
     source = text.get("prompt_source", "sample")
     if source == "filename":
         return CaptionRule(extensions=(), from_name=str)
-    if source != "concept":
+    if source == "sample":
         return CaptionRule(extensions=(".txt",), lines="all")
+    if source != "concept":
+        raise config.error(f"text.prompt_source {source!r} is not read", "give sample, concept or filename")
     path = config.place(text.get("prompt_path"), "text.prompt_path")
     try:
         prompt = read_caption(str(path.parent), path.name)[0]

@@ -116,6 +116,20 @@ def test_kohya_metadata(tmp_path, monkeypatch):
     assert rows(scan(tmp_path / "dataset.toml")) == [("img/a.jpg", "line", 3)]
 
 
+def test_kohya_adds_all_tags_to_each_line_that_it_draws(tmp_path):
+    text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nmetadata_file = "m.json"\nenable_wildcard = true\n'
+    meta = {"a": {"caption": "one\n\ntwo", "tags": "x\ny"}, "b": {"tags": "x\ny"}}
+    put(tmp_path, {"img/a.jpg": "x", "img/b.jpg": "x", "dataset.toml": text, "m.json": meta})
+    assert rows(scan(tmp_path)) == [("img/a.jpg", "one,x,y\0two,x,y", 1), ("img/b.jpg", "x\0y", 1)]
+
+
+@pytest.mark.parametrize("entry", ["a cat", {"caption": ["a", "b"]}, {"caption": "a", "tags": {"b": 1}}])
+def test_kohya_metadata_that_is_no_text_is_rejected(tmp_path, entry):
+    put(tmp_path, {"a.jpg": "x", "b.jpg": "x", "meta_cap.json": {"a": {"caption": "a"}, "b": entry}})
+    found = scan(tmp_path)
+    assert (rows(found), [item.reason for item in found.rejected]) == ([("a.jpg", "a", 1)], ["table-row"])
+
+
 def test_kohya_adds_prefix_and_suffix_to_an_empty_caption_too(tmp_path):
     put(tmp_path, {"img/a.jpg": "x", "img/a.caption": "one", "img/b.jpg": "x"})
     put(tmp_path, {"meta.json": {"c.jpg": {}}, "m/c.jpg": "x"})
@@ -171,6 +185,7 @@ def test_simpletuner(tmp_path):
     assert found.layout.word == "simpletuner"
     assert ("masks/b.png", "mask") in notes(found), "it is not of one/deep/b.jpg: paths decide"
     assert any("far (disabled)" in note.detail for note in found.notes)
+    assert any("conditioning data set gone is not there" in note.detail for note in found.notes)
     assert ("one/edges/c.jpg", "control") in notes(found), "no data set names its folder"
     first = rows(scan(tmp_path, SourceOptions(caption_lines="first")))[2:4]
     assert first == [("three/d.jpg", "a dog", 1), ("two/c.jpg", "sks first", 1)]
@@ -230,10 +245,44 @@ def test_simpletuner_sets_that_are_not_on_this_disk(tmp_path, said, fix):
     assert '"disabled": true' in caught.value.fix
 
 
+CONFIGS = {
+    "dataset.toml": '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "a"\n',
+    "multidatabackend.json": [{"id": "one", "instance_data_dir": "a", "caption_strategy": "filename"}],
+    "concepts.json": [{"path": "a", "text": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("dataset.toml", "num_repeats", "2.5"),
+        ("dataset.toml", "is_reg", '"false"'),
+        ("dataset.toml", "class_tokens", '["a"]'),
+        ("multidatabackend.json", "repeats", 1.5),
+        ("multidatabackend.json", "repeats", -1),
+        ("concepts.json", "prompt_source", "samples"),
+    ],
+)
+def test_a_value_that_the_trainer_does_not_take_is_an_error(tmp_path, name, setting, value):
+    put(tmp_path, {"a/x.jpg": "x", name: CONFIGS[name]})
+    assert len(scan(tmp_path).samples) == 1
+    if name == "dataset.toml":
+        text = f"{CONFIGS[name]}{setting} = {value}\n"
+    else:
+        (one,) = CONFIGS[name]
+        text = [one | ({setting: value} if name != "concepts.json" else {"text": {setting: value}})]
+    put(tmp_path, {name: text})
+    with pytest.raises(SourceError, match=setting):
+        scan(tmp_path)
+
+
 def test_onetrainer(tmp_path):
     put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "\nfirst\nsecond", "a/x-masklabel.png": "m", "a/sub/no.jpg": "x"})
     put(tmp_path, {"b/deep/the file.jpg": "x", "c/y.jpg": "x", "d/z.jpg": "x"})
     put(tmp_path, {"prompts.txt": "one prompt\nanother\n"})
+    alone = [{"path": "a", "text": {"prompt_source": "concept", "prompt_path": "prompts.txt"}}]
+    put(tmp_path, {"alone.json": alone})
+    assert rows(scan(tmp_path / "alone.json")) == [("x.jpg", "one prompt\0another", 1)], "the prompt is outside"
     text = {"prompt_source": "sample", "prompt_path": "", "enable_tag_shuffling": True, "tag_delimiter": ","}
     concepts = [
         {"name": "A", "path": "a", "balancing": 3.0, "text": text, "loss_weight": 0.5},
@@ -250,6 +299,7 @@ def test_onetrainer(tmp_path):
         ("c/y.jpg", "one prompt\0another", 1),
     ]
     assert [one.is_reg for one in found.layout.sets] == [False, False, True]
+    assert "prompts.txt" not in dict(notes(found))
     said = {note.reason: note.detail for note in found.notes}
     ignored = "3 settings of concepts.json have no effect here: d (disabled), image.enable_random_flip, loss_weight"
     assert said["config-ignored"] == ignored
