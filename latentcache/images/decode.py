@@ -175,18 +175,15 @@ def _array(image: Image.Image) -> NDArray[np.uint8]:
 
 def _from_deep(image: Image.Image, key: object) -> tuple[Image.Image, Image.Image | None]:
     """High bytes of 16-bit gray, with the transparency that one gray value may mean."""
-    if image.mode == "F":
-        raise fault("float", "floats, whose black and white are not defined")
     values = np.asarray(image)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 0xFFFF:
-        raise fault("float", f"integers from {low} to {high}, whose black and white are not defined")
+    if image.mode in ("I", "F"):
+        kind = "floats" if image.mode == "F" else "32-bit integers"
+        raise fault("float", f"{kind} from {values.min()} to {values.max()}, whose black and white are not defined")
     bits = 12 if getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE) == (12,) else 16  # 12: scanners, microscopes
-    shift = 0 if image.mode == "I" and high <= 0xFF else bits - 8
     alpha = None
     if isinstance(key, int):
         alpha = Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8))
-    return Image.fromarray((values >> shift).astype(np.uint8)), alpha
+    return Image.fromarray((values >> bits - 8).astype(np.uint8)), alpha
 
 
 @lru_cache(maxsize=16)

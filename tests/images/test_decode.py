@@ -113,9 +113,16 @@ def test_16_bit_samples_keep_their_high_byte():
     expected = np.repeat((deep >> 8).astype(np.uint8)[..., None], 3, 2)
     assert np.array_equal(decode(png(deep, depth=16, kind=0), PROFILE), expected)
     assert np.array_equal(decode(saved(Image.fromarray(deep), format="TIFF"), PROFILE), expected)
-    assert np.array_equal(decode(saved(Image.fromarray(deep.astype(np.int32)), format="TIFF"), PROFILE), expected)
     rgb = np.stack([deep, deep[::-1], deep[:, ::-1]], -1)
     assert np.array_equal(decode(png(rgb, depth=16, kind=2), PROFILE), (rgb >> 8).astype(np.uint8))
+
+
+@pytest.mark.parametrize("most", [255, 65_535, 70_000])
+def test_the_range_of_32_bit_samples_is_not_guessed(most):
+    wide = np.linspace(0, most, 37 * 53).reshape(37, 53).astype(np.int32)
+    with pytest.raises(UnusableSampleError, match=f"32-bit integers from 0 to {most}") as caught:
+        decode(saved(Image.fromarray(wide), format="TIFF"), PROFILE)
+    assert caught.value.slug == "float"
 
 
 @pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
