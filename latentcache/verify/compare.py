@@ -52,7 +52,7 @@ class State(IntEnum):
     OK = 0, "ok"
     TOUCHED = 1, "touched", "stat-changed"
     MOVED = 2, "touched", "line-changed"
-    CAPTION_CHANGED = 3, "stale", "caption-changed", "no entry is affected: a build only records the new caption"
+    CAPTION_CHANGED = 3, "stale", "caption-changed", "a build records the new caption; it encodes embeddings alone"
     CHANGED = 4, "stale", "source-changed"
     REMOVED = 5, "stale", "source-removed"
     UNREADABLE = 6, "unverifiable", "io-error"

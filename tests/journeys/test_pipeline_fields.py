@@ -191,6 +191,7 @@ def test_an_edited_caption_of_several_is_changed_and_encoded_alone(data, tmp_pat
     verified = look("verify", tmp_path / "cache", "--data", data, "--json")
     (one,) = verified.json["items"]
     assert (one["category"], one["reason"], one["path"]) == ("stale", "caption-changed", "0.png")
+    assert one["hint"] == "a build records the new caption; it encodes embeddings alone"
     assert build(data, tmp_path / "cache")[1] == {"latents": 0, "prompt_embeds": 2, "pooled_prompt_embeds": 2}
     (data / "1.txt").unlink()
     done, _ = build(data, tmp_path / "cache", "--default-caption", "")
