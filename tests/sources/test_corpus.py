@@ -59,6 +59,14 @@ def test_a_file_without_records_is_noted(tmp_path, name, text):
     assert scan(tmp_path, known=listing.samples, rejected=listing.rejected).notes == listing.notes
 
 
+def test_a_damaged_parquet_file_beside_lines_is_one_of_records(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.jsonl").write_text(ONE)
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 cut short")
+    listing = scan(tmp_path)
+    assert (listing.data_kind, reasons(listing.rejected)) == ("records", [("b.parquet", "rows-damaged")])
+
+
 @pytest.mark.parametrize("name", ["more.csv", "more.TSV", "data-00000.arrow"])
 def test_a_table_that_is_not_read_is_reported(tmp_path, name):
     (tmp_path / "b.jsonl").write_text(ONE)

@@ -70,7 +70,7 @@ def _tars(tree: Tree) -> Layout | None:
 
 def _rows(tree: Tree) -> Layout | None:
     names = _named(tree, ".parquet")
-    if not _contain_images(tree.root, names, PARQUET):
+    if not _contain_images(tree.root, names, PARQUET, unread=not _named(tree, ".jsonl", ".ndjson")):
         return None
     splits = splits_of(names)
     pairs = list(zip(splits, names, strict=True))
@@ -126,8 +126,8 @@ def _named(tree: Tree, *endings: str) -> list[str]:
     )
 
 
-def _contain_images(root: Path, names: Sequence[str], kind: str) -> bool:
-    """True if one of the first archives does; if none can be read, so that somebody says why."""
+def _contain_images(root: Path, names: Sequence[str], kind: str, *, unread: bool = True) -> bool:
+    """True if one of the first archives does; ``unread`` if none can be read, so that somebody says why."""
     if not names or (kind != TAR and find_spec("pyarrow") is None):
         return False
     read = False
@@ -138,7 +138,7 @@ def _contain_images(root: Path, names: Sequence[str], kind: str) -> bool:
             read = True
         except UnusableSampleError:
             continue
-    return not read
+    return unread and not read
 
 
 def _layout(tree: Tree, kind: str, splits: Sequence[tuple[str, Sequence[str]]], names: Sequence[str]) -> Layout:
