@@ -95,11 +95,12 @@ class RecordFiles:
         self.rejected += walk.rejected
         self.notes += walk.notes.all()
 
-    def note_unused(self) -> None:
-        """Note files below the root that nothing names."""
+    def note_unused(self, known: Sequence[str] = ()) -> None:
+        """Note files below the root that nothing names, beside those that are known."""
         state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in self.names}
         reported = (item.name for item in (*self.rejected, *self.notes))
-        walk = Walk(self.root, frozenset(), used={*self.names, *reported, *state, INFO_NAME, DICT_NAME, STATE_NAME})
+        used = {*self.names, *known, *reported, *state, INFO_NAME, DICT_NAME, STATE_NAME}
+        walk = Walk(self.root, frozenset(), used=used)
         any(False for _ in walk)
         self.walked(walk)
 
@@ -126,7 +127,12 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
     elif is_saved(data):
         for name in saved_files(data, split):
             found.take(name, Way(kind="arrow"))
-        found.note_unused()
+        splits = saved_splits(data) or [""]
+        chosen, known = which_split(data, splits, split), [f"{one}/{INFO_NAME}" for one in splits]
+        for one in filter(chosen.__ne__, splits):
+            known += [f"{one}/{name}" for _, _, names in os.walk(data / one) for name in names]
+            found.notes.append(rejected(f"{one}/", "split-unused", f"{one}/ is of the split {one}; {chosen} is read"))
+        found.note_unused(known)
     elif is_described:
         _by_info(found, datasets)
         found.note_unused()

@@ -174,7 +174,7 @@ def test_data_that_datasets_saved(tmp_path, split):
     found, listing = texts(tmp_path / "d")
     assert found == [f"text {n}" for n in range(10)]
     assert list(listing.samples.files.names) == [("train/" if split else "") + "data-00000-of-00001.arrow"]
-    assert [note.reason for note in listing.notes] == ["unused"] * (2 * split)
+    assert [(note.name, note.reason) for note in listing.notes] == [("test/", "split-unused")] * split
 
 
 LOCAL = {
