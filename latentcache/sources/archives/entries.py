@@ -33,9 +33,10 @@ from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, list
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Notes
 
-_RULE = 1
+_RULE = 2
 _CAPTIONS = ("txt", "caption", "json")
 _IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
+_NOT_PLAIN = "members are links or no plain files"
 #: Members that are looked at to see if a tar holds images.
 _LOOKED_AT = 256
 
@@ -137,7 +138,9 @@ class Archives:
                     base = member.name.rfind("/") + 1
                     dot = member.name.find(".", base)
                     key, ending = member.name[: max(dot, 0)], member.name[dot + 1 :].lower()
-                    if dot > base and ending in wanted:
+                    if member.size < 0:
+                        others[_NOT_PLAIN].append(member.name)
+                    elif dot > base and ending in wanted:
                         images[key].append(member)
                     elif dot > base and ending in _CAPTIONS:
                         texts[key][ending] = member
@@ -158,7 +161,7 @@ class Archives:
         orphans = [one.name for members in texts.values() for one in members.values()]
         for words, names in {"caption members have no image of their key": orphans, **others}.items():
             if names:
-                cause = "caption-unused" if names is orphans else "member-unused"
+                cause = "caption-unused" if names is orphans else "unused" if words == _NOT_PLAIN else "member-unused"
                 self._notes.add(counted(f"{name}/{names[0]}", cause, len(names), words, first=names[0]))
 
     def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str:
@@ -182,25 +185,31 @@ class Archives:
     def _of_rows(self, name: str, kind: str) -> Iterator[ArchiveSample]:
         path, given = self._root / name, self._options
         with opened(path, kind) as table:
-            named = [column for column in table.texts if column.strip().lower() in CAPTION_COLUMNS]
+            named = list(filter(_is_called, table.texts))
             image = _column(path, table, "image", given.image_column, table.binary, table.images())
             caption = _column(path, table, "caption", given.caption_column, table.texts, named)
-            if not caption and table.texts:
-                called, texts = ", ".join(CAPTION_COLUMNS), listed(table.texts)
-                detail = f"no column of {name} is called {called}; texts are in {texts}"
+            odd = [f"{one.name} of {name} holds {one.type}" for one in table.schema if _is_called(one.name)]
+            if not caption and (odd or table.texts):
+                called = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}"
+                detail = f"{(*odd, called)[0]}; texts are in {listed(table.texts) or 'no column'}"
                 self._notes.add(rejected(name, "text-column", detail))
             batches = table.batches([caption]) if caption else ()
             values = (one for batch in batches for one in batch.column(0).to_pylist())
             for row, (span, value) in enumerate(zip_longest(table.spans(image).tolist(), values), start=1):
                 text, why = captions_in(value or "")
                 if why:
-                    error = fault("caption-unicode", f"{caption}: {why}", path)
+                    cause = "table-row" if why.startswith("expected") else "caption-unicode"
+                    error = fault(cause, f"{caption}: {why}", path)
                 elif kind == ARROW and not span[1]:
                     error = fault("no-image", "the row holds no bytes of an image", path)
                 else:
                     yield ArchiveSample(f":{row}", row, tuple(span), text)
                     continue
                 self._bad.append(as_rejected(name, error, line=row))
+
+
+def _is_called(column: str) -> bool:
+    return column.strip().lower() in CAPTION_COLUMNS
 
 
 class ArchiveSample(NamedTuple):

@@ -341,5 +341,5 @@ def _bytes_of(field: Any) -> str | None:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    kind = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    kind = kind.value_type if types.is_list(kind) or types.is_large_list(kind) or types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

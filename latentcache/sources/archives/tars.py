@@ -1,8 +1,8 @@
 """The members of a tar, from its headers alone: about 25 us each, no payload is read.
 
-Python's ``tarfile`` reads the headers. It takes a damaged header for the end, and gives a last member that is cut
-short: both are errors here. A tar that ends without its two blocks of zeros is whole if its last member is. Members
-that are no plain files are skipped, as WebDataset does.
+Python's ``tarfile`` reads the headers. It takes a header that is damaged for the end, and gives a last member that is
+cut short: both are errors here. A tar that ends without its two blocks of zeros is whole if its last member is.
+Links and sparse files have no bytes of their own: WebDataset passes over them, here they are noted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def kind_of_archive(name: str) -> str:
 
 
 class Member(NamedTuple):
-    """A plain file in a tar."""
+    """A file in a tar."""
 
     number: int
     """Number from 1, counting all members, as ``tar -t`` lists them."""
@@ -34,10 +34,11 @@ class Member(NamedTuple):
     """As it is written, without ``./`` in front."""
     offset: int
     size: int
+    """Negative for a link, a sparse file or a device: its bytes are not a range of the tar."""
 
 
 def tar_members(file: BinaryIO) -> Iterator[Member]:
-    """The plain files of an open tar, in order.
+    """The members of an open tar but its folders, in order.
 
     Raises:
         UnusableSampleError: ``tar-truncated`` or ``tar-damaged``, with the byte; all members before were given.
@@ -53,12 +54,13 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
             while (one := tar.next()) is not None:
                 vars(tar)["members"] = []  # it keeps all
                 number, last = number + 1, one.offset_data + one.size
-                if not one.isreg() or one.issparse():
+                if one.isdir():
                     continue
-                if last > end:
+                is_plain = one.isreg() and not one.issparse()
+                if is_plain and last > end:
                     what = f"member {number} ({one.name}) ends at byte {last}, the file at byte {end}"
                     raise fault("tar-truncated", what)
-                yield Member(number, one.name.removeprefix("./"), one.offset_data, one.size)
+                yield Member(number, one.name.removeprefix("./"), one.offset_data, one.size if is_plain else -1)
             at = tar.offset
         except (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
             at = tar.offset if tar else 0

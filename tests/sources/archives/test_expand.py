@@ -1,5 +1,10 @@
 """Archives as samples: those that did not change are not opened again."""
 
+import tarfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
@@ -41,3 +46,30 @@ def test_an_archive_without_images_is_noted(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1))])
     write_tar(tmp_path / "b.tar", [])
     assert [(note.name, note.reason) for note in scan(tmp_path).notes] == [("b.tar", "unused")]
+
+
+def test_links_in_a_tar_are_noted(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.txt", b"a")])
+    with tarfile.open(tmp_path / "a.tar", "a") as tar:
+        for name, kind in ("b.png", tarfile.LNKTYPE), ("c.png", tarfile.SYMTYPE):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.png"
+            tar.addfile(info)
+    found = scan(tmp_path)
+    assert list(found.samples.names) == ["a.tar/a.png"]
+    assert [(note.name, note.reason, note.count) for note in found.notes] == [("a.tar/b.png", "unused", 2)]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
+def test_captions_of_every_type_of_text(tmp_path, kind):
+    pq.write_table(pa.table({"image": [png(1)], "text": pa.array(["a"]).cast(kind)}), tmp_path / "a.parquet")
+    assert list(scan(tmp_path).samples.inputs["caption"].text) == ["a"]
+
+
+def test_captions_that_are_no_text_are_said(tmp_path):
+    pq.write_table(pa.table({"image": [png(1)], "text": [{"en": "a"}], "other": ["b"]}), tmp_path / "a.parquet")
+    (note,) = scan(tmp_path).notes
+    assert note.reason == "text-column"
+    assert note.detail == "text of a.parquet holds struct<en: string>; texts are in other"
+    pq.write_table(pa.table({"image": [png(1)], "text": [["a", None]]}), tmp_path / "a.parquet")
+    assert [(one.line, one.reason) for one in scan(tmp_path).rejected] == [(1, "table-row")]
