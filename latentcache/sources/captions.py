@@ -93,7 +93,9 @@ class CaptionFiles:
             return Input(content=np.asarray(old.content), file=file, text=old.text, line=lines)
         content = np.zeros((len(file), HASH_BYTES), dtype=np.uint8)
         by_choice = [number for number, rule in enumerate(self._rules) if rule.is_empty_by_choice]
-        content[(file >= 0) | np.isin(units["owner"], by_choice)] = _EMPTY
+        json_at = [(*rule.extensions, ".json").index(".json") for rule in self._rules] or [0]
+        is_json = units["which"] == np.array(json_at)[units["owner"]]  # it may hold other things alone
+        content[((file >= 0) & ~is_json) | np.isin(units["owner"], by_choice)] = _EMPTY
         if old is not None:
             content[known >= 0] = take_rows(old.content, known[known >= 0])
         with_fallback = [at for at, rule in enumerate(self._rules) if rule.text or rule.from_name or rule.bare]

@@ -31,7 +31,11 @@ def put(root: Path, **files: str) -> None:
 def captions(found: Listing, *, by_choice: bool = False) -> list[tuple[str, str]]:
     table = found.samples
     held = table.inputs["caption"]
-    is_there = [by_choice or bool(text) or file >= 0 for text, file in zip(held.text, held.file, strict=True)]
+    files = ["" if file < 0 else table.files.names[file] for file in held.file]
+    is_there = [  # an empty file is an empty caption, JSON without one is none
+        by_choice or bool(text) or (bool(file) and not file.endswith(".json"))
+        for text, file in zip(held.text, files, strict=True)
+    ]
     hashes = [content_hash(text.encode()) for text in held.text]
     wanted = [one if there else bytes(16) for one, there in zip(hashes, is_there, strict=True)]
     assert [row.tobytes() for row in held.content] == wanted

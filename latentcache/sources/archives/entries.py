@@ -106,13 +106,14 @@ class Archives:
         rule = one.captions
         if not found and len(self._bad) == bad:
             self._notes.add(rejected(name, "unused", "it holds no images"))
-        self._notes.add(*unused_lines([(name, entry.line) for entry in found if rule.unused_line(entry.text)]))
+        lines = [(name, entry.line) for entry in found if entry.text and rule.unused_line(entry.text)]
+        self._notes.add(*unused_lines(lines))
         found = [entry for entry in found if part is None or part.holds_name(name + entry.own)]
-        texts = [rule.made(entry.text) for entry in found]
+        texts = [rule.made(entry.text or "") for entry in found]
         member = np.array([entry.line for entry in found], dtype=np.uint32)
         return self._units(
             np.full(len(found), file, dtype=np.int64),
-            line=member * np.array([bool(text) for text in texts], dtype=np.bool_),
+            line=member * np.array([entry.text is not None for entry in found], dtype=np.bool_),
             member=member,
             span=np.array([entry.span for entry in found], dtype=np.uint64).reshape(-1, 2),
             text=np.array(texts, dtype=object),
@@ -153,7 +154,7 @@ class Archives:
                 image, beside = several[0], texts.pop(key, {})
                 try:
                     _check(f"{path}/{image.name}", key, several)
-                    text = self._caption(file.fileno(), name, beside) if beside else ""
+                    text = self._caption(file.fileno(), name, beside) if beside else None
                 except UnusableSampleError as error:
                     self._bad.append(as_rejected(f"{name}/{image.name}", error))
                     continue
@@ -164,8 +165,8 @@ class Archives:
                 cause = "caption-unused" if names is orphans else "unused" if words == _NOT_PLAIN else "member-unused"
                 self._notes.add(counted(f"{name}/{names[0]}", cause, len(names), words, first=names[0]))
 
-    def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str:
-        """The text of the first caption member that has one; a second one that differs is noted."""
+    def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str | None:
+        """The text of the first caption member that has one; a second one that differs is noted. None: JSON alone."""
         found, source, key = "", "", self._options.caption_column
         for ending in ("json",) if key else _CAPTIONS:
             if ending not in texts or (found and ending == "json"):
@@ -180,7 +181,7 @@ class Archives:
                 self._notes.add(rejected(f"{name}/{member.name}", "caption-conflict", detail))
             elif text:
                 found, source = text, member.name
-        return found
+        return found or (None if key or texts.keys() == {"json"} else "")
 
     def _of_rows(self, name: str, kind: str) -> Iterator[ArchiveSample]:
         path, given = self._root / name, self._options
@@ -203,7 +204,7 @@ class Archives:
                 elif kind == ARROW and not span[1]:
                     error = fault("no-image", "the row holds no bytes of an image", path)
                 else:
-                    yield ArchiveSample(f":{row}", row, tuple(span), text)
+                    yield ArchiveSample(f":{row}", row, tuple(span), text or None)
                     continue
                 self._bad.append(as_rejected(name, error, line=row))
 
@@ -221,7 +222,8 @@ class ArchiveSample(NamedTuple):
     """Number of the member or row, from 1."""
     span: tuple[int, int]
     """See ``members.SPAN``."""
-    text: str
+    text: str | None
+    """Its caption; None: it has none."""
 
 
 def shows_images(path: Path, kind: str) -> bool:

@@ -73,3 +73,10 @@ def test_captions_that_are_no_text_are_said(tmp_path):
     assert note.detail == "text of a.parquet holds struct<en: string>; texts are in other"
     pq.write_table(pa.table({"image": [png(1)], "text": [["a", None]]}), tmp_path / "a.parquet")
     assert [(one.line, one.reason) for one in scan(tmp_path).rejected] == [(1, "table-row")]
+
+
+def test_an_empty_caption_is_one_and_json_without_a_caption_is_none(tmp_path):
+    members = [(f"{stem}.png", png(number)) for number, stem in enumerate("abc")]
+    write_tar(tmp_path / "a.tar", [*members, ("a.txt", b""), ("b.json", b'{"url": 1}')])
+    caption = scan(tmp_path).samples.inputs["caption"]
+    assert (list(caption.text), caption.content.any(axis=1).tolist()) == ([""] * 3, [True, False, False])
