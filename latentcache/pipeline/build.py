@@ -87,7 +87,7 @@ class _Build:
             self.existing = read_existing(self.settings)
             self.options = self.existing.options(self.settings)
             listing = self.listing = self.scan()
-            preflight.check_source(self.settings.source, listing.data_kind, self.settings.data)
+            preflight.check_source(self.settings.source, listing, self.settings.data)
             self.fields = self.requested_fields()
             kinds = self.kinds()
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=lock))

@@ -15,7 +15,7 @@ from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundEr
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.settings import beside
-from latentcache.sources.scan import SourceOptions
+from latentcache.sources.scan import Listing, SourceOptions
 from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
@@ -109,14 +109,20 @@ def check_space(plan: BuildPlan) -> None:
         )
 
 
-def check_source(options: SourceOptions | None, kind: str, data: Path) -> None:
-    """Reject settings that DATA of this kind would ignore."""
-    unused, other = (_OF_RECORDS, "records") if kind == "images" else (_OF_IMAGES, "images")
-    for name in unused:
+def check_source(options: SourceOptions | None, listing: Listing, data: Path) -> None:
+    """Reject settings that DATA would ignore."""
+    kind, sets = listing.data_kind, listing.layout.sets if listing.layout is not None else ()
+    unused = dict.fromkeys(_OF_RECORDS, "records") if kind == "images" else dict.fromkeys(_OF_IMAGES, "images")
+    if sets and not any(one.archives for one in sets):
+        unused |= dict.fromkeys(("image_column", "caption_column"), "archives")
+    if sets and not any(one.captions.extensions and not one.captions.table and not one.archives for one in sets):
+        unused["caption_ext"] = "caption files beside images"
+    for name, other in unused.items():
         if getattr(options, name, None) not in (None, "", (), False):
             flag = "--dataset" if name == "datasets" else f"--{name.replace('_', '-')}"
+            found = listing.layout.why if listing.layout is not None and other != "records" else f"it holds {kind}"
             raise UsageError(
-                f"{flag}: for {other} only, and DATA holds {kind}", where=str(data), fix=f"leave {flag} out"
+                f"{flag}: for {other} only, and DATA has none", where=str(data), why=found, fix=f"leave {flag} out"
             )
 
 

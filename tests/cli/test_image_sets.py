@@ -111,3 +111,19 @@ def test_captions_that_are_not_stored_are_counted(run, data, tmp_path):
     assert {(one["category"], one["count"], one["hint"]) for one in found} == {("note", 2, hint_for("captions-left"))}
     assert [one["field"] for one in found] == ["prompt_embeds", "pooled_prompt_embeds"]
     assert notes("--caption-variants", "3") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "of"),
+    [
+        (("--caption-column", "description"), "archives"),
+        (("--image-column", "file_name"), "archives"),
+        (("--caption-ext", ".cap"), "caption files beside images"),
+        (("--text-lines",), "records"),
+    ],
+)
+def test_an_option_that_the_data_would_ignore_is_an_error(run, data, tmp_path, words, of):
+    (data / "metadata.csv").write_text("file_name,text,description\np0.png,a,b\n")
+    found = run("build", data, *SMALL, *words, "--json").error
+    assert (found["what"], found["fix"]) == (f"{words[0]}: for {of} only, and DATA has none", f"leave {words[0]} out")
+    assert not (tmp_path / "data.latentcache").exists()
