@@ -85,6 +85,7 @@ def _is_cache(path: Path) -> bool:
 def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: bool) -> _Planned:
     """The plan of the loader of this cache."""
     from latentcache.loader.cache import open_cache
+    from latentcache.pipeline.report import quarantined
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
@@ -101,7 +102,7 @@ def _of_cache(path: Path, batches: BatchPlan, rows: Mapping[str, Any], repeats: 
         )
     source: Any = cache.rows(**rows) if rows else cache
     report = source.plan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder)
-    return _Planned(report, len(snapshot.rejected), cache.repeats)
+    return _Planned(report, quarantined(snapshot.rejected), cache.repeats)
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -114,6 +115,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
     import numpy as np
 
     from latentcache.pipeline.build import plan_build
+    from latentcache.pipeline.report import quarantined
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.pipeline.stream import sample_index
     from latentcache.plan.samples import plan_report, times_counted
@@ -134,7 +136,7 @@ def _of_data(path: Path, batches: BatchPlan, requested: flags.Requested, source:
         items, order, identify=lambda: str(path), names_of=lambda rows: samples.names.take(sample[rows])
     )
     repeats = times_counted(None if column is None else column[served], len(served))
-    return _Planned(plan_report(index, batches), len(planned.rejected), repeats)
+    return _Planned(plan_report(index, batches), quarantined(planned.rejected), repeats)
 
 
 def _no_lengths(path: Path, requested: flags.Requested) -> UsageError:

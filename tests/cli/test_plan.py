@@ -20,6 +20,13 @@ def test_a_folder_and_its_cache_have_the_same_plan(run, shared, policy, batch_si
     assert {**of_cache, "path": ""} == {**of_data, "path": ""}
 
 
+def test_a_sample_that_two_fields_reject_counts_once(run, data, tmp_path):
+    words, plan = (*SMALL, "--text-encoder", "stub"), ("--batch-size", "1", "--json")
+    assert run("plan", data, *words, *plan).json["quarantined"] == 1, "p3.png has no caption"
+    assert run("build", data, *words, "--out", tmp_path / "cache", "--allow-failed", "1").status == 0
+    assert run("plan", tmp_path / "cache", *plan).json["quarantined"] == 1
+
+
 def test_a_cache_that_holds_nothing_yet_is_no_data_folder(run, tmp_path):
     (tmp_path / "builder.lock").touch()
     done = run("plan", tmp_path, "--batch-size", "1", "--json")
