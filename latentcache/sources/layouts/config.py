@@ -39,7 +39,8 @@ NOT_FOLLOWED: Mapping[str, str] = {
     **dict.fromkeys(("crop", "crop_aspect", "crop_style"), "--crop"),
     **dict.fromkeys(("shuffle_caption", "enable_tag_shuffling", "caption_shuffle"), "--shuffle-tags"),
     **dict.fromkeys(("keep_tokens", "keep_tags_count", "keep_tokens_separator"), "--keep-tags"),
-    "tag_delimiter": "--tag-separator",
+    **dict.fromkeys(("tag_delimiter", "caption_separator"), "--tag-separator"),
+    "secondary_separator": "captions with the other separator in its place",
     **dict.fromkeys(
         ("caption_dropout_rate", "caption_dropout_probability", "caption_dropout_every_n_epochs"),
         "--empty-prompt, and read(caption_dropout=) in training",

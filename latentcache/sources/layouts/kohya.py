@@ -38,7 +38,7 @@ _NAME = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
 _MOST = 1000
 _USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
          "conditioning_data_dir", "alpha_mask", "enable_wildcard",
-         "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
+         "caption_prefix", "caption_suffix")  # fmt: skip
 #: Settings of a type; the trainer takes no other.
 _TYPES = {"num_repeats": int, "is_reg": bool, "alpha_mask": bool, "enable_wildcard": bool} | dict.fromkeys(
     ("caption_extension", "class_tokens", "caption_prefix", "caption_suffix", "caption_separator"), str

@@ -86,6 +86,8 @@ def test_captions_that_kohya_draws(tmp_path):
   image_dir = "a"
   caption_extension = ".txt"
   enable_wildcard = true
+  caption_separator = ";"
+  secondary_separator = ";;;"
   caption_tag_dropout_rate = 0.1
   caption_dropout_every_n_epochs = 3
 """
@@ -94,7 +96,8 @@ def test_captions_that_kohya_draws(tmp_path):
     found = scan(tmp_path)
     assert rows(found) == [("a/x.jpg", "a {red|blue} cat\0a dog", 1), ("a/y.jpg", "{one}", 1)]
     (asks,) = found.notes
-    assert (asks.reason, asks.count) == ("config-asks", 2)
+    assert (asks.reason, asks.count) == ("config-asks", 4)
+    assert 'caption_separator = ";" (--tag-separator)' in asks.detail
     assert "caption_tag_dropout_rate = 0.1 (captions with fewer tags, and --caption-lines all)" in asks.detail
 
 
