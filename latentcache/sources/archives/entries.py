@@ -66,6 +66,7 @@ class Archives:
             self.names.append(name)
             owner.append(owners[name])
         self._owner = np.array(owner, dtype=np.int32)
+        self._captions = ("json",) if scan.options.caption_column else _CAPTIONS
 
     def readings(self) -> NDArray[np.uint8]:
         """(n, 16) how each is read."""
@@ -129,7 +130,7 @@ class Archives:
 
     def _of_tar(self, name: str) -> Iterator[ArchiveSample]:
         path, suffix = self._root / name, self._options.image_column.lower().removeprefix(".")
-        wanted = frozenset((suffix,)) if suffix else _IMAGES
+        wanted, captions = frozenset((suffix,)) if suffix else _IMAGES, self._captions
         images, others = defaultdict[str, list[Member]](list), defaultdict[str, list[str]](list)
         texts = defaultdict[str, dict[str, Member]](dict)
         with open_source(path) as file:
@@ -143,7 +144,7 @@ class Archives:
                         others[_NOT_PLAIN].append(member.name)
                     elif dot > base and ending in wanted:
                         images[key].append(member)
-                    elif dot > base and ending in _CAPTIONS:
+                    elif dot > base and ending in captions:
                         texts[key][ending] = member
                     else:
                         words = f"ending in .{ending.rpartition('.')[2]}" if dot > base else "without a key"
@@ -168,7 +169,7 @@ class Archives:
     def _caption(self, descriptor: int, name: str, texts: dict[str, Member]) -> str | None:
         """The text of the first caption member that has one; a second one that differs is noted. None: JSON alone."""
         found, source, key = "", "", self._options.caption_column
-        for ending in ("json",) if key else _CAPTIONS:
+        for ending in self._captions:
             if ending not in texts or (found and ending == "json"):
                 continue
             member = texts[ending]

@@ -9,7 +9,7 @@ from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.archives.entries import Archives
-from latentcache.sources.scan import scan
+from latentcache.sources.scan import SourceOptions, scan
 
 
 def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
@@ -80,3 +80,10 @@ def test_an_empty_caption_is_one_and_json_without_a_caption_is_none(tmp_path):
     write_tar(tmp_path / "a.tar", [*members, ("a.txt", b""), ("b.json", b'{"url": 1}')])
     caption = scan(tmp_path).samples.inputs["caption"]
     assert (list(caption.text), caption.content.any(axis=1).tolist()) == ([""] * 3, [True, False, False])
+
+
+def test_captions_beside_a_key_that_is_asked_for_are_noted(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.txt", b"a"), ("a.json", b'{"alt": "b"}')])
+    found = scan(tmp_path, SourceOptions(caption_column="alt"))
+    assert list(found.samples.inputs["caption"].text) == ["b"]
+    assert [(note.name, note.reason) for note in found.notes] == [("a.tar/a.txt", "member-unused")]
