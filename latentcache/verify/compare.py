@@ -8,6 +8,7 @@ sample.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -243,7 +244,8 @@ def _rejected(
     now, still = found.now, Strings.of(item.label for item in found.now.rejected)
     is_sample = match_names(still, found.samples.names) >= 0 if own == "image" else [False] * len(still)
     others = [_quarantined(item) for item, one in zip(now.rejected, is_sample, strict=True) if not one]
-    labels = set(still)
+    labels, before = set(still), {item.label for item in then}
+    moved = Counter(_but_line(item) for item in now.rejected if item.label not in before)
     for item, word, row in zip(then, state.tolist(), place.tolist(), strict=True):
         if row >= 0 and own == "image":
             others.append(_image_rejected(now, item, row))
@@ -251,11 +253,18 @@ def _rejected(
             others.append(_quarantined(item, line=now.samples.where(row)[1]))
         elif row >= 0:
             others.append(_recorded(item, ("stale", "source-changed"), _value(now.samples, row, State.CHANGED)))
+        elif item.label not in labels and moved[_but_line(item)] > 0:  # it is among those of now
+            moved[_but_line(item)] -= 1
         elif item.label not in labels:
             became, (cause, words) = _absent(item.name, reasons)
             reason = cause if became == State.UNREADABLE else became.reason
             others.append(_recorded(item, (became.category, reason), words))
     found.others = tuple(others)
+
+
+def _but_line(item: Rejected) -> tuple[str, ...]:
+    """What is said of a record, wherever it is in its file."""
+    return item.name, item.reason, item.field, item.detail
 
 
 def _image_rejected(now: Listing, item: Rejected, row: int) -> Finding:

@@ -99,3 +99,14 @@ def test_a_tokenizer_or_template_that_is_gone_is_named(run, tmp_path):
     moved = [tmp_path / f"moved {path.name}" for path in (tokenizer, template)]
     words = ("--tokenizer", moved[0], "--chat-template", moved[1])
     assert run("verify", cache, *words, "--json").json["not_compared"] == []
+
+
+def test_a_rejected_line_that_moved_is_no_finding(run, tmp_path):
+    made = write_texts(tmp_path / "a.jsonl", ["one", "", "two", ""])
+    assert run("build", made, "--tokenizer", "stub", "--allow-failed", "2").status == 0
+    write_texts(made, ["", "one", "two", ""])
+    status, counts, _ = found_by(run, tmp_path / "a.jsonl.latentcache")
+    assert (status, counts) == (0, {"quarantined": 2, "touched": 1, "ok": 1})
+    write_texts(made, ["", "one", "two"])
+    status, counts, _ = found_by(run, tmp_path / "a.jsonl.latentcache")
+    assert (status, counts) == (1, {"quarantined": 1, "stale": 1, "touched": 1, "ok": 1})
