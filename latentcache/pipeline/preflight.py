@@ -115,7 +115,7 @@ def check_source(options: SourceOptions | None, listing: Listing, data: Path) ->
     unused = dict.fromkeys(_OF_RECORDS, "records") if kind == "images" else dict.fromkeys(_OF_IMAGES, "images")
     if sets and not any(one.archives for one in sets):
         unused |= dict.fromkeys(("image_column", "caption_column"), "archives")
-    if sets and not any(one.captions.extensions and not one.captions.table and not one.archives for one in sets):
+    if sets and not any(one.has_caption_files for one in sets):
         unused["caption_ext"] = "caption files beside images"
     for name, other in unused.items():
         if getattr(options, name, None) not in (None, "", (), False):

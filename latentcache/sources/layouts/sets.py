@@ -142,6 +142,11 @@ class ImageSet(Value):
     """True: masks and control images are in the same subfolders as the images; False: their file name may decide."""
 
     @property
+    def has_caption_files(self) -> bool:
+        """True if captions are read from files beside the images."""
+        return bool(self.captions.extensions) and not self.captions.table and not self.archives
+
+    @property
     def prefix(self) -> str:
         """Prefix of the names in the folder."""
         return self.folder and self.folder + "/"

@@ -220,9 +220,12 @@ def _own(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
         raise config.error(f"unknown table {min(others)!r}", "keep [[sets]] only")
     for values in config.value["sets"]:
         for name, value in values.items():
-            if type(value) is not _SETTINGS.get(name) or value == 0:
+            is_lines = name != "caption_lines" or value in ("", "first", "all")
+            if type(value) is not _SETTINGS.get(name) or not is_lines or (name == "repeats" and values[name] < 1):
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {', '.join(_SETTINGS)}")
         layout = find(config.place(values.get("path"), "path"), values.get("layout", ""), values.get("split", ""))
+        if values.get("caption_ext") and not any(one.has_caption_files for one in layout.sets):
+            raise config.error(f"caption_ext: {values['path']} has no caption files beside images", "leave it out")
         masks = [("masks", values["masks"])] if values.get("masks") else []
         controls = [("controls", one) for one in values.get("controls", []) if one]
         paired = partners(config, {"masks": masks, "controls": controls})

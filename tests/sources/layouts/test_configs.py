@@ -355,6 +355,16 @@ def test_several_data_sets_in_one_file(tmp_path):
         scan(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "setting", ["repeats = -1", "repeats = 0", 'caption_lines = "frist"', 'caption_ext = ".tags"']
+)
+def test_a_setting_of_a_set_without_effect_is_an_error(tmp_path, setting):
+    put(tmp_path, {"a/x.jpg": "x", "a/metadata.csv": "file_name,text\nx.jpg,a\n"})
+    put(tmp_path, {"latentcache.toml": f'[[sets]]\npath = "a"\n{setting}\n'})
+    with pytest.raises(SourceError, match=setting.split()[0]):
+        scan(tmp_path)
+
+
 def test_paths_of_a_configuration(tmp_path, monkeypatch):
     put(tmp_path, {"conf/dataset.toml": KOHYA})
     with pytest.raises(SourceNotFoundError) as caught:
