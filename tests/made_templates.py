@@ -49,9 +49,9 @@ GEMMA = (
 THINKING = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
     "{%- if m.role == 'assistant' %}<<"
-    "{%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
+    "{%- set text = m.content.split('</think>')[-1].lstrip('\\n') %}"
     "{%- if loop.last %}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}"
-    "{{- said + '<|im_end|>' }}>>"
+    "{{- text + '<|im_end|>' }}>>"
     "{%- else %}{{- m.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )

@@ -63,7 +63,7 @@ COLD_PART = 4
 PARTS = ("cold", "waiting", "start", "warm", "profile", "prompts", "tokens")
 
 
-def said(words: str) -> None:
+def log(words: str) -> None:
     """Progress: a whole run takes half an hour."""
     print(words, file=sys.stderr, flush=True)
 
@@ -96,7 +96,7 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
         for name in list(epochs) if number % 2 else reversed(list(epochs)):
             gc.collect()
             taken = seconds_per_batch(epochs[name], plan)
-            said(f"round {number} of {rounds}: {name} {1e6 * taken:.0f} us a batch")
+            log(f"round {number} of {rounds}: {name} {1e6 * taken:.0f} us a batch")
             if number:
                 times[name].append(taken)
     return times
@@ -133,7 +133,7 @@ def bench_cold(
             command = [sys.executable, __file__, "--cold", name, str(folder), str(count), str(size)]
             out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             rows.append([float(word) for word in out.split()[-3:]])
-            said(f"cold: {name} {1000 * rows[-1][0]:.0f} ms to the first batch")
+            log(f"cold: {name} {1000 * rows[-1][0]:.0f} ms to the first batch")
     return found
 
 
@@ -442,7 +442,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for kib in map(int, options.kib.split(",")):
         parts, only = options.parts.split(","), options.only.split(",")
         results[kib] = measure(kib, options.megabytes, options.rounds, parts, only)
-        said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
+        log(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
     prompts: dict[str, Any] = {}

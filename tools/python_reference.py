@@ -56,12 +56,12 @@ def _section(value: Any) -> str:
 def _fields(kind: type) -> list[str]:
     """One list of the fields that have a text below them in the source."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    told = []
+    items = []
     for field, text in itertools.pairwise(vars(definition)["body"]):
         match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                told.append(f"- `{name}`: {' '.join(said.split())}".replace("``", "`"))
-    return ["\n".join(told)] if told else []
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                items.append(f"- `{name}`: {' '.join(text.split())}".replace("``", "`"))
+    return ["\n".join(items)] if items else []
 
 
 def _members(kind: type) -> list[str]:

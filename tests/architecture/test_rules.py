@@ -73,8 +73,8 @@ def test_the_engine_names_no_kind_of_field():
             texts = [node for node in nodes if isinstance(node, ast.Constant)]
             assert [(node.lineno, node.value) for node in texts if node.value in KIND_NAMES] == [], path
         calls = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call)]
-        asked = [call for call in calls if call.startswith("isinstance(")]
-        assert [call for call in asked if "kind" in call.partition(",")[0]] == [], path
+        checks = [call for call in calls if call.startswith("isinstance(")]
+        assert [call for call in checks if "kind" in call.partition(",")[0]] == [], path
 
 
 def _words(name):

@@ -62,6 +62,6 @@ def test_flags_take_the_place_of_arguments_of_python_but_not_in_paths(capsys):
     fix = "latentcache build pad=2/x, pad='2'"
     error = UsageError("batch_size=4: too large for runs/batch_size=4/cache", fix=fix)
     console.finish("plan", console.Result({}, error=error), as_json=False)
-    said = capsys.readouterr().err
-    assert "--batch-size 4: too large for runs/batch_size=4/cache" in said
-    assert "fix: latentcache build pad=2/x, --pad 2" in said
+    output = capsys.readouterr().err
+    assert "--batch-size 4: too large for runs/batch_size=4/cache" in output
+    assert "fix: latentcache build pad=2/x, --pad 2" in output

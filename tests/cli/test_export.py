@@ -29,7 +29,7 @@ def test_the_keys_of_the_object(run, tokens, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "following"),
+    ("words", "summary", "last_line"),
     [
         (("--to", "megatron"), "train: 40 documents", "--train-data-path {out}/train"),
         (("--to", "datatrove"), "every document ends with id 257", "'{out}/train', seq_len=N, token_size=2)"),
@@ -37,11 +37,11 @@ def test_the_keys_of_the_object(run, tokens, tmp_path):
         (("--to", "mds", "--pad", 64), "rows of up to 64 tokens", "max_seq_len: 64"),
     ],
 )
-def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, said, following):
+def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, summary, last_line):
     done = run("export", tokens, tmp_path / "out", *words)
     assert done.status == 0
-    assert said in done.out
-    assert following.format(out=tmp_path / "out") in done.out.splitlines()[-1]
+    assert summary in done.out
+    assert last_line.format(out=tmp_path / "out") in done.out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

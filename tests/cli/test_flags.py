@@ -67,15 +67,15 @@ def test_nothing_given_is_nothing(seen):
 
 
 def test_each_type_of_setting_is_an_option(seen):
-    asked = seen(*shlex.split(WORDS))
+    settings = seen(*shlex.split(WORDS))
     expected = AllTypes(switch=True, number=3, words=("x y", "z"), choice="a", size="BIG", file=Path("f"))
-    assert asked.fields == {"toy": expected}
+    assert settings.fields == {"toy": expected}
 
 
 def test_words_are_those_of_the_command_line(seen):
-    asked = seen(*shlex.split(WORDS), "--no-switch")
-    assert seen(*shlex.split(asked.words)) == asked
-    assert "--no-switch" in asked.words
+    settings = seen(*shlex.split(WORDS), "--no-switch")
+    assert seen(*shlex.split(settings.words)) == settings
+    assert "--no-switch" in settings.words
 
 
 def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
@@ -83,8 +83,8 @@ def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
         "latents": "stub",
         "toy": "stub",
     }
-    asked = seen("--model", "stub", "--fields", "toy")
-    assert asked.fields == {"toy": AllTypes(model="stub")}
+    settings = seen("--model", "stub", "--fields", "toy")
+    assert settings.fields == {"toy": AllTypes(model="stub")}
 
 
 @pytest.mark.parametrize("words", [["--choice", "c"], ["--number", "0"]])

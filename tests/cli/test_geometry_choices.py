@@ -108,13 +108,13 @@ def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):
     cache = opened(tmp_path / "c")
     rows = open_snapshot(tmp_path / "c").fields["latents"]
     stored = dict(zip(map(bytes, rows.row_keys()), np.asarray(rows.columns["crop"]).tolist(), strict=True))
-    loader, met = cache.loader(batch_size=1), set()
+    loader, found = cache.loader(batch_size=1), set()
     for epoch in range(12):
         loader.set_epoch(epoch)
         for batch in loader:
             key = batch["keys"]["latents"][0].numpy().tobytes()
-            met.add((batch["names"][0], key[1]))
+            found.add((batch["names"][0], key[1]))
             assert batch["crop_top_left"][0].tolist() == stored[key]
-    assert met == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
+    assert found == {(f"p{number}.png", variant) for number in range(3) for variant in range(3)}
     first = {int(batch["keys"]["latents"][0][1]) for batch in cache.read(crops=False).loader(batch_size=1)}
     assert first == {0}

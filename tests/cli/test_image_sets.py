@@ -52,8 +52,8 @@ def test_repeats_change_and_nothing_is_encoded_again(run, config, tmp_path):
     stale = run("verify", cache, "--json").json
     assert (stale["counts"]["stale"], stale["counts"]["ok"], stale["exit_code"]) == (2, 1, 1)
     item = stale["items"][0]
-    said = [item[key] for key in ("path", "reason", "expected", "found")]
-    assert said == ["cats/a.jpg", "repeats-changed", "3 repeats per epoch", "4 repeats per epoch"]
+    values = [item[key] for key in ("path", "reason", "expected", "found")]
+    assert values == ["cats/a.jpg", "repeats-changed", "3 repeats per epoch", "4 repeats per epoch"]
     again = run("build", config, "--out", cache, "--json").json
     assert (again["counts"]["encoded"], again["snapshot"]) == (0, 2)
     assert repeats(cache) == {"cats/a.jpg": 4, "cats/b.jpg": 4, "dogs/c.jpg": 1}
@@ -73,9 +73,9 @@ def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
     assert (again["counts"]["no_caption"], again["counts"]["encoded"]) == (0, 0)
     assert list(open_snapshot(cache).samples.inputs["caption"].text) == ["<tagged>", "", ""]
     assert run("info", cache, "--json").json["no_caption"]["count"] == 0
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         open_cache(cache).loader(batch_size=1)
-    assert not [one for one in said if "without captions" in str(one.message)]
+    assert not [one for one in caught if "without captions" in str(one.message)]
     wrong = run("build", data, "--out", tmp_path / "d", *SMALL, "--layout", "kohya", "--json")
     assert (wrong.status, wrong.error["slug"]) == (2, "usage")
 

@@ -13,8 +13,8 @@ from latentcache.fields.strings import Strings
 TAGS = ["solo", "red hair", "blue sky", "smile", "tree", "1girl", "long skirt"]
 
 
-def texts(caption, **said):
-    chosen = CaptionVariants(**said)
+def texts(caption, **settings):
+    chosen = CaptionVariants(**settings)
     return [chosen.text(caption, number) for number in range(chosen.count(caption))]
 
 
@@ -72,15 +72,15 @@ def test_each_of_several_captions_has_equally_many_orders():
     assert len(set(made)) == 4
 
 
-@pytest.mark.parametrize("said", [{"separator": ""}, {"keep": ""}])
-def test_values_that_are_not_allowed(said):
+@pytest.mark.parametrize("settings", [{"separator": ""}, {"keep": ""}])
+def test_values_that_are_not_allowed(settings):
     with pytest.raises(UsageError, match="--"):
-        CaptionVariants(**said)
+        CaptionVariants(**settings)
 
 
-def recipe(**said):
+def recipe(**settings):
     about = {"output": "prompt_embeds", "pipeline": "stub", "fingerprint": "", "config": "", "tokenizer": ""}
-    return PromptRecipe(**about, width=8, length=77, **said)
+    return PromptRecipe(**about, width=8, length=77, **settings)
 
 
 def test_only_the_texts_of_variants_move_the_recipe():

@@ -71,15 +71,15 @@ class Reference:
         return Place(self.folder / name, self.data)
 
 
-def fork(words, *, armed="", talk=None):
-    """Start a command in a process group of its own; gives its process id. Its JSON goes to ``talk``."""
+def fork(words, *, armed="", output=None):
+    """Start a command in a process group of its own; gives its process id. Its JSON goes to ``output``."""
     child = os.fork()
     if not child:
         status = 99
         try:
             os.setsid()
             os.environ[failpoint.VARIABLE] = armed
-            _redirect(talk)
+            _redirect(output)
             status = main(words)
         finally:
             leave(status)
@@ -100,9 +100,9 @@ def status_of(child, timeout=30.0):
         time.sleep(0.002)
 
 
-def run_quietly(words, talk=None):
+def run_quietly(words, output=None):
     """The command in this process, for a child that was forked for it."""
-    _redirect(talk)
+    _redirect(output)
     status = main(words)
     _flush()
     return status
@@ -181,16 +181,16 @@ def _rows(rows):
     }
 
 
-def told(talk):
+def json_of(output):
     """The one object that a command put on stdout."""
-    text = Path(talk).read_text("ascii")
+    text = Path(output).read_text("ascii")
     assert text.count("\n") == 1, text
     return json.loads(text)
 
 
 def _counted(place):
     """Build undisturbed in a child; gives how often each failpoint was passed."""
-    told_at = place.root / "passed"
+    counts_file = place.root / "passed"
     child = os.fork()
     if not child:
         status = 99
@@ -198,11 +198,11 @@ def _counted(place):
             counter = _Counter()
             failpoint.arm = lambda text: setattr(failpoint, "_armed", counter)
             status = run_quietly(place.words())
-            told_at.write_text(json.dumps(counter.times))
+            counts_file.write_text(json.dumps(counter.times))
         finally:
             leave(status)
     assert status_of(child) == 0
-    return json.loads(told_at.read_text())
+    return json.loads(counts_file.read_text())
 
 
 class _Counter:
@@ -213,8 +213,8 @@ class _Counter:
         self.times[name] = self.times.get(name, 0) + 1
 
 
-def _redirect(talk):
-    for number, path in ((1, talk or os.devnull), (2, f"{talk}.err" if talk else os.devnull)):
+def _redirect(output):
+    for number, path in ((1, output or os.devnull), (2, f"{output}.err" if output else os.devnull)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, number)
         os.close(descriptor)

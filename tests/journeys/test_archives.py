@@ -240,9 +240,9 @@ def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> N
     done = build_here(config, cache)
     assert counts(done) == {"samples": COUNT + 1, "encoded": COUNT + 1, "no_caption": 1}
     assert payloads(tmp_path / "alone").items() <= payloads(cache).items()
-    said = [caption for caption, _, _ in served(cache)]
-    prefixed = sum(text.startswith("a photo of ") for text in said)
-    assert (said.count("own"), prefixed, said.count("")) == (2, COUNT - 1, 1)
+    texts = [caption for caption, _, _ in served(cache)]
+    prefixed = sum(text.startswith("a photo of ") for text in texts)
+    assert (texts.count("own"), prefixed, texts.count("")) == (2, COUNT - 1, 1)
     age(tmp_path)
     for _ in range(2):
         assert counts(build_here(config, cache)) == {"samples": COUNT + 1, "cached": COUNT + 1, "no_caption": 1}

@@ -25,20 +25,20 @@ data, cache = sys.argv[1:]
 build = ["build", data, "--out", cache, "--json", "--quiet"]
 commands = [build, ["info", cache, "--entries", "--json"], ["verify", cache, "--full", "--json"]]
 
-def said(words):
+def run(words):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         code = main(words)
     return [code, json.loads(out.getvalue())]
 
 for words in commands:
-    said(words)
+    run(words)
 list(latentcache.open_cache(cache).loader(batch_size=2, seed=0))
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-answers = [said(words) for words in commands]
+answers = [run(words) for words in commands]
 loader = latentcache.open_cache(cache).loader(batch_size=2, seed=0)
 answers.append(sorted(name for batch in loader for name in batch["names"]))
 print(json.dumps(answers))

@@ -64,5 +64,5 @@ def test_images_are_encoded_in_the_order_of_the_loader(data, tmp_path, batch):
     one_by_one = ("--commit-every", 1, "--batch-size", 1, "--decode-threads", 1)
     assert look("build", data, "--out", cache, *SMALL, *words, *one_by_one).status == 0
     loader = open_cache(cache).loader(batch_size=batch, seed=3)
-    asked = [key.numpy().tobytes().hex() for step in loader for key in step["keys"]["latents"]]
-    assert acknowledged(events) == list(dict.fromkeys(asked))
+    read_keys = [key.numpy().tobytes().hex() for step in loader for key in step["keys"]["latents"]]
+    assert acknowledged(events) == list(dict.fromkeys(read_keys))

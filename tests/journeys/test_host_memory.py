@@ -61,6 +61,6 @@ def test_resident_memory_stays_within_the_budget(large, tmp_path, device, budget
     done = finished(process, 600)
     counts = done.json["counts"]
     assert [counts[name] for name in ("samples", "encoded", "cached", "quarantined")] == [6, 6, 0, 0]
-    told = f"{base // MIB} MiB with small images, {peak // MIB} with large ones, a budget of {budget // MIB}"
-    assert 500 * MIB < peak - base < 1.1 * budget, told
-    print(told)  # noqa: T201 - a figure of docs/explanation/reliability.md
+    summary = f"{base // MIB} MiB with small images, {peak // MIB} with large ones, a budget of {budget // MIB}"
+    assert 500 * MIB < peak - base < 1.1 * budget, summary
+    print(summary)  # noqa: T201 - a figure of docs/explanation/reliability.md

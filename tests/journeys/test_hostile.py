@@ -41,11 +41,11 @@ def test_reading_and_decoding_cost_little_and_leave_nothing(corpus, tmp_path):
     command = [sys.executable, hostile.__file__, str(folder)]
     done = subprocess.run(command, **around, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"ended by {-done.returncode} at {done.stderr[-300:]}"
-    said = json.loads(done.stdout)
-    wanted = {name: None if name.startswith("caption-") else expected[name] for name in said["found"]}
-    assert said["found"] == wanted
+    report = json.loads(done.stdout)
+    wanted = {name: None if name.startswith("caption-") else expected[name] for name in report["found"]}
+    assert report["found"] == wanted
     assert len(wanted) >= 120
-    assert said["peak_bytes"] < MOST_BYTES
+    assert report["peak_bytes"] < MOST_BYTES
     assert list((tmp_path / "box" / "tmp").iterdir()) == []
 
 
@@ -102,7 +102,7 @@ def test_mutated_files_are_rejected_or_read_and_nothing_else(corpus, tmp_path, s
     command = [sys.executable, hostile.__file__, str(folder)]
     done = subprocess.run(command, **around, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"seed {seed}: ended by {-done.returncode} at {done.stderr[-300:]}"
-    said = json.loads(done.stdout)
-    assert {cause for cause in said["found"].values() if cause} <= set(HINTS)
-    assert said["peak_bytes"] < MOST_BYTES
+    report = json.loads(done.stdout)
+    assert {cause for cause in report["found"].values() if cause} <= set(HINTS)
+    assert report["peak_bytes"] < MOST_BYTES
     assert list((tmp_path / "box" / "tmp").iterdir()) == []

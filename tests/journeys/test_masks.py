@@ -93,9 +93,9 @@ def test_each_image_of_a_sample_is_made_again_by_itself(data, monkeypatch):
     save(data / "2-condlabel.png", picture(92, 82))
     (data / "3-masklabel.png").unlink()
     found = look("verify", data.parent / "cache", "--json").json
-    said = {(one["path"], one["reason"], one["field"]) for one in found["items"] if one["category"] == "stale"}
+    stale = {(one["path"], one["reason"], one["field"]) for one in found["items"] if one["category"] == "stale"}
     masks = {(name, "mask-changed", "mask") for name in ("1.png", "3.png")}
-    assert said == {("2.png", "control-changed", "control"), *masks}
+    assert stale == {("2.png", "control-changed", "control"), *masks}
     assert "1-masklabel.png: " in next(one["found"] for one in found["items"] if one["path"] == "1.png")
     done = build(data)
     assert (encoded(done), notes(done)["no-mask"]) == ({"latents": 0, "mask": 2, "control": 1}, 1)

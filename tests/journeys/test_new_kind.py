@@ -71,19 +71,19 @@ def test_it_is_built_beside_another_field_and_shown(data, tmp_path):
         "latents": (8, 0),
         "edge_map": (0, 8),
     }
-    told = look("info", cache, *FIELD, "--entries", "--json").json
-    assert (told["counts"]["samples"], told["counts"]["entries"]) == (8, 16)
-    about = told["fields"]["edge_map"]
-    assert (about["items"], about["dtype"], about["installed"], about["recipe"]) == (
+    info = look("info", cache, *FIELD, "--entries", "--json").json
+    assert (info["counts"]["samples"], info["counts"]["entries"]) == (8, 16)
+    field = info["fields"]["edge_map"]
+    assert (field["items"], field["dtype"], field["installed"], field["recipe"]) == (
         8,
         "uint8",
         True,
         {"threshold": 16},
     )
-    mine = [entry for entry in told["entries"] if entry["field"] == "edge_map"]
-    assert {tuple(entry["paths"]) for entry in mine} == {(f"{number:03}.png",) for number in range(8)}
-    assert {tuple(entry["shape"]) for entry in mine} == {(48 + number, 8) for number in range(8)}
-    assert {entry["key"] for entry in mine} == set(stored(cache, "edge_map"))
+    edge_maps = [entry for entry in info["entries"] if entry["field"] == "edge_map"]
+    assert {tuple(entry["paths"]) for entry in edge_maps} == {(f"{number:03}.png",) for number in range(8)}
+    assert {tuple(entry["shape"]) for entry in edge_maps} == {(48 + number, 8) for number in range(8)}
+    assert {entry["key"] for entry in edge_maps} == set(stored(cache, "edge_map"))
     text = look("info", cache, *FIELD).out
     assert "edge_map (recipe" in text
     assert "8 items" in text
@@ -143,8 +143,8 @@ def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cach
     done = command("verify", cache, "--full")
     assert (done.status, done.json["counts"]["ok"], done.json["checked"]["payloads"]) == (0, 8, 9)
     assert "plan and values of edge_map (its kind is not installed)" in done.json["not_compared"]
-    told = command("info", cache, "--entries").json
-    assert (told["fields"]["edge_map"]["installed"], told["counts"]["entries"]) == (False, 16)
+    info = command("info", cache, "--entries").json
+    assert (info["fields"]["edge_map"]["installed"], info["counts"]["entries"]) == (False, 16)
     rejected = command("build", data, "--out", cache)
     assert (rejected.status, "--field" in rejected.json["error"]["fix"]) == (2, True)
     assert command("gc", cache, "--apply", "--keep", 1, "--grace", 0).status == 0

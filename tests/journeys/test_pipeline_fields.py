@@ -96,8 +96,8 @@ def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(name, tmp_path)
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 127.5 - 1
     target = torch.randn(batch["latents"].shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        facts = pipe.vae.config
-        latents = (pipe.vae.encode(pixels).latent_dist.mode() - (facts.shift_factor or 0)) * facts.scaling_factor
+        config = pipe.vae.config
+        latents = (pipe.vae.encode(pixels).latent_dist.mode() - (config.shift_factor or 0)) * config.scaling_factor
         uncached = loss(model, latents, target, conditions(pipe, batch))
         torch.testing.assert_close(
             loss(model, batch["latents"], target, batch["forward"]), uncached, atol=1e-4, rtol=0
@@ -311,15 +311,15 @@ def test_an_image_without_caption_is_quarantined_until_it_has_one(data, tmp_path
     cache, words = tmp_path / "cache", ("--fields", "prompt_embeds", "--text-encoder", "stub", "--allow-failed", "1")
     assert build(data, cache, *words)[0].status == 0
 
-    def said():
+    def verified():
         done = look("verify", cache, "--allow-failed", "1", "--json")
         return done.status, [(one["category"], one["path"], one["reason"]) for one in done.json["items"]]
 
-    assert said() == (0, [("quarantined", "3.png", "no-caption")])
+    assert verified() == (0, [("quarantined", "3.png", "no-caption")])
     (data / "3.txt").write_text("a late caption")
-    assert said() == (1, [("stale", "3.png", "caption-changed")])
+    assert verified() == (1, [("stale", "3.png", "caption-changed")])
     assert build(data, cache)[1] == {"prompt_embeds": 1}
-    assert said() == (0, [])
+    assert verified() == (0, [])
 
 
 def test_pooled_embeddings_that_are_added_have_the_texts_of_the_sequences(data, tmp_path):

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import lmdb
 import traced
-from crashes import Reference, check, fork, heal, leave, run_quietly, seeded, status_of, told
+from crashes import Reference, check, fork, heal, json_of, leave, run_quietly, seeded, status_of
 from disk_model import Disk
 
 from latentcache import failpoint
@@ -47,19 +47,19 @@ def failpoints(reference, which):
 
 def _at_failpoint(reference, armed):
     place = reference.place("armed").fresh()
-    talk = place.root / "told"
-    status = status_of(fork(place.words(), armed=armed, talk=talk))
+    output = place.root / "output"
+    status = status_of(fork(place.words(), armed=armed, output=output))
     if armed.endswith("kill"):
         assert status in (-signal.SIGKILL, 0), status
     elif status:
-        assert_declared(status, talk)
+        assert_declared(status, output)
     check(place)
     heal(place, reference)
 
 
-def assert_declared(status, talk):
+def assert_declared(status, output):
     """An error of the environment in our words."""
-    error = told(talk)["error"]
+    error = json_of(output)["error"]
     assert status == 3, (status, error)
     slugs = {"store", "disk-full", "read-only"} | ({"system"} if "result-received" in error["why"] else set())
     if error["where"].endswith("/rejected.jsonl") and "Input/output error" in error["why"]:
@@ -107,8 +107,8 @@ def signals(reference, count, seed):
 def _signalled(reference, chance):
     """A signal at a random moment: in order within ten seconds, nothing lost, and nothing done that is not kept."""
     place = reference.place("stopped").fresh()
-    talk = place.root / "told"
-    child = fork(place.words(delay_ms=chance.choice([0, 3, 10])), talk=talk)
+    output = place.root / "output"
+    child = fork(place.words(delay_ms=chance.choice([0, 3, 10])), output=output)
     time.sleep(chance.uniform(0.0, 0.35))
     number = chance.choice([signal.SIGINT, signal.SIGTERM])
     os.kill(child, number)
@@ -116,21 +116,21 @@ def _signalled(reference, chance):
     # Until the first line of ours runs, it is the system or Python that ends the process.
     assert status in (0, 128 + number, -number, 1, 99), status
     if status == 128 + number:
-        assert told(talk)["error"]["slug"] == "interrupted"
+        assert json_of(output)["error"]["slug"] == "interrupted"
     check(place)
     heal(place, reference)
 
 
 def _signalled_at(reference, number, name):
     place = reference.place("stopped").fresh()
-    talk = place.root / "told"
+    output = place.root / "output"
     child = os.fork()
     if not child:
         watcher = _Signaller(name, number)
         failpoint.arm = lambda text: setattr(failpoint, "_armed", watcher)
-        leave(run_quietly(place.words(), talk))
+        leave(run_quietly(place.words(), output))
     assert status_of(child, timeout=10.0) == 128 + number
-    assert told(talk)["error"]["slug"] == "interrupted"
+    assert json_of(output)["error"]["slug"] == "interrupted"
     check(place)
     heal(place, reference)
 
@@ -199,9 +199,9 @@ def _cut(reference, operations, root, chance):
     place = reference.place("cut").fresh()
     place.root.rmdir()
     # The reader of the events got them before the cut, whatever became of the file.
-    told_before = bytes(disk.top.seen["events"].seen) if "events" in disk.top.seen else b""
+    events_before = bytes(disk.top.seen["events"].seen) if "events" in disk.top.seen else b""
     disk.cut(chance, place.root)
-    place.events.write_bytes(told_before)
+    place.events.write_bytes(events_before)
     check(place)
     heal(place, reference)
 
@@ -213,14 +213,14 @@ def faults(reference, count, seed):
     for name in ("whole", "resumed", "added"):
         before = _left_behind(reference, name, seeded(f"{seed}/{name}"))
         place = _again(reference, before)
-        total = traced.watch(lambda place=place: run_quietly(place.words()), place.root).asked
+        total = traced.watch(lambda place=place: run_quietly(place.words()), place.root).calls
         everything += [(name, before, n, total, error) for n in range(1, total + 1) for error in _ERRORS]
     in_turn = [case for case in everything if case[4] == _ERRORS[(case[2] + seed) % len(_ERRORS)]]
     chosen = seeded(seed).sample(everything, count) if count else in_turn
     for name, before, number, total, error in chosen:
         word = error if isinstance(error, str) else errno.errorcode[error]
-        told_as = f"{name}: call {number} of {total} fails: {word}"
-        yield told_as, lambda _, b=before, n=number, e=error: _fault(reference, b, n, e)
+        title = f"{name}: call {number} of {total} fails: {word}"
+        yield title, lambda _, b=before, n=number, e=error: _fault(reference, b, n, e)
 
 
 def _left_behind(reference, name, chance):
@@ -243,22 +243,22 @@ def _again(reference, before):
 
 def _fault(reference, before, at, error):
     place = _again(reference, before)
-    talk = reference.folder / "told"
+    output = reference.folder / "output"
     trace = traced.watch(
-        lambda: run_quietly(place.words(), talk), place.root, lambda number, _: error if number == at else None
+        lambda: run_quietly(place.words(), output), place.root, lambda number, _: error if number == at else None
     )
     if trace.status:
-        assert_declared_or_event(trace.status, talk)
+        assert_declared_or_event(trace.status, output)
     check_but_events(place)
     heal(place, reference)
 
 
-def assert_declared_or_event(status, talk):
-    error = told(talk)["error"]
+def assert_declared_or_event(status, output):
+    error = json_of(output)["error"]
     if error["where"].endswith("events"):  # a path that was given, not the cache
         assert status in (2, 3), error
     else:
-        assert_declared(status, talk)
+        assert_declared(status, output)
 
 
 def check_but_events(place):

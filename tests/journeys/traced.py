@@ -52,7 +52,7 @@ class Trace:
     """What was seen."""
 
     operations: list = field(default_factory=list)
-    asked: int = 0
+    calls: int = 0
     """Calls that were about to happen, failed ones included."""
     status: int = 0
     """Exit status, negative for death by a signal."""
@@ -139,8 +139,8 @@ class _Watch:
         found = _operation(thread, _NAMES[number], values)
         if found is None or not (found.path + "/").startswith(self.root + "/"):
             return False
-        self.trace.asked += 1
-        answer = self.meddle(self.trace.asked, found)
+        self.trace.calls += 1
+        answer = self.meddle(self.trace.calls, found)
         if answer == "short" and number in (1, 18) and values[2] > 1:
             _change(thread, _RDX, values[2] // 2)
             found = Operation(**vars(found) | {"data": found.data[: values[2] // 2]})
@@ -193,9 +193,11 @@ def _write(thread, name, values):
     path = _path_of(thread, values[0])
     if not path.startswith("/") or path.endswith(" (deleted)"):
         return None
-    told = dict(line.split(":", 1) for line in Path(f"/proc/{thread}/fdinfo/{values[0]}").read_text().splitlines())
-    flags = int(told["flags"], 8)
-    offset = values[3] if name.startswith("p") else Path(path).stat().st_size if flags & _APPEND else int(told["pos"])
+    fdinfo = dict(line.split(":", 1) for line in Path(f"/proc/{thread}/fdinfo/{values[0]}").read_text().splitlines())
+    flags = int(fdinfo["flags"], 8)
+    offset = (
+        values[3] if name.startswith("p") else Path(path).stat().st_size if flags & _APPEND else int(fdinfo["pos"])
+    )
     parts = [(values[1], values[2])]
     if name.endswith("v"):
         parts = list(struct.iter_unpack("<QQ", _memory(thread, values[1], 16 * values[2])))

@@ -114,7 +114,7 @@ def images(
     count, generator = len(sizes), np.random.default_rng(seed)
     kinds = {(h * by, w * by) for h, w in sizes for by in range(1, resolutions + 1)}
     kinds = sorted(kinds, key=lambda one: -one[0] * one[1])
-    told = texts or [f"caption of {name}" for name in names]
+    caption_texts = texts or [f"caption of {name}" for name in names]
     stored = made.encoder.stored_channels
     groups = [Group(label=f"{h}x{w}", shape=(stored, h // 8, w // 8), dims=(1, h, w)) for h, w in kinds]
     variants = made.spec.variants
@@ -124,7 +124,7 @@ def images(
         inputs={
             "image": Input(content=contents([(seed, name) for name in names]), file=np.arange(count, dtype=np.int32)),
             **({"caption": Input(content=contents(names), file=np.full(count, -1, np.int32),
-                                 text=Strings.of(told))} if captions else {}),
+                                 text=Strings.of(caption_texts))} if captions else {}),
         },
         columns={"original_size": np.array([(h + 3, w + 5) for h, w in sizes], np.uint32).reshape(-1, 2),
                  **({"repeats": np.array(repeats, np.uint16)} if repeats else {})},

@@ -23,22 +23,22 @@ def test_what_is_given_is_believed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "environment", "said"),
+    ("arguments", "environment", "message"),
     [
         ((0, None), {}, "is missing.*pass rank and world_size"),
         ((None, 2), {}, "is missing.*pass rank and world_size"),
-        *((given, {}, "rank=|world_size=") for given in ((2, 2), (-1, 2), (0, 0), (0.5, 2))),
+        *((arguments, {}, "rank=|world_size=") for arguments in ((2, 2), (-1, 2), (0, 0), (0.5, 2))),
         *(
             ((None, None), names, "in the environment")
             for names in ({"RANK": "1"}, {"WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "2"})
         ),
     ],
 )
-def test_half_a_rank_or_a_wrong_one_is_an_error(monkeypatch, given, environment, said):
+def test_half_a_rank_or_a_wrong_one_is_an_error(monkeypatch, arguments, environment, message):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=said):
-        find_ranks(*given)
+    with pytest.raises(UsageError, match=message):
+        find_ranks(*arguments)
 
 
 def test_torch_distributed_comes_before_the_environment(monkeypatch):

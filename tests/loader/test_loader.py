@@ -309,10 +309,10 @@ def test_a_shard_that_was_cut_is_an_error_and_no_signal(tmp_path, keep):
 
 def test_buckets_that_are_mostly_repeats_are_reported_with_names(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
-    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and repeats it 64 times") as said:
+    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and repeats it 64 times") as caught:
         cache.loader(batch_size=64)
-    assert len(said) == 1
-    assert "remainder='partial' or 'drop', a smaller batch_size" in str(said[0].message)
+    assert len(caught) == 1
+    assert "remainder='partial' or 'drop', a smaller batch_size" in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.loader(batch_size=64, remainder="partial")
@@ -320,20 +320,20 @@ def test_buckets_that_are_mostly_repeats_are_reported_with_names(tmp_path):
 
 
 def test_samples_without_captions_are_reported_once_for_each_cache(tmp_path):
-    def told(root):
-        with warnings.catch_warnings(record=True) as said:
+    def caption_warnings(root):
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             open_cache(root)
-        assert all(one.filename == __file__ for one in said)
-        return [str(one.message) for one in said if "caption" in str(one.message)]
+        assert all(one.filename == __file__ for one in caught)
+        return [str(one.message) for one in caught if "caption" in str(one.message)]
 
     first = images(tmp_path / "first", [(64, 64)] * 3, texts=["a", "", ""])
-    (message,) = told(first)
+    (message,) = caption_warnings(first)
     assert message.startswith("2 of 3 samples of first are without captions, the first is 01.png: batches have ''")
-    assert told(first) == []
-    assert "all samples of second" in told(images(tmp_path / "second", [(64, 64)], texts=[""]))[0]
-    assert told(images(tmp_path / "third", [(64, 64)])) == []
-    assert told(images(tmp_path / "fourth", [(64, 64)], captions=False)) == []
+    assert caption_warnings(first) == []
+    assert "all samples of second" in caption_warnings(images(tmp_path / "second", [(64, 64)], texts=[""]))[0]
+    assert caption_warnings(images(tmp_path / "third", [(64, 64)])) == []
+    assert caption_warnings(images(tmp_path / "fourth", [(64, 64)], captions=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -355,10 +355,10 @@ def test_options_that_are_not_allowed_are_named(source, bad):
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("asked", [[-1], [99], [], [0.5], "ab", 3])
-def test_rows_that_do_not_exist_are_rejected(source, asked):
+@pytest.mark.parametrize("indices", [[-1], [99], [], [0.5], "ab", 3])
+def test_rows_that_do_not_exist_are_rejected(source, indices):
     with pytest.raises(UsageError, match="rows="):
-        source.loader(batch_size=2).batch(asked)
+        source.loader(batch_size=2).batch(indices)
 
 
 def test_samples_of_two_buckets_are_rejected(many):

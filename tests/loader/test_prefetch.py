@@ -242,7 +242,7 @@ def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
 
 
 @pytest.fixture
-def told(monkeypatch):
+def announced_steps(monkeypatch):
     """Steps that the kernel is to read, as if the disk held everything."""
     found = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: False)
@@ -255,21 +255,21 @@ def works(places, count):
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(100, 12), (1 << 20, 8), (4 << 20, 2), (1 << 30, 2)])
-def test_each_step_is_announced_once_and_some_ahead(told, size, ahead):
-    seen = [len(told) for _ in announced(works(lambda step: [(3, step, size)], 15))]
-    assert (seen, told) == ([min(step + 1 + ahead, 15) for step in range(15)], list(range(15)))
+def test_each_step_is_announced_once_and_some_ahead(announced_steps, size, ahead):
+    seen = [len(announced_steps) for _ in announced(works(lambda step: [(3, step, size)], 15))]
+    assert (seen, announced_steps) == ([min(step + 1 + ahead, 15) for step in range(15)], list(range(15)))
 
 
 @pytest.mark.parametrize("length", [1, 4096, (128 << 10) + 1, 300_000])
 def test_every_byte_is_announced_in_pieces(monkeypatch, tmp_path, length):
-    told, real = [], os.posix_fadvise
-    monkeypatch.setattr(os, "posix_fadvise", lambda *words: told.append(words) or real(*words))
+    announced_steps, real = [], os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: announced_steps.append(words) or real(*words))
     (tmp_path / "f").write_bytes(bytes(400_000))
     with (tmp_path / "f").open("rb") as file:
         announce([(file.fileno(), 50, length), (file.fileno(), 7, length)])
-    assert max(words[2] for words in told) <= 128 << 10
-    assert sum(words[2] for words in told) == 2 * length
-    assert told[0][1] == 7
+    assert max(words[2] for words in announced_steps) <= 128 << 10
+    assert sum(words[2] for words in announced_steps) == 2 * length
+    assert announced_steps[0][1] == 7
 
 
 def test_what_is_in_memory_is_not_announced_and_looked_at_seldom(monkeypatch):

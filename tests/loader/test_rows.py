@@ -116,7 +116,7 @@ def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({}, "needs one of pack, pad and chunk"),
         ({"pack": 8, "pad": 8}, "pack=8, pad=8"),
@@ -130,9 +130,9 @@ def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
         ({"pad": 8, "field": "ids"}, "field='ids'"),
     ],
 )
-def test_options_that_are_not_allowed(fifty, given, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        fifty[1].rows(**given)
+def test_options_that_are_not_allowed(fifty, options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        fifty[1].rows(**options)
     assert caught.value.fix
 
 

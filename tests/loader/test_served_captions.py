@@ -43,9 +43,9 @@ def written(folder):
     return folder
 
 
-def build(data, cache, **said):
+def build(data, cache, **settings):
     latents = LatentsSettings(model="stub", resolutions=(64,), flip=True)
-    fields = {"latents": latents, "prompt_embeds": PromptSettings(text_encoder="stub", **said)}
+    fields = {"latents": latents, "prompt_embeds": PromptSettings(text_encoder="stub", **settings)}
     return build_cache(BuildSettings(data=data, out=cache, fields=fields, related=True))
 
 

@@ -52,7 +52,7 @@ class Case:
     settings: dict
     suffix: str
 
-    def said(self, **changes):
+    def fields(self, **changes):
         return {self.field: field_kind(self.field).settings(**self.settings | changes)}
 
     def path(self, folder, number):
@@ -107,7 +107,7 @@ def settings(case, data, *, recipe=None, **changes):
     return BuildSettings(
         data=data,
         out=changes.pop("out", data.with_name("cache")),
-        fields=case.said(**recipe or {}) if fields is None else fields,
+        fields=case.fields(**recipe or {}) if fields is None else fields,
         device="cpu",
         **changes,
     )

@@ -13,8 +13,8 @@ from latentcache.pipeline.publish import select_samples
 KIND = field_kind("latents")
 
 
-def described(**said):
-    settings = KIND.settings(model="stub", resolutions=(64,), bucket_step=32, **said)
+def described(**changes):
+    settings = KIND.settings(model="stub", resolutions=(64,), bucket_step=32, **changes)
     return load(KIND.describer)(settings, Cached(), DescribeContext())
 
 

@@ -20,10 +20,12 @@ SIZES = [(64, 64), (64, 96), (96, 64)]
 
 
 def of_images():
-    latents = LATENTS.said(resolutions=(64, 32), flip=True, crop="random", crop_variants=2)
+    latents = LATENTS.fields(resolutions=(64, 32), flip=True, crop="random", crop_variants=2)
     texts = {"text_encoder": "stub", "caption_variants": 2, "shuffle_tags": True, "empty_prompt": True}
     others = {"prompt_embeds": texts, "mask": {}}
-    return latents | EDGES.said() | {name: field_kind(name).settings(**said) for name, said in others.items()}
+    return (
+        latents | EDGES.fields() | {name: field_kind(name).settings(**settings) for name, settings in others.items()}
+    )
 
 
 def change_images(chance, data):
@@ -64,7 +66,7 @@ def change_records(chance, data):
     path.write_text("\n".join([*lines, some[0]]) + "\n")
 
 
-WORLDS = {"images": (of_images, change_images), "records": (TOKENS.said, change_records)}
+WORLDS = {"images": (of_images, change_images), "records": (TOKENS.fields, change_records)}
 
 
 def held(cache):
@@ -109,9 +111,9 @@ def history(world, seed, folder):
         shards = sorted((cache / "shards").glob("*")) if step else []
         if shards and chance.random() < 0.2:
             shutil.rmtree(chance.choice(shards))
-        said = {"fields": fields(), "allow_failed": "100%"}
-        built(LATENTS, data, out=cache, **said)
-        built(LATENTS, data, out=folder / f"whole-{step}", **said)
+        options = {"fields": fields(), "allow_failed": "100%"}
+        built(LATENTS, data, out=cache, **options)
+        built(LATENTS, data, out=folder / f"whole-{step}", **options)
         grown, whole = held(cache), held(folder / f"whole-{step}")
         assert grown.keys() == whole.keys()
         for name, expected in whole.items():

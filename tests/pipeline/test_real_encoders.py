@@ -20,8 +20,8 @@ from latentcache.identity import stat
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
 stat.RACY_NS = 0  # as ``trusted``
-said = {"model": sys.argv[2], "resolutions": (64,), "compute_dtype": "float32"}
-report = build_cache(BuildSettings(data=Path(sys.argv[1]), device="cpu", fields={"latents": said}))
+settings = {"model": sys.argv[2], "resolutions": (64,), "compute_dtype": "float32"}
+report = build_cache(BuildSettings(data=Path(sys.argv[1]), device="cpu", fields={"latents": settings}))
 print(report.cache, report.encoded, report.fields["latents"].restarts, "torch" in sys.modules)
 """
 
@@ -34,8 +34,8 @@ def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, tru
     data = case.data(tmp_path / "data", 3)
     words = [sys.executable, "-c", BUILD, str(data), str(model)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    cache, *said = done.stdout.split()
-    assert said == ["3", "0", "False"], "the build process never imports torch"
+    cache, *output = done.stdout.split()
+    assert output == ["3", "0", "False"], "the build process never imports torch"
     noise = open_snapshot(Path(cache)).fields["latents"].noise
     assert noise["devices"]
     assert noise["largest"] >= 0

@@ -35,10 +35,10 @@ def test_values_that_cannot_be_are_rejected_by_their_option(given, option):
 
 
 def test_settings_of_a_field_may_be_a_mapping():
-    said = BuildSettings(data=Path("x"), fields={"latents": {"model": "stub", "resolutions": (64,)}}).fields[
+    latents = BuildSettings(data=Path("x"), fields={"latents": {"model": "stub", "resolutions": (64,)}}).fields[
         "latents"
     ]
-    assert repr(said) == "LatentsSettings(model='stub', resolutions=(64,))"
+    assert repr(latents) == "LatentsSettings(model='stub', resolutions=(64,))"
     images = BuildSettings(data="x", fields={"latents": {"buckets": ["64x96", (32, 48)]}}, source={"masks": "none"})
     assert images.fields["latents"].buckets == (Size(64, 96), Size(32, 48))
     assert (images.data, images.source) == (Path("x"), SourceOptions(masks="none"))

@@ -21,7 +21,7 @@ def data(tmp_path):
 
 def test_a_sample_that_every_field_rejects_is_counted_once(data):
     path = LATENTS.spoil(data, 9)
-    report = built(LATENTS, data, fields=LATENTS.said() | EDGES.said())
+    report = built(LATENTS, data, fields=LATENTS.fields() | EDGES.fields())
     assert {one.name for one in report.rejected} == {path.name}
     assert (report.samples, report.quarantined) == (4, 1)
     assert len(open_snapshot(report.cache).samples) == 3
@@ -32,7 +32,7 @@ def test_a_field_without_its_kind_or_input_is_rejected(data, tmp_path, monkeypat
         built(LATENTS, data, fields={"no_such_field": None})
     with pytest.raises(UsageError, match="record"):
         built(LATENTS, data, fields={"input_ids": field_kind("input_ids").settings(tokenizer="stub")})
-    built(LATENTS, data, fields=LATENTS.said() | EDGES.said())
+    built(LATENTS, data, fields=LATENTS.fields() | EDGES.fields())
     kinds = dict(field_kinds())
     del kinds["edge_map"]
     monkeypatch.setattr("latentcache.pipeline.existing.field_kind", kinds.get)
@@ -44,14 +44,14 @@ def test_contents_that_one_field_read_spare_the_next_one(data):
     """The second field knows duplicates before it reads."""
     for number in range(4, 8):
         shutil.copy(LATENTS.path(data, 0), LATENTS.path(data, number))
-    report = built(LATENTS, data, fields=EDGES.said() | LATENTS.said())
+    report = built(LATENTS, data, fields=EDGES.fields() | LATENTS.fields())
     assert [one.encoded for one in report.fields.values()] == [3, 3]
     content = np.asarray(open_snapshot(report.cache).samples.inputs["image"].content)
     assert content.any(axis=1).all()
 
 
 def test_a_shard_that_is_gone_takes_the_items_of_its_field_only(data):
-    both = LATENTS.said() | EDGES.said()
+    both = LATENTS.fields() | EDGES.fields()
     cache = built(LATENTS, data, fields=both).cache
     rows = open_snapshot(cache).fields["edge_map"]
     shutil.rmtree(CachePaths(cache).shard(rows.shards[int(rows.shard[0])]))
@@ -63,7 +63,7 @@ def test_a_shard_that_is_gone_takes_the_items_of_its_field_only(data):
 def test_a_new_sample_that_a_field_lacks_moves_no_item_of_it_to_another_sample(data):
     for number in range(3):
         LATENTS.path(data, number).with_suffix(".txt").write_text(f"caption {number}")
-    both = LATENTS.said() | {"prompt_embeds": field_kind("prompt_embeds").settings(text_encoder="stub")}
+    both = LATENTS.fields() | {"prompt_embeds": field_kind("prompt_embeds").settings(text_encoder="stub")}
     built(LATENTS, data, fields=both)
     shutil.copy(LATENTS.path(data, 1), data / "0.png")
     snapshot = open_snapshot(built(LATENTS, data, fields=both).cache)

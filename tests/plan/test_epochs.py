@@ -141,7 +141,7 @@ def test_the_error_lists_buckets_and_counts():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, "batch_size=2.0"),
@@ -151,7 +151,7 @@ def test_the_error_lists_buckets_and_counts():
         ({"batch_size": 1, "remainder": "skip"}, "remainder='skip': must be"),
     ],
 )
-def test_settings_that_are_not_allowed(given, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        BatchPlan(**given)
+def test_settings_that_are_not_allowed(settings, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        BatchPlan(**settings)
     assert caught.value.fix

@@ -61,7 +61,7 @@ def test_a_float_counts_as_it_is_written():
 
 
 @pytest.mark.parametrize(
-    ("entries", "weights", "more", "said"),
+    ("entries", "weights", "more", "message"),
     [
         *(([5, 5], [1, bad], {}, "is not above 0") for bad in (0, -1, "half", float("nan"), "1/0")),
         ([5, 5], [1], {}, "1 values for 2 sources"),
@@ -73,8 +73,8 @@ def test_a_float_counts_as_it_is_written():
         ([5, 5], np.array(3), {}, r"weights=array\(3\): must be a list"),
     ],
 )
-def test_what_is_not_allowed_is_rejected_by_name(entries, weights, more, said):
-    with pytest.raises(UsageError, match=said) as caught:
+def test_what_is_not_allowed_is_rejected_by_name(entries, weights, more, message):
+    with pytest.raises(UsageError, match=message) as caught:
         mixture(entries, weights, **more)
     assert caught.value.fix
 

@@ -170,7 +170,7 @@ def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"plan_id": "others"}, "plan_id: expected others, found these"),
         ({"remainder": "drop"}, "remainder: expected drop, found repeat"),
@@ -178,11 +178,11 @@ def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
         ({"legs": [[2, 1, 9]]}, "counts more batches"),
     ],
 )
-def test_a_state_of_something_else_is_rejected_by_name(change, said):
+def test_a_state_of_something_else_is_rejected_by_name(change, message):
     epochs = epochs_of()
     with pytest.raises(PlanError) as caught:
         epochs.load({**epochs.state(Position(0)), **change})
-    assert said in f"{caught.value.what} {caught.value.why}"
+    assert message in f"{caught.value.what} {caught.value.why}"
     assert caught.value.slug == "resume-mismatch"
     assert caught.value.fix
 

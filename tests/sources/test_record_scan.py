@@ -225,8 +225,8 @@ def test_rows_of_parquet_stream_in_order(tmp_path):
 def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
     """Turns of which some have calls have several forms: ``datasets`` makes its feature ``Json`` of them."""
     call = {"type": "function", "function": {"name": "a", "arguments": {"b": 1}}}
-    said = ("user", "1"), ("assistant", ""), ("tool", "2"), ("assistant", "{}")
-    turns = [{"role": role, "content": content} for role, content in said]
+    messages = ("user", "1"), ("assistant", ""), ("tool", "2"), ("assistant", "{}")
+    turns = [{"role": role, "content": content} for role, content in messages]
     turns[1]["tool_calls"] = [call]
     feature = datasets.Features({"messages": datasets.List(datasets.Json())})
     made = datasets.Dataset.from_list([{"messages": turns}, {"messages": turns[::3]}], features=feature)

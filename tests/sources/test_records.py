@@ -29,9 +29,9 @@ OPENAI = RecordFormat(
 
 
 def question(**changes):
-    asked = Message(role="user", content="2 + 2?")
-    said = Message(**{"role": "assistant", "content": "4", "learned": True, **changes})
-    return (asked, said)
+    user = Message(role="user", content="2 + 2?")
+    assistant = Message(**{"role": "assistant", "content": "4", "learned": True, **changes})
+    return (user, assistant)
 
 
 def test_the_content_is_all_of_a_record_but_its_place():
@@ -134,8 +134,8 @@ def test_an_instruction_that_is_empty_adds_no_line(empty):
 
 def test_sharegpt_with_all_tags():
     call = '{"name": "look", "arguments": {"x": 1.5}}'
-    asked, answered = (("system", "s"), ("human", "weather?")), (("observation", "rain"), ("gpt", "rain"))
-    record = shared(*asked, ("function_call", call), *answered, tools='[{"name": "look"}]')
+    first, rest = (("system", "s"), ("human", "weather?")), (("observation", "rain"), ("gpt", "rain"))
+    record = shared(*first, ("function_call", call), *rest, tools='[{"name": "look"}]')
     assert turns(record, LF_SHAREGPT) == turns(record, SHAREGPT)
     assert turns(record, SHAREGPT) == [
         ("system", "s", False),
@@ -185,22 +185,22 @@ def test_openai_turns_by_the_tag_of_functions():
     calls = [{"type": "function", "function": call}]
     spellings = {"content": json.dumps(call)}, {"content": json.dumps([call])}, {"content": "", "tool_calls": calls}
     for turn in spellings:
-        record = said(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
+        record = openai(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
         record["messages"][1] |= turn
         answers = [("assistant", "", True), ("tool", "rain", False), ("assistant", "rain", True)]
         assert turns(record, form)[1:] == answers
         ((name, spelled),) = mapped(record, form).messages[1].fields
         assert (name, json.loads(spelled)) == ("tool_calls", calls)
-    assert cause(said(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
+    assert cause(openai(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
     other = replace(OPENAI, function_tag="")
-    assert cause(said(("user", "a"), ("function", "{")), other) == ("role-order", "messages[1].role")
+    assert cause(openai(("user", "a"), ("function", "{")), other) == ("role-order", "messages[1].role")
 
 
 TWO, HUMAN = (("user", "a"), ("assistant", "b")), ("human", "a")
 ASKED, IMAGE = [{"role": "user", "content": "a"}], [{"type": "image_url"}]
 
 
-def said(*turns_, **more):
+def openai(*turns_, **more):
     return {"messages": [{"role": role, "content": content} for role, content in turns_], **more}
 
 
@@ -225,27 +225,27 @@ def shared(*turns_, **more):
         ({"messages": "a"}, OPENAI, "record-field", "messages"),
         ({"messages": ["a"]}, OPENAI, "record-field", "messages[0]"),
         ({"messages": [{"content": "a"}]}, OPENAI, "record-field", "messages[0].role"),
-        (said(("user", "a")), OPENAI, "no-answer", "messages"),
-        (said(("user", "a")), CHAT, "no-answer", "messages"),
-        (said(("user", "a"), ("assistant", "b"), ("user", "c")), OPENAI, "no-answer", "messages"),
-        (said(("system", "a")), OPENAI, "no-answer", "messages"),
-        (said(("user", "a"), ("system", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
-        (said(("user", "a"), ("user", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
-        (said(("tool", "a"), ("tool", "b"), ("user", "c")), OPENAI, "role-order", "messages[2].role"),
-        (said(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
-        (said(("robot", "a"), ("assistant", "c")), CHAT, "role-order", "messages[0].role"),
-        (said(*TWO, images=["a.png"]), CHAT, "not-for-sft", "images"),
+        (openai(("user", "a")), OPENAI, "no-answer", "messages"),
+        (openai(("user", "a")), CHAT, "no-answer", "messages"),
+        (openai(("user", "a"), ("assistant", "b"), ("user", "c")), OPENAI, "no-answer", "messages"),
+        (openai(("system", "a")), OPENAI, "no-answer", "messages"),
+        (openai(("user", "a"), ("system", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
+        (openai(("user", "a"), ("user", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
+        (openai(("tool", "a"), ("tool", "b"), ("user", "c")), OPENAI, "role-order", "messages[2].role"),
+        (openai(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (openai(("robot", "a"), ("assistant", "c")), CHAT, "role-order", "messages[0].role"),
+        (openai(*TWO, images=["a.png"]), CHAT, "not-for-sft", "images"),
         ({"text": "<image> a", "image": "a.png"}, TEXT, "not-for-sft", "image"),
         ({"prompt": "a", "completion": "b", "video": "a.mp4"}, COMPLETION, "not-for-sft", "video"),
-        (said(*TWO, chat_template_kwargs=[1]), CHAT, "record-field", "chat_template_kwargs"),
+        (openai(*TWO, chat_template_kwargs=[1]), CHAT, "record-field", "chat_template_kwargs"),
         ({"prompt": "a", "completion": None}, COMPLETION, "no-answer", "completion"),
         ({"prompt": ASKED, "completion": "b"}, COMPLETION, "record-field", "completion"),
         ({"prompt": ASKED, "completion": ASKED}, COMPLETION, "no-answer", "completion"),
-        (said(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
-        (said(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
-        (said(("user", IMAGE), ("assistant", "c")), OPENAI, "record-field", "messages[0].content[0]"),
-        (said(*TWO, tools={"a": 1}), OPENAI, "record-field", "tools"),
-        (said(*TWO, tools="["), OPENAI, "record-field", "tools"),
+        (openai(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
+        (openai(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
+        (openai(("user", IMAGE), ("assistant", "c")), OPENAI, "record-field", "messages[0].content[0]"),
+        (openai(*TWO, tools={"a": 1}), OPENAI, "record-field", "tools"),
+        (openai(*TWO, tools="["), OPENAI, "record-field", "tools"),
         (shared(("gpt", "a")), LF_SHAREGPT, "role-order", "conversations[0].from"),
         (shared(HUMAN, HUMAN), LF_SHAREGPT, "role-order", "conversations[1].from"),
         (shared(("system", "a")), LF_SHAREGPT, "no-answer", "conversations"),
@@ -267,7 +267,7 @@ ANY_ORDER = (
 
 @pytest.mark.parametrize("order", ANY_ORDER)
 def test_the_order_of_turns_is_left_to_the_template(order):
-    assert turns(said(*order), CHAT) == [(role, text, role == "assistant") for role, text in order]
+    assert turns(openai(*order), CHAT) == [(role, text, role == "assistant") for role, text in order]
 
 
 def test_the_usual_names_of_roles_need_no_tags():
@@ -278,8 +278,8 @@ def test_the_usual_names_of_roles_need_no_tags():
 
 
 def test_a_system_column_is_used_where_no_turn_is_one():
-    assert turns(said(("user", "a"), ("assistant", "b"), system="s"), CHAT)[0] == ("system", "s", False)
-    assert turns(said(("system", "t"), ("assistant", "b"), system="s"), CHAT)[0] == ("system", "t", False)
+    assert turns(openai(("user", "a"), ("assistant", "b"), system="s"), CHAT)[0] == ("system", "s", False)
+    assert turns(openai(("system", "t"), ("assistant", "b"), system="s"), CHAT)[0] == ("system", "t", False)
 
 
 def test_a_prompt_with_a_completion():
@@ -291,15 +291,19 @@ def test_a_prompt_with_a_completion():
 
 
 def test_a_prompt_of_turns_carries_no_loss():
-    asked, answer = (*TWO, ("user", "c")), ("assistant", "d")
-    record = {"prompt": said(*asked)["messages"], "completion": said(answer)["messages"], "tools": [{"name": "f"}]}
-    assert turns(record, COMPLETION) == [*((role, text, False) for role, text in asked), (*answer, True)]
+    prompt, answer = (*TWO, ("user", "c")), ("assistant", "d")
+    record = {
+        "prompt": openai(*prompt)["messages"],
+        "completion": openai(answer)["messages"],
+        "tools": [{"name": "f"}],
+    }
+    assert turns(record, COMPLETION) == [*((role, text, False) for role, text in prompt), (*answer, True)]
     assert mapped(record, COMPLETION).tools
 
 
 def test_calls_in_the_older_spelling_of_openai():
     call = {"name": "f", "arguments": '{"x": 1}'}
-    record = said(("user", "a"), ("assistant", None), ("function", "1"), ("assistant", "b"))
+    record = openai(("user", "a"), ("assistant", None), ("function", "1"), ("assistant", "b"))
     record["messages"][1]["function_call"], record["messages"][2]["name"] = call, "f"
     record["functions"] = [{"name": "f", "parameters": {}}]
     made = mapped(record, CHAT)
@@ -321,9 +325,9 @@ FIRST_CALL = "messages[1].tool_calls[0]"
 
 
 def test_values_for_the_template_of_one_record():
-    plain, told = said(*TWO), {"enable_thinking": False}
-    record = mapped({**plain, "chat_template_kwargs": told}, CHAT)
-    assert json.loads(record.options) == told
+    plain, options = openai(*TWO), {"enable_thinking": False}
+    record = mapped({**plain, "chat_template_kwargs": options}, CHAT)
+    assert json.loads(record.options) == options
     assert record.content != mapped(plain, CHAT).content
     assert record_from_json(json.loads(json.dumps(record.as_json()))) == record
 
@@ -369,9 +373,9 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udf
 @pytest.mark.parametrize(
     ("record", "form"),
     [
-        (said(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI),
-        (said(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI),
-        (said(("user", "a"), ("assistant", "b"), tools='[{"name": "\\ud800"}]'), OPENAI),
+        (openai(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI),
+        (openai(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI),
+        (openai(("user", "a"), ("assistant", "b"), tools='[{"name": "\\ud800"}]'), OPENAI),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}]}, OPENAI),
         ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA),
     ],

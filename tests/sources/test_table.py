@@ -186,13 +186,13 @@ def test_columns_that_could_both_be_meant_are_an_error(tmp_path, columns, what):
 # rows against images
 
 
-def matched(images, *rows, said=(), root=Path("/nowhere")):
+def matched(images, *rows, handled=(), root=Path("/nowhere")):
     """What the rows come to, and the first row of each name; the first one is on line 2."""
     made = [
         row if isinstance(row, Row) else make_row(Path(CSV), line, *row) for line, row in enumerate(rows, start=2)
     ]
     found = TableImages()
-    first = match_rows(found, CSV, made, dict.fromkeys(images), said, root)
+    first = match_rows(found, CSV, made, dict.fromkeys(images), handled, root)
     assert all(item.hint for item in (*found.rejected, *found.notes))
     return {name: row.caption for name, row in first.items() if name in images and not row.cause}, found
 
@@ -226,7 +226,7 @@ def test_a_name_that_is_no_image_is_rejected(tmp_path, raw, reason, detail):
     assert image_named(raw, set(images)) == ""
     samples, found = matched(images, (raw, "x"), root=tmp_path)
     assert (samples, words(found.rejected)) == ({}, [(raw, reason, detail)])
-    assert raw == ".." or not matched(images, ("pipe.jpg", "x"), said={"pipe.jpg"})[1].rejected, "it has an item"
+    assert raw == ".." or not matched(images, ("pipe.jpg", "x"), handled={"pipe.jpg"})[1].rejected, "it has an item"
 
 
 def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():

@@ -68,8 +68,8 @@ def test_what_is_not_regular_is_rejected_but_a_folder_is_Walked(tmp_path):
         walk = Walked(tmp_path)
     assert walk.names == ["folder.jpg/a.jpg"]
     assert causes(walk.rejected) == [("pipe.jpg", "not-regular"), ("socket.png", "not-regular")]
-    said = [f"it is a {kind}, not a regular file" for kind in ("named pipe", "socket")]
-    assert [item.detail for item in walk.rejected] == said
+    details = [f"it is a {kind}, not a regular file" for kind in ("named pipe", "socket")]
+    assert [item.detail for item in walk.rejected] == details
 
 
 def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
@@ -177,12 +177,12 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
             os.setuid(int(sys.argv[2]))
         walk = Walk(Path("."), {".jpg"})
         names = [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]
-        said = [names, [(r.name, r.reason, r.detail) for r in walk.rejected]]
+        result = [names, [(r.name, r.reason, r.detail) for r in walk.rejected]]
         try:
             list(Walk(Path("closed"), {".jpg"}))
         except SourceError as error:
-            said.append(error.why)
-        sys.stdout.write(repr(said))
+            result.append(error.why)
+        sys.stdout.write(repr(result))
     """)
     command = [sys.executable, "-c", script, str(tmp_path), str(NOBODY)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)

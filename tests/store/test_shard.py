@@ -110,8 +110,8 @@ def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
 
 def test_a_full_disk_is_reported_and_what_was_committed_stays(tmp_path):
     command = [*CHILD, "limited", str(tmp_path / "one.open"), str(4 << 20)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
-    *acknowledged, error = [line for line in said if line]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    *acknowledged, error = [line for line in output if line]
     assert error == f"DiskFullError disk-full: {DiskFullError.default_fix}"
     count = int(acknowledged[-1])
     assert count > 10

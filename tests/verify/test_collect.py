@@ -59,9 +59,9 @@ def rebuilt(case):
 
 def test_what_it_says_is_what_it_does(case, rebuilt):
     age(case)
-    said = states(collect(case.cache, keep=1))
+    planned = states(collect(case.cache, keep=1))
     done = states(collect(case.cache, keep=1, apply=True))
-    assert {file: ("removed", reason) for file, (_, reason) in said.items()} == done
+    assert {file: ("removed", reason) for file, (_, reason) in planned.items()} == done
     assert case.paths.snapshots() == [3]
     assert sorted(path.name for path in case.paths.all_sealed()) == sorted(rebuilt[2])
     assert fine(case)

@@ -13,13 +13,13 @@ class Again:
     """Encodes as the made-up kinds do; ``change`` alters what it makes of a sample, or says why it cannot."""
 
     def __init__(self, change=lambda sample, array: array, columns=None):
-        self.change, self.columns, self.asked = change, columns or {}, []
+        self.change, self.columns, self.encoded = change, columns or {}, []
 
     def __call__(self, snapshot, root, field, rows, described):
         fields = snapshot.fields[field]
         for row in reversed(rows):
             sample = int(fields.sample[row])
-            self.asked.append((field, sample))
+            self.encoded.append((field, sample))
             content = fields.row_keys(np.array([row]))[0, 8:24].tobytes()
             made = self.change(sample, fields.kind.encode(content, fields.recipe))
             yield row, made if isinstance(made, Failure) else Made(array=made, columns=self.columns), "cpu"
@@ -108,6 +108,6 @@ def test_all_fields_of_a_sample_are_encoded_one_field_after_the_other(tmp_path):
     case = make(tmp_path, "flat", "lines")
     again = Again()
     report = check(case, again, 3)
-    assert [field for field, _ in again.asked] == ["flat"] * 3 + ["lines"] * 3
+    assert [field for field, _ in again.encoded] == ["flat"] * 3 + ["lines"] * 3
     assert (report.reencoded.samples, report.reencoded.entries, report.counts["ok"]) == (3, 6, 8)
     assert report.reencoded.confidence.startswith("3 samples clean: 95 % sure")

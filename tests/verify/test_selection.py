@@ -59,8 +59,8 @@ def test_samples_are_drawn_by_a_seed(case, text, count):
 
 def test_bytes_are_drawn_until_there_are_enough(tmp_path):
     case = make(tmp_path, "flat", total=16)
-    for asked, samples in [("0.25K", 1), ("0.5K", 2), ("1K", 4), ("1M", 16)]:
-        assert int(choose(case.snapshot, parse_selection(asked)).samples.sum()) == samples
+    for selection, samples in [("0.25K", 1), ("0.5K", 2), ("1K", 4), ("1M", 16)]:
+        assert int(choose(case.snapshot, parse_selection(selection)).samples.sum()) == samples
 
 
 def test_the_bound_is_that_of_the_rule_of_three():

@@ -177,7 +177,7 @@ def test_data_that_moved_with_its_cache_is_found_and_data_that_is_gone_is_named(
     assert verify_cache(place / "cache").exit_code() == 0
 
 
-def asked(*names, scale=1):
+def requested_recipes(*names, scale=1):
     def requested(snapshot):
         recipes = {name: MadeRecipe(kind=name, spec=snapshot.fields[name].spec, scale=scale) for name in names}
         return {name: Described(recipe=recipe, label=name) for name, recipe in recipes.items()}
@@ -187,7 +187,7 @@ def asked(*names, scale=1):
 
 def test_another_recipe_makes_every_usable_sample_stale(case):
     name = case.names[0]
-    report = check(case, Depth(), requested=asked(name, scale=2), commands=Commands(recipe="--scale 2"))
+    report = check(case, Depth(), requested=requested_recipes(name, scale=2), commands=Commands(recipe="--scale 2"))
     assert counts(report) == {"stale": 8}
     assert {(one.reason, one.field, one.expected, one.found) for one in report.findings} == {
         ("recipe:scale", name, "2", "1")
@@ -195,7 +195,7 @@ def test_another_recipe_makes_every_usable_sample_stale(case):
     assert all(one.fix.endswith("--scale 2") for one in report.findings)
     (change,) = report.recipe_diff
     assert (change.setting, change.cached, change.requested) == ("scale", 1, 2)
-    assert counts(check(case, Depth(), requested=asked(name))) == {"ok": 8}
+    assert counts(check(case, Depth(), requested=requested_recipes(name))) == {"ok": 8}
 
 
 def test_with_two_fields_a_sample_has_the_worst_of_them(tmp_path):

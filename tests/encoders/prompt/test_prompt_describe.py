@@ -11,11 +11,11 @@ from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageE
 from latentcache.fields.prompt_embeds import PromptEmbeds, PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 
-CONTEXT = DescribeContext(ask=lambda _, **given: call_default(**given))
+CONTEXT = DescribeContext(ask=lambda _, **arguments: call_default(**arguments))
 
 
-def recipe_of(folder, cached=None, **said):
-    return describe_sequence(PromptSettings(text_encoder=str(folder), **said), cached or Cached(), CONTEXT).recipe
+def recipe_of(folder, cached=None, **settings):
+    return describe_sequence(PromptSettings(text_encoder=str(folder), **settings), cached or Cached(), CONTEXT).recipe
 
 
 @pytest.fixture
@@ -73,20 +73,22 @@ def test_unset_settings_follow_the_cache(flux):
 
 
 def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
-    said = PromptSettings(text_length=64)
-    assert text_settings("prompt_embeds", str(flux), said) == PromptSettings(text_encoder=str(flux), text_length=64)
-    assert text_settings("pooled_prompt_embeds", str(flux), said).text_encoder == str(flux)
-    assert text_settings("pooled_prompt_embeds", str(pipelines("SanaPipeline")[1]), said) is None
-    assert text_settings("prompt_embeds", str(flux / "text_encoder"), said) is None, "the model of another field"
-    assert text_settings("prompt_embeds", "stub", said) is None, "the model of another field"
+    settings = PromptSettings(text_length=64)
+    assert text_settings("prompt_embeds", str(flux), settings) == PromptSettings(
+        text_encoder=str(flux), text_length=64
+    )
+    assert text_settings("pooled_prompt_embeds", str(flux), settings).text_encoder == str(flux)
+    assert text_settings("pooled_prompt_embeds", str(pipelines("SanaPipeline")[1]), settings) is None
+    assert text_settings("prompt_embeds", str(flux / "text_encoder"), settings) is None, "the model of another field"
+    assert text_settings("prompt_embeds", "stub", settings) is None, "the model of another field"
 
 
 def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
     """And only the index is requested until the embeddings are described."""
-    asked = []
+    requests = []
 
     def download(name, wanted, **words):
-        asked.append(wanted.files)
+        requests.append(wanted.files)
         return {"org/flux": flux, "org/vae": tmp_path}[name]
 
     for module in ("hub", "prompt.describe"):
@@ -94,9 +96,9 @@ def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
     found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
     assert found == PromptSettings(text_encoder="org/flux")
     assert text_settings("prompt_embeds", "org/vae", PromptSettings()) is None
-    assert {tuple(files) for files in asked} == {("model_index.json",)}
+    assert {tuple(files) for files in requests} == {("model_index.json",)}
     assert locate_pipeline("org/flux", "prompt_embeds").cls == "FluxPipeline"
-    assert any("text_encoder" in pattern for pattern in asked[-1])
+    assert any("text_encoder" in pattern for pattern in requests[-1])
 
 
 def remove(*names):

@@ -20,10 +20,10 @@ OUTPUTS = [(name, output) for name, row in PIPELINES.items() for output in row]
 TEXTS = ["a red fox", "", "a caption about a dog and a cat, " * 3, "word " * 300]
 
 
-def described(folder, output, **said):
+def described(folder, output, **settings):
     describe = describe_sequence if output == "prompt_embeds" else describe_vector
-    settings = PromptSettings(text_encoder=str(folder), **{"text_storage_dtype": "float32"} | said)
-    return describe(settings, Cached(), DescribeContext(ask=lambda _, **given: call_default(**given)))
+    settings = PromptSettings(text_encoder=str(folder), **{"text_storage_dtype": "float32"} | settings)
+    return describe(settings, Cached(), DescribeContext(ask=lambda _, **arguments: call_default(**arguments)))
 
 
 def encoded(found, texts=TEXTS):

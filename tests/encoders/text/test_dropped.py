@@ -1,7 +1,7 @@
 """What templates leave out; those of real models are in the folder of TRL."""
 
 import pytest
-from test_trl_templates import CALL, CONVERSATIONS, renderer, said
+from test_trl_templates import CALL, CONVERSATIONS, messages, renderer
 
 from latentcache.fields.input_ids import NOT_RENDERED
 from latentcache.sources.records import CHAT, map_record
@@ -13,12 +13,14 @@ def dropped(renders, conversation, **more):
     return [kind for number, kind in enumerate(NOT_RENDERED) if bits & (1 << number)]
 
 
-DEVELOPER = said(("developer", "Be kind."), ("user", "Hi"), ("assistant", "Hello"))
+DEVELOPER = messages(("developer", "Be kind."), ("user", "Hi"), ("assistant", "Hello"))
 THOUGHT = {"reasoning_content": "hm"}
-EARLIER = said(("user", "a"), ("assistant", "b", THOUGHT), ("user", "c"), ("assistant", "d", THOUGHT))
-LAST = said(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d", THOUGHT))
+EARLIER = messages(("user", "a"), ("assistant", "b", THOUGHT), ("user", "c"), ("assistant", "d", THOUGHT))
+LAST = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d", THOUGHT))
 IN_CONTENT = CONVERSATIONS["thoughts in the content"]
-BESIDE = said(("user", "a"), ("assistant", "I see.", CALL), ("tool", "6", {"name": "multiply"}), ("assistant", "b"))
+BESIDE = messages(
+    ("user", "a"), ("assistant", "I see.", CALL), ("tool", "6", {"name": "multiply"}), ("assistant", "b")
+)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,6 @@ def test_content_that_a_template_leaves_out(template, conversation, kinds):
 
 def test_tools_that_a_template_leaves_out():
     tools = [{"name": "f", "parameters": {"type": "object", "properties": {}}}]
-    turns = said(("user", "a"), ("assistant", "b"))
+    turns = messages(("user", "a"), ("assistant", "b"))
     assert dropped(renderer("qwen3"), turns, tools=tools) == []
     assert dropped(renderer("phi3"), turns, tools=tools) == ["tools"]

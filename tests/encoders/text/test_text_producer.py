@@ -27,8 +27,8 @@ def made(tokens, *records):
 
 
 def test_a_record_becomes_ids_with_its_columns():
-    said = Message(role="assistant", content="ok", learned=True)
-    text, turns = text_record("a", 1, "hi"), chat_record("a", 2, (Message(role="user", content="q"), said))
+    answer = Message(role="assistant", content="ok", learned=True)
+    text, turns = text_record("a", 1, "hi"), chat_record("a", 2, (Message(role="user", content="q"), answer))
     one, other = made(opened(described_tokenizer("stub", chat=True)), text, turns)
     assert one.array.tolist() == [*b"hi", 257]
     assert one.columns["control"] == 0

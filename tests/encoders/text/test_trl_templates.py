@@ -24,7 +24,7 @@ ROLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
 _NAMES = re.compile(r"<[|｜][^<>{}'\" ]+[|｜]>|<[a-z_]+[|]>|<[|][a-z_]+>|<(?:start|end)_of_(?:turn|utterance)>")
 
 
-def said(*turns):
+def messages(*turns):
     return [
         dict(zip(("role", "content"), turn, strict=False), **(turn[2] if len(turn) > 2 else {})) for turn in turns
     ]
@@ -38,19 +38,19 @@ RESULT = ("tool", "6", {"name": "multiply"})
 BYE = (("user", "ok"), ("assistant", "Bye"))
 THREE = (("user", "a"), ("assistant", "bb"), ("user", "c"), ("assistant", "dd"), ("user", "e"), ("assistant", "f\nf"))
 CONVERSATIONS = {
-    "turns": said(*THREE),
-    "system": said(("system", "Be kind."), *THREE),
-    "empty": said(("user", "Hi"), ("assistant", ""), *THREE),
-    "thoughts": said(
+    "turns": messages(*THREE),
+    "system": messages(("system", "Be kind."), *THREE),
+    "empty": messages(("user", "Hi"), ("assistant", ""), *THREE),
+    "thoughts": messages(
         ("user", "Hi"), ("assistant", "Hello!", {"reasoning_content": "hm"}), ("user", "And?"),
         ("assistant", "Fine", {"reasoning_content": "so"}),
     ),
-    "thoughts in the content": said(
+    "thoughts in the content": messages(
         ("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nHello!"), ("user", "And?"),
         ("assistant", "<think>\nso\n</think>\n\nFine"),
     ),
-    "tools": said(("user", "2*3?"), ("assistant", "", CALL), RESULT, ("assistant", "It is 6."), *BYE),
-    "text beside tools": said(
+    "tools": messages(("user", "2*3?"), ("assistant", "", CALL), RESULT, ("assistant", "It is 6."), *BYE),
+    "text beside tools": messages(
         ("user", "2*3?"), ("assistant", "I see.", CALL), RESULT, ("assistant", "It is 6."), *BYE
     ),
 }  # fmt: skip
@@ -151,13 +151,13 @@ def test_a_bare_list_of_tools_is_rendered_as_llama_factory_renders_it(name):
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     bare = [{"name": "get_weather", "description": "Weather of a city", "parameters": parameters}]
     call = json.dumps({"name": "get_weather", "arguments": {"city": "Oslo"}})
-    said = (
+    texts = (
         ("human", "Weather in Oslo?"),
         ("function_call", call),
         ("observation", '{"temp": 3}'),
         ("gpt", "3 degrees."),
     )
-    turns = [{"from": role, "value": text} for role, text in said]
+    turns = [{"from": role, "value": text} for role, text in texts]
     record = {"conversations": turns, "tools": json.dumps(bare)}
     mapped = map_record(record, RecordFormat(form="sharegpt", tools="tools"), source="a", line=1)
     assert hashlib.sha256(renderer(name).render(mapped).text.encode()).hexdigest() == LLAMA_FACTORY

@@ -30,8 +30,8 @@ FAMILIES = [
 
 
 def described(model, bucket=BUCKET, **changes):
-    said = {"model": str(model), "buckets": (bucket,), "storage_dtype": "float32", "frames": (9,), **changes}
-    return describe(LatentsSettings(**said), Cached(), DescribeContext(device="cpu"))
+    settings = {"model": str(model), "buckets": (bucket,), "storage_dtype": "float32", "frames": (9,), **changes}
+    return describe(LatentsSettings(**settings), Cached(), DescribeContext(device="cpu"))
 
 
 def latents(root, name, model, count, bucket=BUCKET, **changes):

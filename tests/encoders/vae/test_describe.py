@@ -53,7 +53,7 @@ def test_a_scaling_factor_is_read_time_and_no_identity(copied):
 
 
 @pytest.mark.parametrize(
-    ("asked", "on_cuda", "upcast", "found"),
+    ("compute_dtype", "on_cuda", "upcast", "expected"),
     [
         ("auto", False, True, "float32"),
         ("auto", True, True, "bfloat16"),
@@ -62,9 +62,11 @@ def test_a_scaling_factor_is_read_time_and_no_identity(copied):
         ("bfloat16", True, False, "bfloat16"),
     ],
 )
-def test_compute_type(tiny, asked, on_cuda, upcast, found):
-    described = described_model(tiny("AutoencoderKL", force_upcast=upcast), compute_dtype=asked, on_cuda=on_cuda)
-    assert described.spec.compute_dtype == found
+def test_compute_type(tiny, compute_dtype, on_cuda, upcast, expected):
+    described = described_model(
+        tiny("AutoencoderKL", force_upcast=upcast), compute_dtype=compute_dtype, on_cuda=on_cuda
+    )
+    assert described.spec.compute_dtype == expected
 
 
 def test_demo_and_stub():
@@ -115,16 +117,16 @@ def test_the_torch_free_modules_import_no_torch(tiny):
 
 def described(settings=None, cached=None, **context):
     """What the describer gives; ``asked`` collects the questions to a worker."""
-    asked = []
+    calls = []
 
     def ask(target, **kwargs):
-        asked.append(target.partition(":")[2])
+        calls.append(target.partition(":")[2])
         json.dumps(kwargs)
         return target.endswith("resample_self_test")
 
     context = DescribeContext(**{"device": "cpu", "ask": ask} | context)
     found = describe(LatentsSettings(**settings or {}), cached or Cached(), context)
-    return found, asked
+    return found, calls
 
 
 def again(found):
@@ -134,20 +136,20 @@ def again(found):
 
 
 def test_a_new_cache_gets_the_demo_and_its_defaults():
-    found, asked = described()
-    assert (found.label, found.demo, found.needs_torch, asked) == ("demo", True, False, [])
+    found, calls = described()
+    assert (found.label, found.demo, found.needs_torch, calls) == ("demo", True, False, [])
     assert found.recipe.geometry == GeometrySettings()
     assert found.recipe.pixels.resample == "lanczos-pil"
 
 
 def test_a_model_asks_a_worker_once_and_the_cache_keeps_the_answers(tiny, monkeypatch):
     model = str(tiny("AutoencoderKL", force_upcast=True))
-    first, asked = described({"model": model}, device="cuda:0")
-    assert asked == ["has_bfloat16", "resample_self_test"]
+    first, calls = described({"model": model}, device="cuda:0")
+    assert calls == ["has_bfloat16", "resample_self_test"]
     assert (first.recipe.encoder.compute_dtype, first.recipe.pixels.resample) == ("float32", "lanczos-u8")
     assert first.needs_torch
-    second, asked = described(cached=again(first), device="cpu")
-    assert (asked, second.recipe) == ([], first.recipe)
+    second, calls = described(cached=again(first), device="cpu")
+    assert (calls, second.recipe) == ([], first.recipe)
     assert second.provenance["model"] == model
 
 
@@ -196,8 +198,8 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
 def test_a_check_looks_at_no_model_that_was_not_named(tiny, monkeypatch):
     first, _ = described({"model": str(tiny("AutoencoderKL"))})
     monkeypatch.setattr("latentcache.encoders.vae.describe.locate", None)
-    found, asked = described({"storage_dtype": "float32", "bucket_step": 32}, again(first), check=True)
-    assert (found.producer, asked) == ({}, [])
+    found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, again(first), check=True)
+    assert (found.producer, calls) == ({}, [])
     assert found.recipe.encoder == replace(first.recipe.encoder, storage_dtype="float32")
     assert found.recipe.geometry.multiple == 32
 

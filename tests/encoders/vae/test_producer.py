@@ -80,16 +80,16 @@ def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeyp
 
 def test_only_missing_outputs_are_decoded(tmp_path, monkeypatch):
     draw(tmp_path / "a.png")
-    asked = []
+    calls = []
 
     def missing(one, content):
-        asked.append((one.name, content))
+        calls.append((one.name, content))
         return one.outputs[1:]
 
     outputs = (Output(item=0, group=0), Output(item=1, group=0, variant=1))
     read = opened(tmp_path, missing=missing, flip=True).prepare(job("a.png", *outputs))
     assert [item.output for item in read.items] == [outputs[1]]
-    assert asked == [("a.png", content_hash((tmp_path / "a.png").read_bytes()))]
+    assert calls == [("a.png", content_hash((tmp_path / "a.png").read_bytes()))]
     monkeypatch.setattr(decode_module.EncodedImage, "pixels", None)
     read = opened(tmp_path, missing=lambda one, content: ()).prepare(job("a.png", *outputs))
     assert read.items == []

@@ -16,7 +16,7 @@ from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, impo
 ANSWER = "tests.pipeline.workers.toy_kinds:answer"
 
 
-def asked(target, **arguments):
+def answer_of(target, **arguments):
     with WarmWorker("cpu") as warm:
         return warm.ask(target, **arguments)
 
@@ -94,7 +94,7 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
     tests = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
-    assert asked("own:answer") == 7
+    assert answer_of("own:answer") == 7
 
 
 def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):

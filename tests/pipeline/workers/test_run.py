@@ -177,8 +177,8 @@ def test_what_a_killed_worker_committed_counts(words, monkeypatch):
     with EventLog(events) as log:
         result = words.run(TEXTS, commit_every=4, events=log)
     assert settled(result) == list(range(40))
-    told = [bytes.fromhex(key) for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
-    assert len(told) == len(set(told)) == result.encoded == len(words.stored())
+    keys = [bytes.fromhex(key) for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
+    assert len(keys) == len(set(keys)) == result.encoded == len(words.stored())
     assert sum(load_index(folder).items for folder in words.paths.sealed_shards()) == result.encoded
 
 
@@ -187,8 +187,8 @@ def test_events_name_what_is_durable(toy):
     seen = []
 
     def progress(now):
-        told = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
-        seen.append((len(told), now.encoded))
+        keys = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
+        seen.append((len(keys), now.encoded))
 
     with EventLog(events) as log:
         toy.run(TEXTS, commit_every=4, events=log, progress=progress)

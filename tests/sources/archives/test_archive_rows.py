@@ -73,11 +73,11 @@ PLAIN = b'{"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}'  # a data s
 
 
 @pytest.mark.parametrize(
-    ("said", "found"), [(b'{"_type": "Image"}', ["image"]), (b'{"_type": "Audio"}', []), (PLAIN, ["image"])]
+    ("feature", "found"), [(b'{"_type": "Image"}', ["image"]), (b'{"_type": "Audio"}', []), (PLAIN, ["image"])]
 )
-def test_what_datasets_says_of_a_column_decides(tmp_path: Path, said: bytes, found: list[str]) -> None:
-    told = {b"huggingface": b'{"info": {"features": {"image": %s}}}' % said}
-    data = table().replace_schema_metadata(told)
+def test_what_datasets_says_of_a_column_decides(tmp_path: Path, feature: bytes, found: list[str]) -> None:
+    metadata = {b"huggingface": b'{"info": {"features": {"image": %s}}}' % feature}
+    data = table().replace_schema_metadata(metadata)
     assert images_of(as_parquet(tmp_path / "a.parquet", data)) == found
 
 

@@ -67,13 +67,13 @@ def test_kohya_dataset_toml(tmp_path):
         "caption-lines", "config", "config-asks", "config-ignored", "in-two-sets", "no-caption", "outside-sets",
     }  # fmt: skip
     assert partners(found, "control") == {"reg/d.jpg": "edges/d.png"}
-    said = {note.reason: note.detail for note in reversed(found.notes)}
-    assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
+    details = {note.reason: note.detail for note in reversed(found.notes)}
+    assert details["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
     two = "2 images have the captions of 0:cats, not those of 1:cats, the first is cats/a.jpg"
-    assert said["in-two-sets"] == two
-    assert said["config-ignored"] == "1 setting of dataset.toml has no effect here: batch_size"
+    assert details["in-two-sets"] == two
+    assert details["config-ignored"] == "1 setting of dataset.toml has no effect here: batch_size"
     asks = "flip_aug = true (--flip), resolution = 768 (--resolution), shuffle_caption = true (--shuffle-tags)"
-    assert said["config-asks"] == f"the entries follow options, not dataset.toml: {asks}"
+    assert details["config-asks"] == f"the entries follow options, not dataset.toml: {asks}"
     assert rows(scan(tmp_path)) == rows(found)
     plain = scan(tmp_path, SourceOptions(layout="folder"))
     assert len(plain.samples) == 5
@@ -228,7 +228,7 @@ def test_simpletuner_parquet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("backend", "fix"),
     [
         ({"type": "aws", "aws_bucket_name": "b"}, "s3://b FOLDER`, and give FOLDER with the type local"),
         (
@@ -238,11 +238,11 @@ def test_simpletuner_parquet(tmp_path):
         ({"type": "webshart"}, "copy its images here"),
     ],
 )
-def test_simpletuner_sets_that_are_not_on_this_disk(tmp_path, said, fix):
+def test_simpletuner_sets_that_are_not_on_this_disk(tmp_path, backend, fix):
     put(tmp_path, {"two/c.jpg": "x"})
     two = {"id": "two", "instance_data_dir": "two", "caption_strategy": "filename"}
-    put(tmp_path, {"multidatabackend.json": [two, {"id": "far"} | said]})
-    with pytest.raises(SourceError, match=f"data set far has the type {said['type']}") as caught:
+    put(tmp_path, {"multidatabackend.json": [two, {"id": "far"} | backend]})
+    with pytest.raises(SourceError, match=f"data set far has the type {backend['type']}") as caught:
         scan(tmp_path)
     assert fix in caught.value.fix
     assert '"disabled": true' in caught.value.fix
@@ -303,9 +303,9 @@ def test_onetrainer(tmp_path):
     ]
     assert [one.is_reg for one in found.layout.sets] == [False, False, True]
     assert "prompts.txt" not in dict(notes(found))
-    said = {note.reason: note.detail for note in found.notes}
+    details = {note.reason: note.detail for note in found.notes}
     ignored = "3 settings of concepts.json have no effect here: d (disabled), image.enable_random_flip, loss_weight"
-    assert said["config-ignored"] == ignored
+    assert details["config-ignored"] == ignored
 
 
 def test_onetrainer_concepts_that_do_not_train(tmp_path):
@@ -320,11 +320,11 @@ def test_onetrainer_concepts_that_do_not_train(tmp_path):
     put(tmp_path, {"concepts.json": concepts})
     found = scan(tmp_path / "concepts.json")
     assert rows(found) == [("a/x.jpg", "x", 1)]
-    said = {note.reason: note.detail for note in found.notes}
-    assert said["config-ignored"] == "1 setting of concepts.json has no effect here: b (balancing 0)"
-    assert said["split-unused"] == "c of the split validation; train is read"
-    assert said["mask"] == "1 mask belongs to no image, the first is a/x-masklabel.jpg"
-    assert said["control"] == "1 control image belongs to no image, the first is a/y-condlabel.png"
+    details = {note.reason: note.detail for note in found.notes}
+    assert details["config-ignored"] == "1 setting of concepts.json has no effect here: b (balancing 0)"
+    assert details["split-unused"] == "c of the split validation; train is read"
+    assert details["mask"] == "1 mask belongs to no image, the first is a/x-masklabel.jpg"
+    assert details["control"] == "1 control image belongs to no image, the first is a/y-condlabel.png"
     assert rows(scan(tmp_path / "concepts.json", SourceOptions(split="validation"))) == [("c/z.jpg", "z", 1)]
 
 

@@ -40,8 +40,8 @@ def test_lines_that_are_not_used_are_counted(tmp_path):
     put(tmp_path, {"10_dog/a.txt": "one\n", "10_dog/b.txt": "two\n\nmore", "10_dog/c.txt": "three\nmore"})
     found = scan(tmp_path, hash_all=True)
     detail = "2 captions have lines that are not used, the first is 10_dog/b.txt:3"
-    said = [(one.name, one.reason, one.line, one.count, one.detail) for one in found.notes]
-    assert said == [("10_dog/b.txt", "caption-lines", 3, 2, detail)]
+    notes = [(one.name, one.reason, one.line, one.count, one.detail) for one in found.notes]
+    assert notes == [("10_dog/b.txt", "caption-lines", 3, 2, detail)]
     again = scan(tmp_path, known=found.samples)
     assert again.notes == found.notes
     for lines in ("first", "all"):
