@@ -15,7 +15,7 @@ KINDS = {
 }
 
 
-def picture(number, height, width, seed=0):
+def pixels(number, height, width, seed=0):
     """Frame ``number`` (H, W, 3): gradients that move, and a bar at a height that says the number."""
     y, x = np.mgrid[:height, :width]
     red, green, blue = np.random.default_rng(seed).integers(0, 256, 3)
@@ -54,7 +54,7 @@ def write_video(
         if audio:
             sound = file.add_stream("libopus" if path.suffix == ".webm" else "aac", rate=48000)
         for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(picture(number, height, width, seed), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(pixels(number, height, width, seed), format="rgb24")
             frame.pts = times[number] if times else number * 1000 // fps
             frame.time_base = Fraction(1, 1000)
             file.mux(video.encode(frame))

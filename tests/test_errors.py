@@ -29,7 +29,7 @@ def branch_of(cls):
     return cls if cls is LatentcacheError else cls.__mro__[cls.__mro__.index(LatentcacheError) - 1]
 
 
-def test_a_class_leaves_with_the_status_of_its_branch():
+def test_exit_codes_follow_the_base_class():
     for cls in CLASSES:
         assert cls.exit_code == branch_of(cls).exit_code
     found = {cls.__name__: cls.exit_code for cls in CLASSES if cls.__base__ is LatentcacheError}
@@ -45,14 +45,14 @@ def test_slugs_are_unique_and_plain():
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_text_alone_says_what_where_why_and_the_fix(cls):
+def test_the_text_has_all_four_parts(cls):
     text = str(make(cls, where="a.csv:3", why="found 2 of 3", fix="add a column"))
     assert text == "it broke; at a.csv:3; found 2 of 3; fix: add a column"
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_an_error_crosses_between_processes_whole(cls, duplicate):
+def test_errors_are_picklable(cls, duplicate):
     error = make(cls, where="here", why="because", fix="this")
     again = duplicate(error)
     assert type(again) is cls
@@ -72,7 +72,7 @@ def test_an_error_crosses_between_processes_whole(cls, duplicate):
         ("CacheReadOnlyError", PermissionError),
     ],
 )
-def test_a_caller_who_knows_only_python_can_catch_it(name, builtin):
+def test_errors_are_python_exceptions(name, builtin):
     with pytest.raises(builtin):
         raise make(getattr(errors, name))
 
@@ -110,11 +110,11 @@ def test_the_catalog_lists_every_slug_that_the_package_uses():
         ("pip install -U lmdb", "pip install -U lmdb"),
     ],
 )
-def test_a_python_caller_gets_arguments_of_python(flags, arguments):
+def test_flags_become_python_arguments(flags, arguments):
     assert as_python(flags) == arguments
 
 
-def test_settings_and_functions_of_the_package_speak_python(tmp_path):
+def test_package_errors_use_python_arguments(tmp_path):
     from latentcache import BuildSettings, build_cache, merge_caches
 
     with pytest.raises(UsageError) as caught:

@@ -17,7 +17,7 @@ def disarmed():
     fp.arm(None)
 
 
-def test_the_nth_passage_fails_and_only_that():
+def test_only_the_nth_passage_fails():
     fp.arm("after-commit:2:raise")
     fp.failpoint("after-commit")
     fp.failpoint("before-put")
@@ -27,7 +27,7 @@ def test_the_nth_passage_fails_and_only_that():
     fp.failpoint("after-commit")
 
 
-def test_the_command_line_arms_it_and_rejects_a_wrong_word(tmp_path):
+def test_an_unknown_failpoint_is_rejected(tmp_path):
     environment = os.environ | {fp.VARIABLE: "nowhere:1:kill"}
     command = [sys.executable, "-m", "latentcache", "info", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -35,7 +35,7 @@ def test_the_command_line_arms_it_and_rejects_a_wrong_word(tmp_path):
     assert "unknown failpoint" in done.stderr
 
 
-def test_it_strikes_the_thread_that_passes_at_once():
+def test_the_passing_thread_fails_at_once():
     script = (
         "import threading\nfrom latentcache.failpoint import arm, failpoint\n"
         "arm('decoding:1:die')\n"

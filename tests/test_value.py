@@ -47,7 +47,7 @@ def test_values_are_frozen_checked_and_replaced():
         replace(size, width=-1)
 
 
-def test_values_are_equal_by_their_parts():
+def test_values_are_equal_by_their_fields():
     size = Size(width=2, height=3)
     assert size.area == 6
     assert size == Size(width=2, height=3, note="x") == copy.deepcopy(size) == pickle.loads(pickle.dumps(size))

@@ -319,7 +319,7 @@ def bench_start(folder: Path) -> tuple[float, float]:
 
 
 def ratios_of(times: dict[str, list[float]], name: str) -> list[float]:
-    return [memcpy / mine for memcpy, mine in zip(times["memcpy"], times[name], strict=True)]
+    return [memcpy / seconds for memcpy, seconds in zip(times["memcpy"], times[name], strict=True)]
 
 
 def table(first: str, heads: Sequence[str], rows: dict[str, list[str]]) -> str:
@@ -457,8 +457,8 @@ def main(words: Sequence[str] | None = None) -> None:
             tokens = bench_packed(Path(name), 1600, options.rounds)
         print("\n" + packed_table(tokens))
     if options.json:
-        facts = {"rounds": options.rounds, "batch": BATCH, "megabytes": options.megabytes, "load": load}
-        found = {**facts, "kib": results, "prompts": prompts, "tokens": tokens}
+        settings = {"rounds": options.rounds, "batch": BATCH, "megabytes": options.megabytes, "load": load}
+        found = {**settings, "kib": results, "prompts": prompts, "tokens": tokens}
         options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

@@ -203,8 +203,8 @@ def train(folder: Path, texts: list[str]) -> Path:
     tokenizer.train_from_iterator(texts, trainer)
     home.mkdir()
     tokenizer.save(str(home / "tokenizer.json"))
-    facts = {"eos_token": _END, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (home / "tokenizer_config.json").write_text(json.dumps(facts))
+    config = {"eos_token": _END, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (home / "tokenizer_config.json").write_text(json.dumps(config))
     return home
 
 

@@ -179,19 +179,19 @@ def compare(folder: Path, given: argparse.Namespace) -> dict[str, list[list[list
             if name not in times and turn:
                 continue
             for which in (0, 1) if turn % 2 else (1, 0):
-                found = _ask(pair[which], [name, turn, False])
+                found = _request(pair[which], [name, turn, False])
                 if turn:
                     times[name][which].append(found)
             print(f"round {turn}: {name}", file=sys.stderr, flush=True)
     for name in (name for name in names if given.profile in name):
         for one in pair:
-            _ask(one, [name, given.rounds + 1, True])
+            _request(one, [name, given.rounds + 1, True])
     for one in pair:
         one.communicate()
     return times
 
 
-def _ask(process: subprocess.Popen[str], words: Any) -> Any:
+def _request(process: subprocess.Popen[str], words: Any) -> Any:
     print(json.dumps(words), file=process.stdin, flush=True)
     return json.loads(process.stdout.readline())  # type: ignore[union-attr]
 

@@ -41,29 +41,29 @@ def main() -> None:
 
     show("build", IMAGES)
     first = entry_keys()
-    expect("images in the cache", COUNT, ask("info", CACHE)["counts"]["samples"])
+    expect("images in the cache", COUNT, run_json("info", CACHE)["counts"]["samples"])
     expect("entries after the first build", COUNT, len(first))
     show("info", CACHE)
     show("verify", CACHE)
-    expect("up-to-date images", COUNT, ask("verify", CACHE)["counts"]["ok"])
+    expect("up-to-date images", COUNT, run_json("verify", CACHE)["counts"]["ok"])
 
     edited = paths[7]
     edit(edited)
     say(f"{edited} was edited: its latents are stale now, and only its")
     show("verify", CACHE, status=1)
-    check_one_stale(ask("verify", CACHE, status=1), edited)
+    check_one_stale(run_json("verify", CACHE, status=1), edited)
 
     show("build", IMAGES)
     second = entry_keys()
     expect("entries made by the second build", 1, len(second - first))
     expect("entries reused by the second build", COUNT - 1, len(needed_keys(first & second, edited.name)))
     show("verify", CACHE)
-    again = ask("build", IMAGES)["counts"]
+    again = run_json("build", IMAGES)["counts"]
     expect("encoded by a build with nothing to do", 0, again["encoded"])
     expect("reused by a build with nothing to do", COUNT, again["cached"])
 
     show("plan", CACHE, "--batch-size", BATCH_SIZE)
-    plan = ask("plan", CACHE, "--batch-size", BATCH_SIZE)
+    plan = run_json("plan", CACHE, "--batch-size", BATCH_SIZE)
     read_one_epoch(plan["steps_per_epoch"])
     say("All checks passed. What to try next:")
     print(
@@ -86,7 +86,7 @@ def show(*words: object, status: int = 0) -> None:
         print(f"(exit status {status}, as it must be)", flush=True)
 
 
-def ask(*words: object, status: int = 0) -> dict[str, Any]:
+def run_json(*words: object, status: int = 0) -> dict[str, Any]:
     """Run one command for its JSON, in silence."""
     command = [str(PROGRAM), *map(str, words), "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -98,12 +98,12 @@ def ask(*words: object, status: int = 0) -> dict[str, Any]:
 
 def entry_keys() -> set[str]:
     """Keys of all committed entries."""
-    return {entry["key"] for entry in ask("info", CACHE, "--entries")["entries"]}
+    return {entry["key"] for entry in run_json("info", CACHE, "--entries")["entries"]}
 
 
 def needed_keys(keys: set[str], edited: str) -> set[str]:
     """Those of ``keys`` that belong to images other than the edited one."""
-    entries = ask("info", CACHE, "--entries")["entries"]
+    entries = run_json("info", CACHE, "--entries")["entries"]
     return {e["key"] for e in entries if e["key"] in keys and e["paths"] and edited not in e["paths"]}
 
 

@@ -106,19 +106,19 @@ def memory_drill(scene: Scene, folder: Path) -> Iterator[Row]:
     draw(data, scene.pick(600, 10), scene.pick(1414, 160))
     ready = prepared(scene, folder)
     for name, batch, fails in (("too large a batch", scene.pick(512, 8), ()), ("two failures", 4, (2, 5))):
-        talk = _Talk()
+        observer = _Messages()
         limit = 4 if scene.tiny and not fails else None
         scarce = cast("Encoder", Scarce(ready.encoder, fails=fails, most=limit))
         poor = replace(ready, encoder=scarce)
         started = time.perf_counter()
-        report = poor.build(data, resample=ready.recipe.pixels.resample, observer=talk, batch=batch)
+        report = poor.build(data, resample=ready.recipe.pixels.resample, observer=observer, batch=batch)
         yield {
             "drill": name,
             "batch": batch,
             "images": report.samples,
             "encoded": report.encoded,
             "lost": report.samples - report.encoded,
-            "halvings": sum("out of memory" in message for message in talk.messages),
+            "halvings": sum("out of memory" in message for message in observer.messages),
             "seconds": time.perf_counter() - started,
         }
 
@@ -163,7 +163,7 @@ class Scarce:
 
 
 @dataclass(slots=True)
-class _Talk(Silent):
+class _Messages(Silent):
     messages: list[str] = field(default_factory=list)
 
     def warned(self, message: str) -> None:

@@ -24,7 +24,7 @@ class Variant:
     dtype: torch.dtype = BF16
     tf32: bool = False
     last: bool = False
-    fold: bool = False
+    as_conv2d: bool = False
     benchmark: bool = False
     """Whether cuDNN tries its algorithms first."""
 
@@ -41,8 +41,8 @@ def variants(model: Model) -> list[Variant]:
         PLAIN,
         replace(OURS, name="bf16, channels last, cuDNN benchmark", benchmark=True),
     ]
-    if model.folds:
-        found.append(replace(PLAIN, name="bf16, folded", fold=True))
+    if model.causal:
+        found.append(replace(PLAIN, name="bf16, folded", as_conv2d=True))
     return found
 
 
@@ -108,12 +108,12 @@ def _rates_of(scene: Scene, model: Model, side: int, matmul_flops: float) -> Ite
     middle = scene.pick(4, 2)
     plan = [(variant, middle) for variant in variants(model)]
     plan += [(OURS, batch) for batch in scene.pick((1, 2, 8), (1,))]
-    if model.folds:
-        plan += [(replace(PLAIN, name="bf16, folded", fold=True), batch) for batch in scene.pick((1, 8), ())]
+    if model.causal:
+        plan += [(replace(PLAIN, name="bf16, folded", as_conv2d=True), batch) for batch in scene.pick((1, 8), ())]
     for variant, batch in plan:
         try:
             with torch.inference_mode(), _settings(variant):
-                module = encoder_half(model, scene, variant.dtype, last=variant.last, fold=variant.fold)
+                module = encoder_half(model, scene, variant.dtype, last=variant.last, as_conv2d=variant.as_conv2d)
                 values = images(scene, batch, side, variant.dtype, last=variant.last)
                 row = _row(scene, model, module, values, variant)
         except RuntimeError as error:
@@ -154,8 +154,8 @@ def _attended(
         taken = seconds_per_call(scene, lambda: attend(*inputs))
         memory = peak_mib(scene, lambda: attend(*inputs))
         error = float((attend(*inputs).float() - exact).abs().max() / exact.std())
-    except RuntimeError as refused:
-        return {"attention": name} | _failed(refused)
+    except RuntimeError as error:
+        return {"attention": name} | _failed(error)
     flops = 4 * tokens**2 * width
     return {"attention": name, "ms": 1000 * taken, "TFLOP/s": flops / taken / 1e12, "MiB": memory, "error": error}
 

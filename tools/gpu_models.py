@@ -35,7 +35,7 @@ class Model:
     tiny: Mapping[str, Any]
     clips: bool = False
     """Takes (B, 3, T, H, W)."""
-    folds: bool = False
+    causal: bool = False
     """Its causal 3D convolutions can be rewritten as 2D ones."""
 
 
@@ -88,7 +88,7 @@ MODELS = (
         tiny={"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
         | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
         clips=True,
-        folds=True,
+        causal=True,
     ),
     Model(
         name="Tiny",
@@ -155,7 +155,7 @@ def _made(model: Model, scene: Scene) -> nn.Module:
     return found.eval().requires_grad_(False)
 
 
-def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, fold: bool = False) -> nn.Module:
+def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, as_conv2d: bool = False) -> nn.Module:
     """The encoder half on the device.
 
     Args:
@@ -163,10 +163,10 @@ def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, 
         scene: Where.
         dtype: Of weights and activations.
         last: Channels last.
-        fold: Do its causal convolutions in two dimensions.
+        as_conv2d: Rewrite its causal Conv3d as Conv2d.
     """
     module = drop_decoder(make(model, scene, scene.device)).to(scene.device, dtype)
-    if fold:
+    if as_conv2d:
         conv3d_to_conv2d(module)
     elif last and scene.cuda and not model.clips:
         channels_last(module)

@@ -177,14 +177,14 @@ def _error(kind: type[errors.LatentcacheError]) -> str:
     parent = kind.__bases__[0].__name__
     status = "130 or 143" if kind is errors.InterruptedBuildError else str(kind.exit_code)
     also = "".join(f", a `{base.__name__}`" for base in kind.__bases__[1:])
-    facts = [
+    lines = [
         f"- slug: `{kind.slug}`" if "slug" in vars(kind) else f"- slug: that of its parent, `{kind.slug}`",
         f"- exit status: {status}",
         f"- is a: {f'[`{parent}`](#{parent.lower()})' if parent != 'Exception' else '`Exception`'}{also}",
     ]
     if "default_fix" in vars(kind):
-        facts.append(f"- default fix: {kind.default_fix}")
-    return "\n\n".join([f"## {kind.__name__}", "\n".join(facts), _described(inspect.cleandoc(kind.__doc__ or ""))])
+        lines.append(f"- default fix: {kind.default_fix}")
+    return "\n\n".join([f"## {kind.__name__}", "\n".join(lines), _described(inspect.cleandoc(kind.__doc__ or ""))])
 
 
 def _described(docstring: str) -> str:

@@ -174,8 +174,8 @@ def _by_hand(document: Callable[[int], Any], plan: Plan, length: int) -> Iterato
 def _any_tokenizer(folder: Path) -> Any:
     """A tokenizer that does nothing but know its padding."""
     model = {"type": "WordLevel", "vocab": {"<pad>": PAD, "a": 1}, "unk_token": "a"}
-    facts = {"version": "1.0", "added_tokens": [], "model": model}
+    config = {"version": "1.0", "added_tokens": [], "model": model}
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
-    (folder / "tokenizer.json").write_text(json.dumps(facts | empty))
+    (folder / "tokenizer.json").write_text(json.dumps(config | empty))
     fast = importlib.import_module("transformers").PreTrainedTokenizerFast
     return fast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="<pad>")

@@ -34,7 +34,7 @@ def cache(tmp_path_factory):
     return str(folder / "images.latentcache")
 
 
-def test_help_needs_neither_models_nor_arithmetic():
+def test_help_imports_nothing_heavy():
     status, names = imported("--help")
     assert status == 0
     assert names & (MODELS | ARITHMETIC) == set()
@@ -54,7 +54,7 @@ def test_help_needs_neither_models_nor_arithmetic():
     ],
     ids=" ".join,
 )
-def test_reading_commands_need_no_model(cache, words):
+def test_reading_commands_import_no_torch(cache, words):
     status, names = imported(words[0], cache, *words[1:])
     assert status == 0
     assert names & MODELS == set()
@@ -64,7 +64,7 @@ def test_a_check_decodes_no_image(cache):
     assert "PIL" not in imported("verify", cache)[1]
 
 
-def test_the_module_form_is_the_same_program():
+def test_python_m_runs_the_same_program():
     command = [sys.executable, "-m", "latentcache", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ def first_line(path):
     return docstring.splitlines()[0]
 
 
-def test_the_folders_are_those_of_the_design():
+def test_folders_match_the_design():
     assert sorted(path.name for path in TOP) == sorted(TREE)
     assert {path.name for path in PACKAGE.glob("*.py")} == {
         "__init__.py", "__main__.py", "errors.py", "failpoint.py", "value.py",
@@ -34,12 +34,12 @@ def test_the_folders_are_those_of_the_design():
 
 
 @pytest.mark.parametrize("folder", [path.name for path in TOP])
-def test_the_readme_draws_every_folder_with_its_purpose(folder):
+def test_readme_lists_every_folder_with_its_docstring(folder):
     (line,) = [line for line in readme_tree() if re.match(rf"(\W+ )?{folder}/ ", line)]
     assert line.split(f"{folder}/ ", 1)[1]
 
 
-def test_the_readme_draws_no_folder_that_does_not_exist():
+def test_readme_lists_no_missing_folder():
     drawn = {found[1] for line in readme_tree() if (found := re.match(r"(?:\W+ )?([a-z]+)/(?: |$)", line))}
     assert drawn - set(TREE) - {path.name for path in ROOT.iterdir() if path.is_dir()} == set()
 
@@ -50,7 +50,7 @@ def test_every_folder_is_a_typed_package_with_tests():
     assert [name for name in TREE if not list((ROOT / "tests" / name).rglob("test_*.py"))] == []
 
 
-def test_test_modules_have_names_of_their_own():
+def test_test_file_names_are_unique():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 

@@ -39,7 +39,7 @@ def lines_with(pattern, text):
     return [f"{number}: {line.strip()}" for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
 
 
-def test_text_is_portable_and_tidy():
+def test_text_has_no_machine_paths_or_stray_whitespace():
     for path in texts():
         text = (ROOT / path).read_text("utf-8")
         assert lines_with(MACHINE, text) == [], path
@@ -88,7 +88,7 @@ def test_errors_use_no_retired_word():
             assert [part for part in parts if retired().search(part)] == [], f"{path}:{call.lineno}"
 
 
-def test_the_searches_find_what_they_look_for():
+def test_the_patterns_match():
     assert retired().search("a picture of it")
     assert not retired().search("an image of it")
     assert MACHINE.search('"/' + 'home/me/x"')

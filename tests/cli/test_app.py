@@ -52,20 +52,20 @@ def test_usage_errors_are_json_as_well(run, words, what):
 
 
 @pytest.mark.parametrize("words", [["build", ""], ["verify", ""], ["build", "x", "--out", ""]])
-def test_a_shell_variable_without_a_value_is_not_the_folder_we_are_in(run, words):
+def test_an_empty_path_is_a_usage_error(run, words):
     done = run(*words, "--json")
     assert (done.status, done.json["command"], done.error["slug"]) == (2, words[0], "usage")
     assert "empty" in done.error["what"]
 
 
-def test_an_error_is_four_lines_on_stderr_and_nothing_on_stdout(run, tmp_path):
+def test_an_error_is_four_lines_on_stderr(run, tmp_path):
     done = run("verify", tmp_path / "none")
     assert (done.status, done.out) == (3, "")
     lines = done.err.splitlines()
     assert [line.split(":")[0] for line in lines] == ["error[cache-not-found]", "  where", "  why", "  fix"]
 
 
-def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
+def test_a_bug_exits_70_with_its_location(run, monkeypatch, shared):
     cache = shared[1]
 
     def broken(*_, **__):
@@ -95,7 +95,7 @@ def test_a_signal_outside_a_build_is_reported(run, monkeypatch, shared, number):
     assert done.error["what"] == f"interrupted by {number.name}"
 
 
-def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, shared):
+def test_a_signal_after_the_json_output_is_ignored(run, monkeypatch, shared):
     cache = shared[1]
     emit = front_door.console.emit
 
@@ -109,7 +109,7 @@ def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, shared):
 
 
 @pytest.mark.parametrize("words", [["info", "--json"], ["verify"]])
-def test_a_reader_that_goes_away_is_no_error(shared, words):
+def test_a_closed_stdout_is_no_error(shared, words):
     """``latentcache ... | true``: no traceback, no other status."""
     cache = shared[1]
     reader, writer = os.pipe()
@@ -132,7 +132,7 @@ def test_an_output_that_cannot_be_written_is_reported(shared, words):
     assert "Traceback" not in done.stderr
 
 
-def test_a_locale_without_utf8_finds_the_names_that_another_one_built(tmp_path):
+def test_an_ascii_locale_finds_names_built_under_utf8(tmp_path):
     data, cache = tmp_path / "dätä", tmp_path / "cäche"
     draw(data / "é.png", seed=1)
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

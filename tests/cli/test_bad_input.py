@@ -56,7 +56,7 @@ MODELS = "check the path; --model takes a VAE or pipeline folder, a .safetensors
         ),
     ],
 )
-def test_a_build_that_does_not_start_says_why_and_makes_nothing(run, tmp_path, monkeypatch, words, expected):
+def test_a_build_that_fails_early_writes_nothing(run, tmp_path, monkeypatch, words, expected):
     draw(tmp_path / "data" / "a.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "thesis").mkdir()
@@ -114,7 +114,7 @@ def test_a_cache_of_a_newer_format(run, cache, data):
         ("rejected.jsonl", lambda before: before + b"{}"),
     ],
 )
-def test_the_words_of_damage_lead_out_of_it(run, cache, data, name, damaged):
+def test_the_fix_of_a_damaged_snapshot_works(run, cache, data, name, damaged):
     """A damaged snapshot: nothing can be said of single samples, and nothing is encoded again either."""
     file = cache / "snapshots" / "000001" / name
     file.write_bytes(damaged(file.read_bytes()))
@@ -138,7 +138,7 @@ def test_the_words_of_damage_lead_out_of_it(run, cache, data, name, damaged):
         (("info", "{}"), "--out {}"),
     ],
 )
-def test_fixes_carry_the_arguments(run, tmp_path, words, fix):
+def test_fixes_repeat_the_arguments(run, tmp_path, words, fix):
     cache = tmp_path / "a cache"
     done = run(*(cache if word == "{}" else word for word in words), "--json")
     assert fix.replace("{}", shlex.quote(str(cache))) in done.error["fix"]

@@ -5,7 +5,7 @@ def build(run, data, *more):
     return run("build", data, *SMALL, "--out", data.with_name("cache"), *more)
 
 
-def test_the_object(run, data):
+def test_json_output(run, data):
     done = build(run, data, "--json")
     value = done.json
     assert value["counts"] == counts(4, 4, 0, 0)
@@ -18,7 +18,7 @@ def test_the_object(run, data):
     assert value["plan"]["fields"]["latents"]["groups"] == {"64x64": 1, "80x48": 1, "48x80": 2}
 
 
-def test_a_dry_run_makes_nothing(run, data):
+def test_a_dry_run_writes_nothing(run, data):
     done = build(run, data, "--dry-run")
     note = "note p3.png [no-caption]: 1 image has no caption, the first is p3.png\n"
     assert done.out == f"{note}dry run: 4 entries would be made, 0 reused, 0 quarantined\n"
@@ -28,7 +28,7 @@ def test_a_dry_run_makes_nothing(run, data):
     assert build(run, data, "--dry-run", "--json").json["counts"]["cached"] == 4
 
 
-def test_the_text_says_why_the_status_is_1(run, data):
+def test_text_gives_the_reason_for_status_1(run, data):
     (data / "broken.jpg").write_bytes(b"")
     done = build(run, data)
     assert done.status == 1
@@ -51,7 +51,7 @@ def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
     assert again["counts"] == counts(8, 0, 4, 0, duplicates=4, no_caption=again["counts"]["no_caption"])
 
 
-def test_another_model_says_beforehand_what_it_costs(run, data):
+def test_a_changed_model_reports_its_cost_first(run, data):
     build(run, data)
     done = build(run, data, "--model", "demo", "--dry-run")
     assert (
@@ -64,7 +64,7 @@ def test_another_model_says_beforehand_what_it_costs(run, data):
     assert "cannot be used" not in build(run, data, "--resolution", "128", "--dry-run").err
 
 
-def test_strict_rejects_notes_before_anything_is_made(run, data):
+def test_strict_rejects_notes_before_writing(run, data):
     (data / "p3.txt").write_text("the fourth")
     assert build(run, data, "--strict").status == 0
     (data / "orphan.txt").write_text("a caption of no image")

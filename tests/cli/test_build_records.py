@@ -11,7 +11,7 @@ def data(tmp_path):
     return write_texts(tmp_path / "a.jsonl", ["one", "two", ("bad",)])
 
 
-def test_the_contract_of_counts(run, data):
+def test_counts_of_a_records_build(run, data):
     found = run("build", data, "--tokenizer", "stub", "--json")
     assert found.status == 1
     assert found.json["counts"] == counts(3, 2, 0, 1, no_caption=0)
@@ -25,7 +25,7 @@ def test_the_contract_of_counts(run, data):
 
 
 @pytest.mark.parametrize("flag", ["--json", "--quiet", "--workers=0"])
-def test_a_build_without_the_fast_engine_says_so_and_json_stays_json(run, data, flag, monkeypatch):
+def test_a_build_without_tiktoken_warns_on_stderr(run, data, flag, monkeypatch):
     monkeypatch.setattr("latentcache.encoders.text.producer.FAST_CHARACTERS", 1)
     folder = save(unigram(), data.parent / "model", roles={"eos_token": "</s>"})
     found = run("build", data, "--tokenizer", folder, "--allow-failed", "1", flag)
@@ -35,7 +35,7 @@ def test_a_build_without_the_fast_engine_says_so_and_json_stays_json(run, data, 
     assert (found.json if flag == "--json" else {"exit_code": 0})["exit_code"] == 0
 
 
-def test_a_record_that_memory_is_not_enough_for_is_quarantined_and_tried_again(run, tmp_path):
+def test_a_record_too_large_for_memory_is_quarantined_and_retried(run, tmp_path):
     """4 000 000 characters at 320 bytes each are more than 1 GB."""
     data = tmp_path / "a.jsonl"
     data.write_text('{"text": "fine"}\n{"text": "' + "x" * 4_000_000 + '"}\n{"text": "too"}\n')

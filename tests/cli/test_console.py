@@ -13,7 +13,7 @@ from latentcache.sources.causes import HINTS
 
 
 @given(st.text())
-def test_text_is_one_line_that_cannot_steer_a_terminal(text):
+def test_text_contains_no_terminal_escapes(text):
     shown = console.printable(text)
     assert "\n" not in shown
     assert all(letter.isprintable() for letter in shown)
@@ -50,7 +50,7 @@ def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
     assert (known is error) == isinstance(error, EmptyPlanError)
 
 
-def test_a_name_is_shown_as_it_is_with_the_fix_of_its_reason():
+def test_a_rejected_name_is_shown_with_its_fix():
     small = Rejected(name="a  b.png", reason="too-small", detail="8x8 pixels")
     assert list(console.finding_lines(console.findings([small], []))) == [
         "quarantined a  b.png [too-small]: 8x8 pixels",
@@ -58,7 +58,7 @@ def test_a_name_is_shown_as_it_is_with_the_fix_of_its_reason():
     ]
 
 
-def test_flags_take_the_place_of_arguments_of_python_but_not_in_paths(capsys):
+def test_python_arguments_become_flags_except_in_paths(capsys):
     fix = "latentcache build pad=2/x, pad='2'"
     error = UsageError("batch_size=4: too large for runs/batch_size=4/cache", fix=fix)
     console.finish("plan", console.Result({}, error=error), as_json=False)

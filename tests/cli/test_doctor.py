@@ -30,7 +30,7 @@ def run_build(check, folder):
     return done.returncode
 
 
-def test_a_machine_that_is_ready(run, data):
+def test_a_working_machine(run, data):
     done = run("doctor", data, *SMALL, "--json")
     assert done.status == 0
     value = done.json
@@ -47,7 +47,7 @@ def test_a_machine_that_is_ready(run, data):
     assert list(Path("/tmp").glob("latentcache-doctor-*")) == []
 
 
-def test_one_screen_of_text(run, data):
+def test_text_fits_one_screen(run, data):
     done = run("doctor", data, *SMALL)
     assert done.status == 0
     lines = done.out.splitlines()
@@ -57,7 +57,7 @@ def test_one_screen_of_text(run, data):
     assert lines[-1] == "ready"
 
 
-def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monkeypatch):
+def test_network_and_local_file_systems(run, data, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "file_system", lambda path: "nfs4")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -68,7 +68,7 @@ def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monk
     assert (tmp_path / "data.latentcache" / "CURRENT").exists()
 
 
-def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
+def test_a_missing_package(run, monkeypatch, tmp_path):
     version = versions._version
     monkeypatch.setattr(versions, "_version", lambda name: "" if name == "numpy" else version(name))
     done = run("doctor", "--json")

@@ -19,7 +19,7 @@ def tokens(run, tmp_path):
     return tmp_path / "cache"
 
 
-def test_the_keys_of_the_object(run, tokens, tmp_path):
+def test_json_keys(run, tokens, tmp_path):
     value = run("export", tokens, tmp_path / "out", "--pad", 64, "--validation", 0.2, "--json").json
     assert set(value) == KEYS
     assert value["rows"]["train"] + value["rows"]["validation"] == 40
@@ -37,7 +37,7 @@ def test_the_keys_of_the_object(run, tokens, tmp_path):
         (("--to", "mds", "--pad", 64), "rows of up to 64 tokens", "max_seq_len: 64"),
     ],
 )
-def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, summary, last_line):
+def test_the_text_ends_with_the_next_step(run, tokens, tmp_path, words, summary, last_line):
     done = run("export", tokens, tmp_path / "out", *words)
     assert done.status == 0
     assert summary in done.out
@@ -57,7 +57,7 @@ def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, summary
         (("--chunk", "64", "--overflow", "drop"), "leave it out"),
     ],
 )
-def test_what_cannot_be_is_rejected_before_anything_is_written(run, tokens, tmp_path, words, fix):
+def test_invalid_values_are_rejected_before_writing(run, tokens, tmp_path, words, fix):
     length = () if {"--pad", "--pack", "--chunk"} & set(words) else ("--pad", 64)
     done = run("export", tokens, tmp_path / "out", *length, *words, "--json")
     assert done.status == 2
@@ -65,14 +65,14 @@ def test_what_cannot_be_is_rejected_before_anything_is_written(run, tokens, tmp_
     assert not (tmp_path / "out").exists()
 
 
-SAID = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop", "padding-side": "right"}
+VALUES = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop", "padding-side": "right"}
 
 
 @pytest.mark.parametrize("form", ["megatron", "datatrove", "mds"])
-@pytest.mark.parametrize("flag", SAID)
-def test_a_flag_that_a_format_does_not_take(run, tokens, tmp_path, form, flag):
+@pytest.mark.parametrize("flag", VALUES)
+def test_a_flag_of_another_format_is_rejected(run, tokens, tmp_path, form, flag):
     length = ("--pad", 64) if form == "mds" and flag not in ("pad", "pack") else ()
-    done = run("export", tokens, tmp_path / "out", "--to", form, *length, f"--{flag}", SAID[flag], "--json")
+    done = run("export", tokens, tmp_path / "out", "--to", form, *length, f"--{flag}", VALUES[flag], "--json")
     if flag in FORMATS[form]:
         assert done.status == 0
         return
@@ -91,7 +91,7 @@ def test_a_missing_pyarrow_is_reported_before_anything_starts(run, tokens, tmp_p
     assert "needs pyarrow" in " ".join(run("export", "--help").out.split())
 
 
-def test_a_cache_of_images_is_answered_for_a_shell(run, cache, tmp_path):
+def test_an_image_cache_is_rejected_with_a_command(run, cache, tmp_path):
     error = run("export", cache, tmp_path / "out", "--pad", 64, "--json").error
     assert error["what"].endswith(": holds no tokens")
     assert error["fix"] == "export a cache of `latentcache build DATA --tokenizer PATH`"

@@ -38,7 +38,7 @@ class Toy(FieldKind):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def parse(monkeypatch):
     """Runs a command with the options of the toy kind and those of the package; gives the request."""
     kinds = registry.field_kinds() | {"toy": Toy()}
     monkeypatch.setattr(registry, "field_kinds", lambda: kinds)
@@ -61,39 +61,39 @@ def seen(monkeypatch):
 WORDS = "--switch --number 3 --word 'x y' --word z --word z --choice a --size big --file f"
 
 
-def test_nothing_given_is_nothing(seen):
-    assert seen() == flags.Requested()
-    assert (seen().words, seen().common) == ("", "")
+def test_no_flags_give_an_empty_request(parse):
+    assert parse() == flags.Requested()
+    assert (parse().words, parse().common) == ("", "")
 
 
-def test_each_type_of_setting_is_an_option(seen):
-    settings = seen(*shlex.split(WORDS))
+def test_each_type_of_setting_is_an_option(parse):
+    settings = parse(*shlex.split(WORDS))
     expected = AllTypes(switch=True, number=3, words=("x y", "z"), choice="a", size="BIG", file=Path("f"))
     assert settings.fields == {"toy": expected}
 
 
-def test_words_are_those_of_the_command_line(seen):
-    settings = seen(*shlex.split(WORDS), "--no-switch")
-    assert seen(*shlex.split(settings.words)) == settings
+def test_words_reproduce_the_request(parse):
+    settings = parse(*shlex.split(WORDS), "--no-switch")
+    assert parse(*shlex.split(settings.words)) == settings
     assert "--no-switch" in settings.words
 
 
-def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
-    assert {name: one.model for name, one in seen("--model", "stub").fields.items()} == {
+def test_a_flag_of_two_kinds_reaches_the_requested_kinds(parse):
+    assert {name: one.model for name, one in parse("--model", "stub").fields.items()} == {
         "latents": "stub",
         "toy": "stub",
     }
-    settings = seen("--model", "stub", "--fields", "toy")
+    settings = parse("--model", "stub", "--fields", "toy")
     assert settings.fields == {"toy": AllTypes(model="stub")}
 
 
 @pytest.mark.parametrize("words", [["--choice", "c"], ["--number", "0"]])
-def test_values_are_checked(seen, words):
+def test_values_are_checked(parse, words):
     with pytest.raises(Exception, match=r"choice|1 or more"):
-        seen(*words)
+        parse(*words)
 
 
-def test_every_setting_of_every_kind_has_a_help_and_is_not_given_by_default():
+def test_every_setting_has_a_help_and_no_default():
     for kind in registry.field_kinds().values():
         for one in dataclasses.fields(kind.settings) if dataclasses.is_dataclass(kind.settings) else ():
             if one.metadata.get("flag", "") is not None:

@@ -13,7 +13,7 @@ def rebuild(cache, data):
     build(data, cache)
 
 
-def test_the_object(run, cache, data):
+def test_json_output(run, cache, data):
     rebuild(cache, data)
     value = run("gc", cache, "--keep", 1, "--grace", 0, "--json").json
     assert set(value["counts"]) == STATES
@@ -26,7 +26,7 @@ def test_the_object(run, cache, data):
     assert value["removable_bytes"] == sum(item["bytes"] for item in value["items"]) > 0
 
 
-def test_who_holds_what_stays(run, cache, data):
+def test_leased_snapshots_are_kept(run, cache, data):
     reader = open_cache(cache)
     rebuild(cache, data)
     done = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
@@ -46,7 +46,7 @@ def test_who_holds_what_stays(run, cache, data):
     assert run("verify", cache, "--full").status == 0
 
 
-def test_the_text(run, cache, data):
+def test_text_output(run, cache, data):
     rebuild(cache, data)
     lines = run("gc", cache, "--keep", 1, "--grace", 0).out.splitlines()
     assert lines[0].startswith("removable snapshots/000001 [superseded] ")
@@ -56,7 +56,7 @@ def test_the_text(run, cache, data):
     assert run("gc", cache).out == "0 B can be freed, 0 B kept\n"
 
 
-def test_what_cannot_be(run, cache, tmp_path):
+def test_invalid_calls_are_rejected(run, cache, tmp_path):
     assert run("gc", cache, "--keep", 0, "--json").status == 2
     assert run("gc", cache, "--grace", -1, "--json").status == 2
     assert run("gc", cache, "--grace", "nan", "--json").error["slug"] == "usage"

@@ -39,7 +39,7 @@ def test_enlarged_images_are_counted_and_the_worst_is_named(run, data, tmp_path)
     assert "upscaled" in run("build", data, *SMALL, "--out", tmp_path / "c").out
 
 
-def test_without_upscaling_nothing_is_enlarged_and_only_that_image_is_encoded_again(run, data, tmp_path):
+def test_no_upscaling_encodes_only_the_enlarged_image(run, data, tmp_path):
     build(data, tmp_path / "c")
     done = run("build", data, "--no-upscale", "--out", tmp_path / "c", "--json")
     assert (done.json["counts"]["encoded"], notes(done)) == (1, [])
@@ -50,7 +50,7 @@ def test_without_upscaling_nothing_is_enlarged_and_only_that_image_is_encoded_ag
     assert notes(run("build", data, "--upscale", "--out", tmp_path / "c", "--json"))
 
 
-def test_small_images_are_rejected_by_their_pixels_until_the_limit_changes(run, data, tmp_path):
+def test_small_images_are_rejected_until_the_limit_changes(run, data, tmp_path):
     words = ["--out", tmp_path / "c", "--allow-failed", 1, "--json"]
     done = run("build", data, *SMALL, "--min-pixels", 500, *words)
     assert [(item["path"], item["reason"]) for item in done.json["items"]] == [("p2.png", "too-few-pixels")]
@@ -76,7 +76,7 @@ def test_random_crops_are_stored_served_and_verified(run, data, tmp_path):
     assert run("build", data, "--out", tmp_path / "c", "--json").json["counts"]["encoded"] == 0
 
 
-def test_a_moved_point_is_stale_and_encodes_that_image_alone(run, data, tmp_path):
+def test_a_changed_focus_point_encodes_one_image(run, data, tmp_path):
     words = ["--crop", "focus", "--flip", "--bucket", "48x48", "--out", tmp_path / "c", "--json"]
     table = data / "metadata.csv"
     table.write_text("file_name,text,focus_x,focus_y\np0.png,a,1,0.5\np1.png,b,,\np2.png,c,20,4\n")
@@ -103,7 +103,7 @@ def test_a_moved_point_is_stale_and_encodes_that_image_alone(run, data, tmp_path
     assert {batch["crop_top_left"][0].tolist()[1] for batch in loader for _ in batch} <= {0, 10, 13, 14, 32}
 
 
-def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):
+def test_crops_rotate_over_epochs(data, tmp_path):
     build(data, tmp_path / "c", crop="random", crop_variants=3)
     cache = opened(tmp_path / "c")
     rows = open_snapshot(tmp_path / "c").fields["latents"]

@@ -39,7 +39,7 @@ def repeats(cache):
     return dict(zip(samples.names, np.asarray(samples.columns["repeats"]).tolist(), strict=True))
 
 
-def test_repeats_change_and_nothing_is_encoded_again(run, config, tmp_path):
+def test_changed_repeats_encode_nothing(run, config, tmp_path):
     cache = tmp_path / "c"
     assert run("build", config, "--out", cache, *SMALL, "--json").json["counts"]["encoded"] == 3
     assert repeats(cache) == {"cats/a.jpg": 3, "cats/b.jpg": 3, "dogs/c.jpg": 1}
@@ -80,7 +80,7 @@ def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
     assert (wrong.status, wrong.error["slug"]) == (2, "usage")
 
 
-def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, config, tmp_path):
+def test_ignored_settings_of_a_configuration_are_noted(run, config, tmp_path):
     config.write_text(f"[general]\nflip_aug = true\nkeep_tokens = 1\ntoken_warmup_step = 2\n{TEXT % 1}")
     words = ("build", config, "--out", tmp_path / "c", *SMALL, "--default-caption", "x", "--json")
     notes = [(one["reason"], one["found"]) for one in run(*words).json["items"] if one["reason"].startswith("config")]

@@ -21,7 +21,7 @@ def test_the_keys_of_an_entry(run, cache, data):
     assert sorted(path for entry in entries for path in entry["paths"]) == [f"p{n}.png" for n in range(4)]
 
 
-def test_an_entry_that_fails_its_check_has_no_checksum(run, cache):
+def test_a_damaged_entry_has_no_checksum(run, cache):
     whole = {entry["key"]: entry["checksum"] for entry in run("info", cache, "--entries", "--json").json["entries"]}
     damage_payload(cache)
     now = {entry["key"]: entry["checksum"] for entry in run("info", cache, "--entries", "--json").json["entries"]}
@@ -44,7 +44,7 @@ def test_an_unfinished_build_is_shown(run, data, tmp_path):
     assert "not complete: run the same `latentcache build` again" in run("info", folder).out
 
 
-def test_the_text(run, cache, data):
+def test_text_output(run, cache, data):
     lines = run("info", cache).out.splitlines()
     assert lines[0] == f"{cache}  snapshot 1, complete"
     assert lines[1].startswith("4 samples, 4 entries, 0 quarantined, ")
@@ -66,7 +66,7 @@ def test_no_cache(run, tmp_path):
     assert fix == f"give the cache of this data: {tmp_path / 'data.latentcache'}"
 
 
-def test_shards_that_cannot_be_listed_are_no_empty_cache(open_folder):
+def test_an_unreadable_shards_folder_is_an_error(open_folder):
     done = main(["build", str(draw_four(open_folder / "data")), *SMALL, "--out", str(open_folder / "cache"), "-q"])
     assert done == 0
     (open_folder / "cache" / "shards").chmod(0o700)

@@ -23,7 +23,7 @@ def kohya(tmp_path):
     return folder
 
 
-def test_what_was_recognized_and_why(run, kohya):
+def test_recognized_layout_with_reasons(run, kohya):
     done = run("inspect", kohya, *SMALL, "--json")
     value = done.json
     assert (done.status, set(value)) == (0, KEYS)
@@ -66,7 +66,7 @@ def test_records(run, tmp_path, monkeypatch):
     assert run("inspect", tmp_path / "a.jsonl", "--json").json["records"] == value["records"]
 
 
-def test_data_that_build_rejects_is_shown_as_far_as_it_is_read(run, tmp_path):
+def test_rejected_data_is_shown_in_part(run, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     done = run("inspect", tmp_path / "a.jsonl", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")

@@ -2,7 +2,7 @@ import pytest
 from small_cache import SMALL, draw
 
 
-def test_the_object(run, shared):
+def test_json_output(run, shared):
     cache = shared[1]
     value = run("plan", cache, "--batch-size", "2", "--json").json
     for bucket in value["buckets"]:
@@ -12,7 +12,7 @@ def test_the_object(run, shared):
 
 @pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (2, 1), (1, 2), (3, 2)])
-def test_a_folder_and_its_cache_have_the_same_plan(run, shared, policy, batch_size, world_size):
+def test_folder_and_cache_give_the_same_plan(run, shared, policy, batch_size, world_size):
     data, cache = shared
     words = ["--batch-size", batch_size, "--world-size", world_size, "--remainder", policy, "--json"]
     of_cache = run("plan", cache, *words).json
@@ -27,13 +27,13 @@ def test_a_sample_that_two_fields_reject_counts_once(run, data, tmp_path):
     assert run("plan", tmp_path / "cache", *plan).json["quarantined"] == 1
 
 
-def test_a_cache_that_holds_nothing_yet_is_no_data_folder(run, tmp_path):
+def test_an_empty_cache_is_not_a_data_folder(run, tmp_path):
     (tmp_path / "builder.lock").touch()
     done = run("plan", tmp_path, "--batch-size", "1", "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
 
 
-def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, shared):
+def test_zero_steps_exit_1_with_buckets_and_fix(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", "8", "--remainder", "drop", "--json")
     assert (done.status, done.json["steps_per_epoch"], done.json["samples_dropped"]) == (1, 0, 4)
@@ -51,7 +51,7 @@ def test_optimizer_steps_are_rounded_up(run, shared, accumulation, steps):
     assert (value["batches_per_epoch"], value["steps_per_epoch"]) == (4, steps)
 
 
-def test_files_that_cannot_be_used_are_counted_apart(run, data):
+def test_unusable_files_are_counted_separately(run, data):
     (data / "bad.png").write_bytes(b"")
     (data / "tiny.png").write_bytes(draw(data / "t" / "t.png", (8, 8)).read_bytes())
     done = run("plan", data, *SMALL, "--batch-size", "1")
@@ -60,7 +60,7 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
 
 
-def test_one_image_that_fills_a_batch_is_reported(run, shared):
+def test_an_image_repeated_to_a_full_batch_is_reported(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", 8)
     assert (

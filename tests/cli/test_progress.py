@@ -30,7 +30,7 @@ HALF = state(
 )
 
 
-def test_a_line_every_ten_seconds_without_a_terminal(clock, capsys):
+def test_without_a_terminal_a_line_every_ten_seconds(clock, capsys):
     display = BuildProgress(quiet=False)
     display.advanced(state())
     for _ in range(25):
@@ -73,7 +73,7 @@ def on_a_terminal(command):
     return process.returncode, seen.decode(), out.decode()
 
 
-def test_a_line_on_a_terminal_that_is_taken_away(data, tmp_path):
+def test_the_progress_line_is_erased_on_a_terminal(data, tmp_path):
     for number in range(4, 12):
         draw(data / f"p{number:02}.png", seed=number)
     command = [sys.executable, "-m", "latentcache", "build", data, *SMALL, "--model", "stub:delay_ms=60"]
@@ -86,7 +86,7 @@ def test_a_line_on_a_terminal_that_is_taken_away(data, tmp_path):
     assert "\x1b" not in out
 
 
-def test_rates_begin_with_the_encoder(clock, capsys):
+def test_rates_start_with_the_first_encoded_item(clock, capsys):
     """Reading 100 committed inputs took 100 s, then the encoder did 10 entries in 10 s."""
     display = BuildProgress(quiet=False)
     display.advanced(state())

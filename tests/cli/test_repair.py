@@ -9,7 +9,7 @@ from latentcache.store.snapshot import open_snapshot
 KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "complete"}
 
 
-def test_the_object_of_a_repair(run, cache, data):
+def test_json_output(run, cache, data):
     name = damage_payload(cache)
     (shard,) = open_snapshot(cache).shards
     (before,) = run("verify", cache, "--full", "--json").json["items"]
@@ -34,7 +34,7 @@ def test_the_object_of_a_repair(run, cache, data):
     assert run("verify", cache, "--full").status == 0
 
 
-def test_it_asks_only_on_a_terminal(run, cache, monkeypatch):
+def test_confirmation_only_on_a_terminal(run, cache, monkeypatch):
     damage_payload(cache)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     done = run("verify", cache, "--repair", "--json")
@@ -49,7 +49,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("answer", "number"), [("y", 2), ("n", 1), ("", 1)])
-def test_the_answer_counts(run, cache, monkeypatch, answer, number):
+def test_only_a_confirmed_repair_removes_entries(run, cache, monkeypatch, answer, number):
     name = damage_payload(cache)
     monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
     done = run("verify", cache, "--repair")

@@ -30,7 +30,7 @@ def test_every_item_has_category_reason_path_and_hint(run, cache, data):
     assert done.json["counts"]["ok"] == 1
 
 
-def test_the_text_names_the_worst_first_and_ends_with_the_command(run, cache, data):
+def test_text_is_ordered_by_severity_and_ends_with_the_command(run, cache, data):
     (data / "p1.txt").write_text("other")
     draw(data / "new.png")
     done = run("verify", cache)
@@ -79,7 +79,7 @@ def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, with_bad, 
     assert done.json["counts"]["quarantined"] == 1
 
 
-def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
+def test_the_printed_command_repairs_a_damaged_entry(run, cache, data):
     """As it is shown: take it out, build again."""
     damage_payload(cache)
     done = run("verify", cache, "--full")
@@ -94,7 +94,7 @@ def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
 # depths
 
 
-def test_a_cache_from_elsewhere(run, cache, data):
+def test_untrusted_mode_reads_no_data_and_rejects_links(run, cache, data):
     data.rename(data.with_name("gone"))
     assert run("verify", cache, "--untrusted", "--full").status == 0
     (cache / "shards" / "link").symlink_to("/")
@@ -102,7 +102,7 @@ def test_a_cache_from_elsewhere(run, cache, data):
     assert (done.status, done.error["why"]) == (3, "it is a link to /")
 
 
-def test_what_the_build_was_allowed_verify_allows_until_another_value_is_given(run, data, tmp_path):
+def test_verify_uses_allow_failed_of_the_build(run, data, tmp_path):
     (data / "bad.png").write_bytes(b"")
     cache = tmp_path / "c"
     assert run("build", data, *SMALL, "--out", cache).status == 1

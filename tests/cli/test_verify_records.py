@@ -38,7 +38,7 @@ def found_by(run, cache, *words):
         ),
     ],
 )
-def test_a_tokenizer_that_was_changed_names_its_parts(run, tmp_path, files, parts):
+def test_a_changed_tokenizer_is_reported_by_part(run, tmp_path, files, parts):
     model = save(byte_level(), tmp_path / "model", roles={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
     run("build", write_texts(tmp_path / "a.jsonl", ["one"]), "--tokenizer", model, "--out", tmp_path / "cache")
     for name, change in files.items():
@@ -67,7 +67,7 @@ def part(run, data):
     return cache
 
 
-def test_of_new_records_those_of_the_part_are_missing(run, data, part, cache):
+def test_new_records_of_other_parts_are_not_missing(run, data, part, cache):
     held = len(opened(part)[0].samples)
     write_texts(data, [*LINES, *(f"new {number}" for number in range(30))])
     status, counts, items = found_by(run, part)
@@ -79,7 +79,7 @@ def test_of_new_records_those_of_the_part_are_missing(run, data, part, cache):
     assert run("verify", cache, "--json").json["part"] == ""
 
 
-def test_a_tokenizer_or_template_that_is_gone_is_named(run, tmp_path):
+def test_a_missing_tokenizer_or_template_is_named(run, tmp_path):
     tokenizer, template = (
         save(byte_level(), tmp_path / "tok", roles={"eos_token": "<|im_end|>"}),
         tmp_path / "t.jinja",

@@ -27,7 +27,7 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     broken = []
     for link in links(page):
         path, _, anchor = link.partition("#")

@@ -68,10 +68,10 @@ def test_the_five_lines_for_tokens_read_every_row_twice(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("block", LINES)
-def test_it_is_five_lines(block):
+def test_quick_start_has_five_lines(block):
     lines = [line for line in block.text.splitlines() if line.strip() and not line.startswith("from ")]
     assert len(lines) == 5
 
 
-def test_it_is_short():
+def test_readme_is_short():
     assert len(README.read_text("utf-8").splitlines()) < 150

@@ -48,7 +48,7 @@ def test_a_howto(page, tmp_path, monkeypatch):
     run(page, tmp_path, monkeypatch)
 
 
-def test_a_wrong_output_fails_and_a_status_is_kept(tmp_path):
+def test_page_blocks_check_output_and_status(tmp_path):
     run_console(Block("console", "$ false\n$ echo $?\n1\n", 1), tmp_path)
     with pytest.raises(AssertionError, match="one"):
         run_console(Block("console", "$ echo one\ntwo\n", 1), tmp_path)

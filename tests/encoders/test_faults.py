@@ -6,7 +6,7 @@ import torch
 from latentcache.encoders.faults import Translator, first_line
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 
-GUARD = Translator(device=torch.device("cpu"), name="stub", label="my model")
+TRANSLATOR = Translator(device=torch.device("cpu"), name="stub", label="my model")
 
 
 def fails_with(error):
@@ -29,14 +29,14 @@ def fails_with(error):
     ],
     ids=str,
 )
-def test_each_error_has_its_class_and_no_context(error, kind):
+def test_errors_are_translated_without_context(error, kind):
     with pytest.raises(kind, match="two images") as caught:
-        GUARD.run(fails_with(error), "two images")
+        TRANSLATOR.run(fails_with(error), "two images")
     assert type(caught.value) is kind
     assert caught.value.__context__ is None
     assert caught.value.why == first_line(error)
 
 
-def test_a_bug_of_ours_stays_one():
+def test_other_exceptions_pass_through():
     with pytest.raises(TypeError):
-        GUARD.run(fails_with(TypeError("a bug")), "two images")
+        TRANSLATOR.run(fails_with(TypeError("a bug")), "two images")

@@ -32,13 +32,13 @@ def hub(monkeypatch, tmp_path):
     return calls, state
 
 
-def test_words_that_could_be_of_the_hub():
+def test_hub_ids_are_recognized():
     assert is_hub_id("org/name.v1")
     assert not any(is_hub_id(word) for word in ("name", "./org/name", "~/x", "../a", "a/b/c", "a b/c"))
     assert expanded("~nobody-of-this-name/x").name == "x"
 
 
-def test_a_warm_cache_gives_the_folder_of_a_cold_one(hub):
+def test_cold_and_warm_hub_caches_give_the_same_folder(hub):
     calls, _ = hub
     folder = folder_of("*.json")
     assert folder.name == "fresh"
@@ -52,7 +52,7 @@ def test_a_known_revision_needs_no_network(hub):
     assert folder_of(revision="abc", needed=("config.json",)).name == "fresh"
 
 
-def test_a_closed_repository_says_how_to_get_in_and_what_is_downloaded(hub, monkeypatch):
+def test_a_gated_repository_is_rejected_with_the_fix(hub, monkeypatch):
     class GatedRepoError(Exception):
         pass
 

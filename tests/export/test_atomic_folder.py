@@ -8,7 +8,7 @@ from latentcache.export import run
 from latentcache.export.run import atomic_folder, seal
 
 
-def test_a_folder_has_its_name_once_it_is_whole(tmp_path):
+def test_the_folder_is_renamed_when_complete(tmp_path):
     with atomic_folder(tmp_path / "out") as folder:
         assert not (tmp_path / "out").exists()
         (folder / "a").write_bytes(b"onetwo")
@@ -22,19 +22,19 @@ def test_a_folder_has_its_name_once_it_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no")])
-def test_nothing_half_is_left_and_nothing_of_others_is_touched(tmp_path, error):
+def test_a_failed_export_leaves_nothing(tmp_path, error):
     """Not even a folder that an earlier release, or the user, called OUT.partial."""
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "mine").write_text("kept")
 
-    def left():
+    def export():
         with atomic_folder(tmp_path / "out") as folder:
             assert not list(folder.iterdir())
             (folder / "new").touch()
             raise error
 
     with pytest.raises(type(error)):
-        left()
+        export()
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
         "out.partial",
         "out.partial/mine",
@@ -63,13 +63,13 @@ def below(folder):
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EACCES, CacheReadOnlyError)])
-def test_trouble_with_the_disk_is_reported_in_our_words(tmp_path, number, kind):
+def test_disk_errors_are_package_errors(tmp_path, number, kind):
     with pytest.raises(kind), atomic_folder(tmp_path / "out"):
         raise OSError(number, "no")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_stays(tmp_path):
+def test_an_existing_folder_is_kept(tmp_path):
     (tmp_path / "out").mkdir()
     with atomic_folder(tmp_path / "out") as folder:  # an empty folder is taken
         (folder / "a").touch()
@@ -79,7 +79,7 @@ def test_what_is_there_stays(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
 
-def test_all_of_it_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
+def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
     out, synced = tmp_path / "out", []
 
     def note(path):

@@ -23,7 +23,7 @@ DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
     [("megatron", read_megatron, "train", "int32"), ("datatrove", read_datatrove, FILE, "uint32")],
 )
 @given(corpus=CORPORA)
-def test_ids_and_documents_come_back(tmp_path_factory, form, read, name, wide, corpus):
+def test_ids_and_documents_round_trip(tmp_path_factory, form, read, name, wide, corpus):
     num_ids, ids = corpus
     out = tmp_path_factory.mktemp("export") / "out"
     written = export(form, ids, out, num_ids)["train"]
@@ -59,7 +59,7 @@ def test_offsets_of_megatron_beyond_four_gigabytes():
 @pytest.mark.parametrize(
     ("limit", "after"), [(1, [1, 2, 3, 4]), (5, [2, 3, 4]), (7, [2, 4]), (11, [3, 4]), (12, [4])]
 )
-def test_documents_that_pass_together_change_nothing(tmp_path, monkeypatch, limit, after):
+def test_batching_does_not_change_the_output(tmp_path, monkeypatch, limit, after):
     monkeypatch.setattr(documents, "BATCH_TOKENS", limit)
     seen = []
     export("datatrove", DOCUMENTS, tmp_path / "out", on_progress=lambda *at: seen.append(at[0]))
@@ -67,7 +67,7 @@ def test_documents_that_pass_together_change_nothing(tmp_path, monkeypatch, limi
     assert read_datatrove(tmp_path / "out" / FILE) == DOCUMENTS
 
 
-def test_metadata_and_the_id_that_ends_documents(tmp_path):
+def test_metadata_and_end_of_document_id(tmp_path):
     made = export("megatron", DOCUMENTS, tmp_path / "a")
     found = {"splits": {"train": 4}, "tokens": {"train": 12}, "dtype": "uint16", "last_id": 1}
     assert counts(made) == found

@@ -75,7 +75,7 @@ def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
     assert {feature["_type"] for feature in info["features"].values()} == {"Sequence"}
 
 
-def test_what_keeps_documents_apart(tmp_path):
+def test_document_boundaries_per_trainer(tmp_path):
     export({"train": ROWS}, tmp_path / "trl", "trl", "pack")
     assert load_from_disk(str(tmp_path / "trl"))["train"]["seq_lengths"][0:3] == [[5, 4, 7], [16], [3, 3, 10]]
     export({"train": ROWS}, tmp_path / "lf", "llama-factory", "pack")
@@ -86,7 +86,7 @@ def test_what_keeps_documents_apart(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("python", [sys.executable, *OTHERS])
-def test_another_process_opens_it_with_its_version_of_datasets(tmp_path, python):
+def test_a_plain_process_opens_it_with_datasets(tmp_path, python):
     export({"train": ROWS}, tmp_path / "out")
     code = "import sys, datasets; print(datasets.load_from_disk(sys.argv[1])['train'][1]['input_ids'])"
     done = subprocess.run([python, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)

@@ -38,7 +38,7 @@ def export(rows, out, num_ids=300, **more):
 
 
 @given(CORPORA, st.sampled_from([1, 260, 1 << 26]))
-def test_rows_come_back(tmp_path_factory, corpus, size):
+def test_rows_round_trip(tmp_path_factory, corpus, size):
     num_ids, rows = corpus
     out = tmp_path_factory.mktemp("mds") / "out"
     with pytest.MonkeyPatch.context() as patch:

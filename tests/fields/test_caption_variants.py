@@ -32,7 +32,7 @@ def kohya_parts(caption, *, separator=",", keep=0, keep_separator=""):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_every_variant_is_one_that_kohya_could_make(seed):
+def test_variants_are_possible_in_kohya(seed):
     rng = random.Random(seed)
     chosen = [rng.choice(TAGS) for _ in range(rng.randint(0, 7))]
     keep, keep_separator = rng.choice([(0, ""), (1, ""), (3, ""), (0, "|||"), (2, "|||")])
@@ -83,7 +83,7 @@ def recipe(**settings):
     return PromptRecipe(**about, width=8, length=77, **settings)
 
 
-def test_only_the_texts_of_variants_move_the_recipe():
+def test_only_variant_texts_change_the_recipe():
     plain = recipe()
     more = recipe(captions=CaptionVariants(number=9), empty_prompt=True, negative_prompt="bad")
     assert plain.recipe_id == more.recipe_id

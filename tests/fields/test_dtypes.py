@@ -13,14 +13,14 @@ ANY_FLOATS = hnp.arrays(np.float32, st.integers(1, 20), elements=st.floats(width
 
 
 @given(ANY_FLOATS)
-def test_bfloat16_is_torchs(values):
-    theirs = torch.from_numpy(values).to(torch.bfloat16)
+def test_bfloat16_equals_torch(values):
+    expected = torch.from_numpy(values).to(torch.bfloat16)
     ours = as_floats(stored(values, "bfloat16"))
-    np.testing.assert_array_equal(ours, theirs.float().numpy())
+    np.testing.assert_array_equal(ours, expected.float().numpy())
 
 
 @given(hnp.arrays(np.uint16, 50))
-def test_bfloat16_comes_back(bits):
+def test_bfloat16_round_trips(bits):
     back = stored(as_floats(bits), "bfloat16")
     numbers = ~np.isnan(as_floats(bits))
     np.testing.assert_array_equal(back[numbers], bits[numbers])

@@ -14,7 +14,7 @@ RECIPE = PromptRecipe(
 )  # fmt: skip
 
 
-def test_numbers_are_those_of_torch():
+def test_values_equal_torch():
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     fine = halves[np.isfinite(halves) & (np.abs(halves) <= 448)].astype(np.float32)
     rows = np.concatenate([fine, np.full(-len(fine) % 63, 448, np.float32)]).reshape(-1, 63)
@@ -41,14 +41,14 @@ def test_each_row_has_a_scale_and_zeros_stay_zeros():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_not_finite_stay_so(value):
+def test_non_finite_values_are_kept(value):
     rows = np.ones((2, 64), np.float32)
     rows[1, 3] = value
     assert PromptEmbeds().check(None, float8.quantized(rows), RECIPE) == "not finite"
     assert PromptEmbeds().check(None, float8.quantized(rows[:1]), RECIPE) == ""
 
 
-def test_noise_that_moves_a_value_by_one_step_is_no_difference():
+def test_one_rounding_step_is_no_difference():
     draw = np.random.default_rng(1)
     rows = draw.normal(size=(9, 64)).astype(np.float32)
     noisy = rows + draw.normal(size=rows.shape).astype(np.float32) * 0.01

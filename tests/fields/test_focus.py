@@ -8,7 +8,7 @@ from latentcache.fields.clips import focus_steps
 from latentcache.geometry.placement import FOCUS_STEPS, place_in
 from latentcache.geometry.sizes import Size
 
-sides, share = st.integers(16, 400), st.floats(0, 1, width=32)
+sides, fractions = st.integers(16, 400), st.floats(0, 1, width=32)
 
 
 def step(image: Size, bucket: Size, point: tuple[float, float]) -> int:
@@ -21,7 +21,7 @@ def wanted(length: int, side: int, point: float) -> int:
     return max(0, min(int(point + 0.5) - side // 2, length - side))
 
 
-@given(st.builds(Size, sides, sides), st.builds(Size, sides, sides), share, share)
+@given(st.builds(Size, sides, sides), st.builds(Size, sides, sides), fractions, fractions)
 def test_a_point_is_in_the_middle_of_its_crop(image, bucket, x, y):
     placed = place_in(image, bucket, "focus", step(image, bucket, (x, y)))
     resize = placed.resize
@@ -32,7 +32,7 @@ def test_a_point_is_in_the_middle_of_its_crop(image, bucket, x, y):
         assert abs(start - wanted(length, side, point * length)) <= 2 + (length - side) / FOCUS_STEPS
 
 
-def test_pixels_and_fractions_are_one_point_and_no_point_is_the_middle():
+def test_pixels_and_fractions_agree_and_the_default_is_centered():
     image, bucket = Size(100, 400), Size(100, 100)
     assert step(image, bucket, (300, 20)) == step(image, bucket, (0.75, 0.2)) == round((300 - 50) / 300 * 126)
     assert step(image, bucket, (-1, -1)) == FOCUS_STEPS // 2

@@ -33,23 +33,23 @@ def test_the_id_is_pinned():
     [{"tokenizer": "cd" * 16}, {"num_ids": 32001}, {"chat_template": "00"}, {"loss": "assistant"}, {"add_bos": True},
      {"add_eos": False}, {"split_control": False}, {"eos_id": 3}, {"template_options": (("tools", "[]"),)}],
 )  # fmt: skip
-def test_what_moves_ids_or_labels_moves_the_id(change):
+def test_settings_of_ids_and_labels_change_the_recipe_id(change):
     assert a_recipe(**change).recipe_id != a_recipe().recipe_id
     assert [name for name, _, _ in KIND.differences(a_recipe(), a_recipe(**change))] == list(change)
 
 
-def test_a_tokenizer_that_differs_is_given_by_its_parts_if_both_are_known():
-    mine, theirs = {"vocab": "1", "merges": "2"}, {"vocab": "1", "merges": "3", "normalizer": "4"}
+def test_tokenizer_differences_are_listed_by_part():
+    parts, other_parts = {"vocab": "1", "merges": "2"}, {"vocab": "1", "merges": "3", "normalizer": "4"}
     pair = a_recipe(), a_recipe(tokenizer="cd" * 16, loss="assistant")
     loss, whole = ("loss", "all", "assistant"), ("tokenizer", "ab" * 16, "cd" * 16)
-    found = KIND.differences(*pair, ({"parts": mine}, {"parts": theirs}))
+    found = KIND.differences(*pair, ({"parts": parts}, {"parts": other_parts}))
     assert found == [("merges", "2", "3"), ("normalizer", "", "4"), loss]
-    assert KIND.differences(*pair, ({}, {"parts": theirs})) == KIND.differences(*pair) == [whole, loss]
-    assert KIND.differences(*pair, ({"parts": mine}, {"parts": mine})) == [whole, loss]
-    assert KIND.differences(pair[0], pair[0], ({"parts": mine}, {"parts": theirs})) == []
+    assert KIND.differences(*pair, ({}, {"parts": other_parts})) == KIND.differences(*pair) == [whole, loss]
+    assert KIND.differences(*pair, ({"parts": parts}, {"parts": parts})) == [whole, loss]
+    assert KIND.differences(pair[0], pair[0], ({"parts": parts}, {"parts": other_parts})) == []
 
 
-def test_the_padding_token_is_read_time():
+def test_the_padding_token_is_not_in_the_recipe_id():
     assert a_recipe(pad_id=0).recipe_id == a_recipe().recipe_id
     assert KIND.differences(a_recipe(pad_id=0), a_recipe()) == []
 
@@ -92,7 +92,7 @@ def test_ids_outside_the_vocabulary_fail_the_check():
     ("spans", "wrong"),
     [([[0, 3]], False), ([[0, 1], [2, 1]], False), ([[0, 1], [1, 1]], True), ([[2, 2]], True), ([[2, 0]], True)],
 )
-def test_loss_spans_lie_in_their_document_and_apart(spans, wrong):
+def test_loss_spans_are_disjoint_and_inside_the_document(spans, wrong):
     before, behind = [[0, 2], [3, 1]], [[0, 1]]  # of other documents
     ends, values = np.cumsum([2, len(spans), 0, 1]), np.array([*before, *spans, *behind], np.uint32)
     found = KIND.wrong_rows(np.array([4, 3, 1, 1]), {"spans": (ends, values)})

@@ -73,7 +73,7 @@ def test_the_id_is_pinned():
 
 
 @pytest.mark.parametrize(("part", "name", "value"), cases + free_cases)
-def test_a_field_changes_the_id_if_it_moves_the_bytes_is_named_and_comes_back_from_json(part, name, value):
+def test_settings_of_bytes_change_the_recipe_id(part, name, value):
     other = changed(part, name, value)
     assert other != RECIPE
     assert (other.recipe_id != RECIPE.recipe_id) is (name in IDENTITY.get(part, {}))
@@ -120,7 +120,7 @@ sides = st.integers(16, 4000)
 
 
 @given(st.lists(st.tuples(sides, sides), max_size=20), st.booleans())
-def test_the_plan_places_every_sample_like_one_at_a_time(sizes, flip):
+def test_batched_and_single_plans_agree(sizes, flip):
     recipe = replace(RECIPE, geometry=GeometrySettings(resolutions=(256, 512), flip=flip))
     plan, keys = keyed_plan(table(sizes), recipe)
     expected, rejected = [], []
@@ -140,7 +140,7 @@ def test_the_plan_places_every_sample_like_one_at_a_time(sizes, flip):
         assert key.tobytes() == one
 
 
-def test_unread_headers_and_lacking_images_give_no_item_and_no_rejection():
+def test_samples_without_a_size_give_no_item():
     plan = KIND.plan(table([(0, 0), (512, 512), (512, 512), (8, 512)], files=[0, 1, -1, 2]), RECIPE)
     assert plan.sample.tolist() == [1]
     assert [(row, one.reason, one.target) for row, one in plan.rejected] == [(3, "extreme-aspect", "latents")]
@@ -148,7 +148,7 @@ def test_unread_headers_and_lacking_images_give_no_item_and_no_rejection():
     assert KIND.plan(table([]), RECIPE).groups == ()
 
 
-def test_planning_is_lean():
+def test_planning_uses_little_memory():
     """Ten million samples: the goal is 2 GB for everything that a build has in memory."""
     sizes = np.random.default_rng(0).choice([384, 512, 640], (1 << 17, 2))
     samples = table(sizes)
@@ -273,7 +273,7 @@ def test_a_difference_beyond_the_noise_is_found(shift, noise, dtype, differs):
     assert bool(found.detail) is differs
 
 
-def test_what_differences_are_compared_with():
+def test_differences_use_the_recorded_noise():
     """The unit of the test image, each of means and logvars, and two roundings of the storage type."""
     flat, floats = np.full((4, 8, 8), 0.1, np.float32), encoded(storage_dtype="float32")
     assert KIND.compare(flat, flat + 0.01, EXACT, floats).differs

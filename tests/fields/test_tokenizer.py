@@ -63,7 +63,7 @@ def changed(**changes):
         changed(added_tokens=TOKENIZER["added_tokens"][::-1]),
     ],
 )
-def test_how_it_is_spelled_and_what_the_run_left_is_no_part(same):
+def test_spelling_and_runtime_state_are_ignored(same):
     assert fingerprint(same) == fingerprint(TOKENIZER)
 
 
@@ -80,13 +80,13 @@ def test_how_it_is_spelled_and_what_the_run_left_is_no_part(same):
         (changed(added_tokens=[{**token, "lstrip": True} for token in TOKENIZER["added_tokens"]]), "added_tokens"),
     ],
 )
-def test_what_moves_ids_is_a_part_by_its_name(other, part):
+def test_changes_are_named_by_part(other, part):
     before, after = tokenizer_parts(TOKENIZER, SPECIAL), tokenizer_parts(other, SPECIAL)
     assert [name for name, _, _ in differing_parts(before, after)] == [part]
     assert fingerprint(other) != fingerprint(TOKENIZER)
 
 
-def test_scores_count_to_float32_and_so_does_their_order():
+def test_scores_are_compared_as_float32():
     pieces = [["<unk>", 0.0], ["a", -1.5], ["b", -2.25]]
     one = changed(model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
     two = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [pieces[0], pieces[2], pieces[1]]})
@@ -101,7 +101,7 @@ def template(*single):
     return {"type": "TemplateProcessing", "single": list(single), "pair": pair, "special_tokens": {}}
 
 
-def test_a_post_processor_that_adds_nothing_is_none():
+def test_an_empty_post_processor_is_ignored():
     text, token = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
     none = fingerprint(changed(post_processor=None))
     assert fingerprint(changed(post_processor=template(text))) == none
@@ -121,7 +121,7 @@ def test_a_time_whose_format_is_not_written_out_is_rejected():
         pin_clock("{{ strftime_now(form) }}", DAY)
 
 
-def test_the_hash_is_that_of_the_pinned_template():
+def test_the_template_hash_is_pinned():
     template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
     assert template_hash(pin_clock(template, DAY)) == "9e3fc0a5f89e137b3445cb2f84321f01"
     assert pin_clock(template, {CLOCK: '"2024-07-27"'}) != pin_clock(template, DAY)
@@ -140,7 +140,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_its_file_and_what_is_loaded_of_it_are_the_same(folder):
+def test_folder_file_and_loaded_tokenizer_are_equal(folder):
     class Loaded:
         backend_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         special_tokens_map = MappingProxyType({"eos_token": "<e>", "additional_special_tokens": ["a"]})
@@ -156,7 +156,7 @@ def test_a_folder_its_file_and_what_is_loaded_of_it_are_the_same(folder):
     assert (alone.special, alone.chat_template, "truncation" in alone.json) == ({}, "", False)
 
 
-def test_what_is_no_tokenizer_says_so(tmp_path):
+def test_a_file_without_a_tokenizer_is_rejected(tmp_path):
     with pytest.raises(UnsupportedModelError, match=r"has no tokenizer\.json"):
         read_tokenizer(tmp_path)
     with pytest.raises(UnsupportedModelError, match="cannot be written"):

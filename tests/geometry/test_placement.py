@@ -32,7 +32,7 @@ def test_the_crop_is_inside_and_in_the_middle(image, bucket):
 
 
 @given(sizes, sizes)
-def test_turning_the_image_turns_the_placement(image, bucket):
+def test_placement_is_symmetric_in_height_and_width(image, bucket):
     upright = place_in(image, bucket)
     turned = place_in(Size(image.width, image.height), Size(bucket.width, bucket.height))
     assert turned.resize == Size(upright.resize.width, upright.resize.height)
@@ -40,7 +40,7 @@ def test_turning_the_image_turns_the_placement(image, bucket):
 
 
 @given(sizes, sizes, st.sampled_from(["top", "random"]), st.integers(0, 2**64 - 1))
-def test_other_crops_differ_in_their_place_alone(image, bucket, crop, draw):
+def test_crop_modes_change_only_the_position(image, bucket, crop, draw):
     centered, found = place_in(image, bucket), place_in(image, bucket, crop, draw)
     assert (found.resize, found.bucket) == (centered.resize, bucket)
     assert inside(found)
@@ -48,7 +48,7 @@ def test_other_crops_differ_in_their_place_alone(image, bucket, crop, draw):
         assert (found.top, found.left) == (0, centered.left)
 
 
-def test_random_crops_reach_every_place():
+def test_random_crops_reach_every_offset():
     image, bucket = Size(64, 80), Size(64, 64)
     lefts = {place_in(image, bucket, "random", draw).left for draw in range(200)}
     assert lefts == set(range(17))
@@ -74,7 +74,7 @@ SMALL_TABLES = [
 
 
 @given(sizes, st.sampled_from(SMALL_TABLES))
-def test_an_image_that_must_not_be_enlarged_is_not(image, table):
+def test_upscaling_can_be_disabled(image, table):
     bucket = table.within(image)
     if bucket is None:
         assert min(image.height, image.width) < table.grid
@@ -90,7 +90,7 @@ def test_an_image_that_must_not_be_enlarged_is_not(image, table):
         assert (image.height - bucket.height, image.width - bucket.width) < (table.grid, table.grid)
 
 
-def test_a_list_of_buckets_has_no_smaller_ones():
+def test_explicit_buckets_add_no_smaller_ones():
     table = explicit_table([Size(512, 512), Size(256, 512), Size(128, 128)], multiple=64)
     assert table.within(Size(300, 600)) == Size(256, 512)
     assert table.within(Size(500, 500)) == Size(128, 128)
@@ -112,7 +112,7 @@ def test_reason_names_the_cause(image, word):
     assert unusable(image, TABLE.nearest(image)) == word
 
 
-def test_a_quarter_kept_is_enough_and_less_is_not():
+def test_crops_that_keep_less_than_a_quarter_are_rejected():
     table = explicit_table([Size(64, 64)], multiple=64)
     assert unusable(Size(100, 400), table.nearest(Size(100, 400))) == ""
     assert unusable(Size(100, 401), table.nearest(Size(100, 401))) == "extreme-aspect"

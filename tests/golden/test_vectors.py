@@ -79,7 +79,7 @@ def test_the_current_writer_makes_the_same_bytes(tmp_path, paths):
     np.testing.assert_array_equal(made, kept)
 
 
-def test_heads_are_the_expected_ones(paths):
+def test_entry_heads_are_pinned(paths):
     heads = {entry["key"]: bytes.fromhex(entry["head"]) for entry in EXPECTED["entries"]}
     for folder in paths.sealed_shards():
         index, data = load_index(folder), (folder / "data.mdb").read_bytes()
@@ -89,7 +89,7 @@ def test_heads_are_the_expected_ones(paths):
     assert not heads
 
 
-def test_the_vectors_cover_what_they_say(paths):
+def test_the_vectors_cover_every_feature(paths):
     headers = [read_header(bytes.fromhex(entry["head"])) for entry in EXPECTED["entries"]]
     assert {(header.packed, header.ragged) for header in headers} == {(False, False), (True, False), (True, True)}
     assert any(header.payload_bytes < 1000 for header in headers)

@@ -52,9 +52,9 @@ def test_results_are_whole_while_the_device_is_late(model: Path, batches: list[P
     waiting, found = [], []
     for batch in batches:
         torch.cuda._sleep(LATE)
-        mine = batch.copy()
-        waiting.append(encoder.submit(list(mine)))
-        mine[:] = 0
+        copy = batch.copy()
+        waiting.append(encoder.submit(list(copy)))
+        copy[:] = 0
         if len(waiting) == ahead:
             found.append(waiting.pop(0).result())
     found += [pending.result() for pending in waiting]

@@ -18,12 +18,12 @@ def test_the_spelling_is_pinned():
 @pytest.mark.parametrize(
     "value", [1.0, [1, 2.5], {"a": {"b": 0.1}}, (float("nan"),), {"a": [{"b": [float("inf")]}]}, {1.5: "a"}]
 )
-def test_floats_are_rejected_wherever_they_are(value):
+def test_nested_floats_are_rejected(value):
     with pytest.raises(TypeError, match=r"float|1\.5"):
         canonical_json(value)
 
 
 @pytest.mark.parametrize("value", [{1: "a"}, {None: 1}, {"a": {True: 1}}, [{b"a": 1}]])
-def test_names_that_are_no_text_are_rejected(value):
+def test_non_text_names_are_rejected(value):
     with pytest.raises(TypeError, match="must be text"):
         canonical_json(value)

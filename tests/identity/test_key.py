@@ -24,6 +24,6 @@ def test_the_layout_is_pinned():
 
 
 @pytest.mark.parametrize("wrong", [{"content": b"short"}, {"recipe": bytes(9)}, {"dims": (1, 0, 1)}])
-def test_what_fits_into_no_key_is_rejected(wrong):
+def test_values_too_large_for_a_key_are_rejected(wrong):
     with pytest.raises(ValueError, match="a key"):
         entry_key(**{"kind": 1, "content": bytes(16), "recipe": bytes(8), **wrong})

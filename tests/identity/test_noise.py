@@ -21,7 +21,7 @@ def test_the_numbers_are_pinned():
     assert [value.hex() for value in found.tolist()] == PINNED
 
 
-def test_they_are_normal():
+def test_numbers_are_normally_distributed():
     numbers = gaussian(1 << 20, b"normal").astype(np.float64)
     assert abs(numbers.mean()) < 0.004
     assert abs(numbers.var() - 1) < 0.006
@@ -33,7 +33,7 @@ def test_they_are_normal():
 
 
 @given(one=st.lists(word, min_size=1, max_size=4), other=st.lists(word, min_size=1, max_size=4))
-def test_other_words_give_other_numbers(one, other):
+def test_other_seeds_give_other_numbers(one, other):
     same = [w % 2**64 if isinstance(w, int) else w for w in one] == [
         w % 2**64 if isinstance(w, int) else w for w in other
     ]

@@ -27,24 +27,24 @@ def settled(path):
 
 
 @pytest.fixture
-def picture(tmp_path):
+def file(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"pixels")
     return path
 
 
-def test_same_size_and_put_back_times_are_not_enough(picture):
-    memo = settled(picture)
-    picture.write_bytes(b"PIXELS")
-    os.utime(picture, ns=(memo.mtime_ns, memo.mtime_ns))
-    now = StatMemo.of(picture.stat())
+def test_restored_mtime_is_detected(file):
+    memo = settled(file)
+    file.write_bytes(b"PIXELS")
+    os.utime(file, ns=(memo.mtime_ns, memo.mtime_ns))
+    now = StatMemo.of(file.stat())
     assert (now.size, now.mtime_ns) == (memo.size, memo.mtime_ns)
     assert not trusts(memo, now._replace(ctime_ns=memo.ctime_ns + 1))
     assert trusts(memo, now) is (now.ctime_ns == memo.ctime_ns)
 
 
-def test_a_file_hashed_right_after_it_was_written_is_not_trusted(picture):
-    result = picture.stat()
+def test_a_file_hashed_right_after_it_was_written_is_not_trusted(file):
+    result = file.stat()
     latest = max(result.st_mtime_ns, result.st_ctime_ns)
     now = StatMemo.of(result)
     assert not trusts(StatMemo.of(result, seen_ns=latest), now)
@@ -53,7 +53,7 @@ def test_a_file_hashed_right_after_it_was_written_is_not_trusted(picture):
 
 
 @given(memos, st.sampled_from(["size", "mtime_ns", "ctime_ns", "inode", "device"]), st.sampled_from([-1, 1, HOUR]))
-def test_any_single_difference_ends_the_trust(memo, name, difference):
+def test_any_single_difference_is_a_change(memo, name, difference):
     memo = memo._replace(seen_ns=max(memo.mtime_ns, memo.ctime_ns) + RACY_NS)
     assert trusts(memo, memo._replace(seen_ns=0))
     assert not trusts(memo, memo._replace(**{name: getattr(memo, name) + difference}))

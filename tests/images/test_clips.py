@@ -67,7 +67,7 @@ def test_frames_are_resampled_by_time(fps, frames, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".mp4", ".mkv"])
-def test_a_variable_rate_goes_by_the_time_of_each_frame(ending, tmp_path):
+def test_a_variable_frame_rate_uses_timestamps(ending, tmp_path):
     times = [0, 100, 150, 600, 1000, 1100, 1500, 1900, 2000]
     path = write_video(tmp_path / f"a{ending}", 9, times=times)
     frames, seconds = plain_frames(path)
@@ -86,7 +86,7 @@ def test_files_that_are_cut_short(ending, tmp_path):
 
 
 @pytest.mark.parametrize("ending", KINDS)
-def test_a_clip_of_a_file_that_is_cut_anywhere_is_that_of_the_file(ending, tmp_path):
+def test_clips_of_a_truncated_file_equal_the_original(ending, tmp_path):
     data = write_video(tmp_path / f"a{ending}").read_bytes()
     whole = list(EncodedClip(data).pixels(9, settings()))
     for cut in range(len(data) // 40, len(data), len(data) // 40):
@@ -101,7 +101,7 @@ def test_damaged_packets(tmp_path):
     assert reason(bytes(data)) == "decoder-error"
 
 
-def test_no_video_in_it(tmp_path):
+def test_a_file_without_a_video_stream(tmp_path):
     assert reason(write_sound(tmp_path / "a.mp4").read_bytes()) == "no-video"
     assert reason(b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom") == "decoder-error"
 

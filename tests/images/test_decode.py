@@ -69,7 +69,7 @@ def test_cmyk_palette_and_bilevel():
 
 
 @pytest.mark.parametrize("name", ["PNG", "TIFF", "WEBP"])
-def test_rgba_is_laid_on_the_color_of_the_profile(name):
+def test_rgba_is_blended_on_a_profile_background(name):
     image = IMAGE.copy()
     image.putalpha(Image.fromarray(ALPHA))
     options = {"lossless": True, "exact": True} if name == "WEBP" else {}
@@ -144,7 +144,7 @@ def srgb(**swap):
 
 
 @pytest.mark.parametrize("name", ["PNG", "JPEG", "TIFF", "WEBP"])
-def test_a_profile_is_converted_whatever_its_name(name):
+def test_profiles_are_converted_by_content(name):
     icc = srgb(rXYZ="gXYZ")  # red and green exchanged, still named sRGB
     options = {"lossless": True} if name == "WEBP" else {"subsampling": "4:4:4", "quality": 97}
     data = saved(IMAGE, format=name, icc_profile=icc, **options)
@@ -188,7 +188,7 @@ def test_one_flipped_bit_in_the_pixels_of_a_png():
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=12),
     cut=st.floats(0.3, 1),
 )
-def test_damage_is_rejected_or_decoded_never_anything_else(name, edits, cut, capsys):
+def test_damaged_files_are_rejected_or_decoded(name, edits, cut, capsys):
     data = bytearray(FILES[name][: max(int(len(FILES[name]) * cut), 1)])
     for place, value in edits:
         data[int(place * (len(data) - 1))] = value
@@ -204,7 +204,7 @@ def test_damage_is_rejected_or_decoded_never_anything_else(name, edits, cut, cap
     assert capsys.readouterr() == ("", "")
 
 
-def test_lenient_pillow_is_rejected(monkeypatch):
+def test_truncated_image_mode_of_pillow_is_rejected(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(UsageError, match="truncated") as caught:
         decode(FILES["png"], PROFILE)

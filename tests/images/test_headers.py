@@ -112,7 +112,7 @@ def images(folder, files):
     )
 
 
-def test_sizes_of_many_files_and_why_some_have_none(tmp_path):
+def test_sizes_of_many_files_and_their_failures(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2), "b.png": b"<html>", "c.png": png(5, 4), "d.png": png(60, 50)})
     columns, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
     assert columns["original_size"].tolist() == [[0, 0], [4, 5], [0, 0]]

@@ -27,7 +27,7 @@ _HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """A cache to be maltreated, beside its data and its event file."""
 
     root: Path
@@ -62,13 +62,13 @@ class Reference:
         ShardWriter.__init__.__kwdefaults__["map_bytes"] = 24 << 10
         self.data = draw_folder(self.folder / "data", NUM_IMAGES)
         self.half = draw_folder(self.folder / "half", NUM_IMAGES // 2)
-        place = self.place("reference").fresh()
-        self.passed = _counted(place)
-        self.content = content(place.cache)
-        assert len(acknowledged(place.events)) == NUM_IMAGES
+        workspace = self.workspace("reference").fresh()
+        self.passed = _counted(workspace)
+        self.content = content(workspace.cache)
+        assert len(acknowledged(workspace.events)) == NUM_IMAGES
 
-    def place(self, name):
-        return Place(self.folder / name, self.data)
+    def workspace(self, name):
+        return Workspace(self.folder / name, self.data)
 
 
 def fork(words, *, armed="", output=None):
@@ -108,21 +108,21 @@ def run_quietly(words, output=None):
     return status
 
 
-def check(place):
+def check(workspace):
     """What must hold after anything: acknowledged keys are there and right, and nothing else is wrong.
 
     Returns:
         The full verification; None if there is no cache.
     """
-    keys = acknowledged(place.events)
+    keys = acknowledged(workspace.events)
     assert len(set(keys)) == len(keys), "a key was encoded twice"
-    if not ((place.cache / "shards").exists() or (place.cache / "CURRENT").exists()):
+    if not ((workspace.cache / "shards").exists() or (workspace.cache / "CURRENT").exists()):
         assert not keys, f"{len(keys)} acknowledged keys are lost with the whole cache"
         return None
-    there = entries(place.cache)
+    there = entries(workspace.cache)
     lost = [key for key in keys if there.get(key, (None,))[0] is None]
     assert not lost, f"{len(lost)} of {len(keys)} acknowledged keys are lost: {lost[:3]}"
-    verify = look("verify", place.cache, "--full", "--json").json
+    verify = look("verify", workspace.cache, "--full", "--json").json
     if verify["error"] is not None:
         assert verify["error"]["slug"] == "cache-unfinished", verify["error"]
         return verify
@@ -131,21 +131,21 @@ def check(place):
     return verify
 
 
-def heal(place, reference):
+def heal(workspace, reference):
     """Build to the end; the cache is then what an undisturbed build makes."""
-    keys = set(acknowledged(place.events))
-    before = len(entries(place.cache)) if (place.cache / "shards").exists() else 0
-    done = look(*place.words())
+    keys = set(acknowledged(workspace.events))
+    before = len(entries(workspace.cache)) if (workspace.cache / "shards").exists() else 0
+    done = look(*workspace.words())
     assert done.status == 0, done.err
     counts = done.json["counts"]
     assert counts["encoded"] + counts["cached"] == NUM_IMAGES, counts
     assert counts["encoded"] <= NUM_IMAGES - len(keys), "acknowledged entries were encoded again"
     assert counts["cached"] >= before, (counts, before)
-    last = check(place)
+    last = check(workspace)
     assert (last["exit_code"], last["counts"]["ok"]) == (0, NUM_IMAGES), last
-    assert content(place.cache) == reference.content
-    assert look("info", place.cache, "--json").json["complete"] is True
-    left = [path for path in place.cache.rglob("*") if path.suffix in (".tmp", ".open")]
+    assert content(workspace.cache) == reference.content
+    assert look("info", workspace.cache, "--json").json["complete"] is True
+    left = [path for path in workspace.cache.rglob("*") if path.suffix in (".tmp", ".open")]
     assert not left, left
 
 
@@ -188,16 +188,16 @@ def json_of(output):
     return json.loads(text)
 
 
-def _counted(place):
+def _counted(workspace):
     """Build undisturbed in a child; gives how often each failpoint was passed."""
-    counts_file = place.root / "passed"
+    counts_file = workspace.root / "passed"
     child = os.fork()
     if not child:
         status = 99
         try:
             counter = _Counter()
             failpoint.arm = lambda text: setattr(failpoint, "_armed", counter)
-            status = run_quietly(place.words())
+            status = run_quietly(workspace.words())
             counts_file.write_text(json.dumps(counter.times))
         finally:
             leave(status)

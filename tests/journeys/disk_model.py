@@ -17,13 +17,13 @@ class File:
     """A file as a process sees it, as the disk surely holds it, and what lies between."""
 
     seen: bytearray = field(default_factory=bytearray)
-    sure: bytearray = field(default_factory=bytearray)
+    synced: bytearray = field(default_factory=bytearray)
     pending: list = field(default_factory=list)
 
     def write(self, offset, data, durable):
         _put(self.seen, offset, data)
         if durable:
-            _put(self.sure, offset, data)
+            _put(self.synced, offset, data)
         else:
             self.pending.append((offset, data))
 
@@ -32,10 +32,10 @@ class File:
         self.pending.append((size, None))
 
     def sync(self):
-        self.sure, self.pending = bytearray(self.seen), []
+        self.synced, self.pending = bytearray(self.seen), []
 
     def after_cut(self, chance):
-        content = bytearray(self.sure)
+        content = bytearray(self.synced)
         sizes = [len(content)]
         for offset, data in self.pending:
             sizes.append(offset if data is None else max(sizes[-1], offset + len(data)))
@@ -55,7 +55,7 @@ class Folder:
     """The names in a folder, likewise."""
 
     seen: dict = field(default_factory=dict)
-    sure: dict = field(default_factory=dict)
+    synced: dict = field(default_factory=dict)
     pending: list = field(default_factory=list)
 
     def change(self, names):
@@ -64,10 +64,10 @@ class Folder:
         self.pending.append(names)
 
     def sync(self):
-        self.sure, self.pending = dict(self.seen), []
+        self.synced, self.pending = dict(self.seen), []
 
     def after_cut(self, chance):
-        names = dict(self.sure)
+        names = dict(self.synced)
         for change in self.pending[: chance.randint(0, len(self.pending))]:
             _rename(names, change)
         return names

@@ -53,12 +53,12 @@ def keys_of(batch):
     return [key.numpy().tobytes() for key in batch["keys"][FIELD]]
 
 
-def killed(where, work):
+def killed(crash, work):
     """Do some work in a forked process that dies when it passes a place for the n-th time."""
     pid = os.fork()
     if not pid:
         try:
-            failpoint.arm("{}:{}:kill".format(*where))
+            failpoint.arm("{}:{}:kill".format(*crash))
             work()
         finally:
             os._exit(0)
@@ -145,13 +145,13 @@ class AnyOrder(RuleBasedStateMachine):
         assert build_cache(settings_of(self.recipe, self.data, self.cache)).encoded == 0
         self.moved.clear()
 
-    @rule(where=crashes)
-    def killed_build(self, where):
+    @rule(crash=crashes)
+    def killed_build(self, crash):
         """A build that dies at a named place; what it acknowledged before is there."""
         before = self.snapshot_number()
         events = self.root / "events"
         events.unlink(missing_ok=True)
-        killed(where, lambda: build_cache(settings_of(self.recipe, self.data, self.cache, events=events)))
+        killed(crash, lambda: build_cache(settings_of(self.recipe, self.data, self.cache, events=events)))
         if self.snapshot_number() != before:
             self.published()
             self.moved.clear()
@@ -159,16 +159,16 @@ class AnyOrder(RuleBasedStateMachine):
             lines = [json.loads(line) for line in events.read_text("ascii").splitlines()]
             self.committed |= {bytes.fromhex(key) for line in lines for key in line["keys"]}
 
-    @rule(which=st.integers(0, 99), bit=st.integers(0, 7))
+    @rule(number=st.integers(0, 99), bit=st.integers(0, 7))
     @precondition(lambda self: self.built and not self.damaged and not self.lost)
-    def flip(self, which, bit):
+    def flip(self, number, bit):
         """One bit of one payload of the current snapshot."""
         snapshot = open_snapshot(self.cache)
         rows = snapshot.fields[FIELD]
-        entry = which % rows.entries
+        entry = number % rows.entries
         file = self.cache / "shards" / snapshot.shards[int(rows.shard[entry])] / "data.mdb"
         file.chmod(0o644)
-        place = int(rows.offset[entry]) + which
+        place = int(rows.offset[entry]) + number
         with file.open("r+b") as shard:
             shard.seek(place)
             byte = shard.read(1)[0]
@@ -200,22 +200,25 @@ class AnyOrder(RuleBasedStateMachine):
         self.lost |= before
         self.look_again()
 
-    @rule(where=st.tuples(st.sampled_from(["repair-delete", "temporary-written", "after-rename"]), st.integers(1, 4)))
+    @rule(crash=st.tuples(st.sampled_from(["repair-delete", "temporary-written", "after-rename"]), st.integers(1, 4)))
     @precondition(lambda self: self.built and self.damaged)
-    def killed_repair(self, where):
+    def killed_repair(self, crash):
         """A repair that dies: the cache is the old one or the new one, and a repair goes on."""
-        killed(where, lambda: repaired(self.cache, self.data))
+        killed(crash, lambda: repaired(self.cache, self.data))
         if not open_snapshot(self.cache).complete:
             self.lost |= {name for name, category in self.truth(full=True).items() if category == "corrupt"}
         self.look_again()
 
-    @rule(keep=st.integers(1, 2), where=st.none() | st.tuples(st.sampled_from(["collect-delete"]), st.integers(1, 3)))
+    @rule(
+        keep=st.integers(1, 2),
+        crash=st.none() | st.tuples(st.sampled_from(["collect-delete"]), st.integers(1, 3)),
+    )
     @precondition(lambda self: self.built)
-    def collect(self, keep, where):
+    def collect(self, keep, crash):
         """What nobody needs goes, what anybody needs stays; also when it dies on the way."""
         gc.collect()  # a reader that was let go has a lease until then
-        if where:
-            killed(where, lambda: collect(self.cache, apply=True, keep=keep, grace_s=0))
+        if crash:
+            killed(crash, lambda: collect(self.cache, apply=True, keep=keep, grace_s=0))
         else:
             collect(self.cache, apply=True, keep=keep, grace_s=0)
             assert not collect(self.cache, keep=keep, grace_s=0).num_bytes("removable")

@@ -98,7 +98,7 @@ def made(tmp_path_factory):
     return make(tmp_path_factory.mktemp("damage"))
 
 
-def test_every_kind_of_file_is_met(made):
+def test_damage_covers_every_kind_of_file(made):
     kinds = {path.name for path in files_of(made[1])}
     assert {"data.mdb", "index.safetensors", "columns.safetensors", "manifest.json", "CURRENT", "BUILDING"} <= kinds
     assert {"rejected.jsonl", "builder.lock"} <= kinds
@@ -106,7 +106,7 @@ def test_every_kind_of_file_is_met(made):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_damage_is_seen_or_does_no_harm(made, tmp_path, part, quick):
+def test_damage_is_found_or_harmless(made, tmp_path, part, quick):
     for seed in range(part * 10, part * 10 + 10):
         one(tmp_path, made, seed)
 
@@ -116,7 +116,7 @@ def made_records(tmp_path_factory):
     return make_records(tmp_path_factory.mktemp("damaged-records"))
 
 
-def test_damage_to_records_is_seen_or_does_no_harm(made_records, tmp_path, quick):
+def test_damage_to_records_is_found_or_harmless(made_records, tmp_path, quick):
     for seed in range(5):
         one(tmp_path, made_records, seed, DOCUMENTS)
 
@@ -139,7 +139,7 @@ def run_seeds(first, last, folder, name="images"):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", ["images", "records"])
-def test_much_damage_and_no_signal(tmp_path, part, name):
+def test_many_damages_without_a_crash(tmp_path, part, name):
     first = 10_000 + part * 750
     command = [sys.executable, __file__, str(first), str(first + 750), str(tmp_path), name]
     around = {**os.environ, "PYTHONPATH": f"{ROOT}:{_HERE}:{_HERE.parent}"}

@@ -53,7 +53,7 @@ def shared():
         yield Path(name)
 
 
-def test_a_cache_that_may_not_be_written_can_be_read_and_a_build_says_so(shared):
+def test_a_read_only_cache_is_readable(shared):
     data, cache = draw_folder(shared / "data", 4), shared / "cache"
     assert build(data, cache).status == 0
     folders = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]
@@ -73,7 +73,7 @@ def test_a_cache_that_may_not_be_written_can_be_read_and_a_build_says_so(shared)
     assert names == [f"{number:04}.png" for number in range(4)]
 
 
-def test_a_full_disk_is_reported_in_words_and_the_next_run_finishes(tmp_path):
+def test_a_build_continues_after_a_full_disk(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", 60), tmp_path / "cache", tmp_path / "events"
     sources = state_of(data)
 
@@ -127,7 +127,7 @@ except DiskFullError as error:
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2, 3, 8, 18, 60])
-def test_a_shard_that_is_begun_where_the_disk_is_full(small_disk, pages):
+def test_a_new_shard_on_a_full_disk(small_disk, pages):
     """A mapped file with holes would end the process by a signal here; nothing that is left is called damaged."""
     filler = small_disk / "filler"
     (small_disk / "shards").mkdir()
@@ -144,7 +144,7 @@ def test_a_shard_that_is_begun_where_the_disk_is_full(small_disk, pages):
 
 
 @pytest.mark.slow
-def test_a_disk_that_somebody_else_fills_during_a_build(tmp_path, small_disk):
+def test_a_disk_filled_by_another_process(tmp_path, small_disk):
     """LMDB reports this as EIO. What was committed stays, and once there is room again the build goes on."""
     data, cache, events = draw_folder(tmp_path / "data", 60), small_disk / "cache", tmp_path / "events"
     process = start_build(data, cache, delay_ms=30, events=events)
@@ -167,7 +167,7 @@ def test_a_disk_that_somebody_else_fills_during_a_build(tmp_path, small_disk):
 
 
 @pytest.mark.parametrize("room", [0, 100, 5_000, 20_000])
-def test_a_disk_that_is_full_from_the_start_is_reported_too(tmp_path, room):
+def test_a_disk_that_is_full_at_the_start(tmp_path, room):
     data, cache = draw_folder(tmp_path / "data", 3), tmp_path / "cache"
 
     def little_room():

@@ -76,7 +76,7 @@ def remember_names(kind, monkeypatch):
 # builds
 
 
-def test_an_up_to_date_build_is_one_diff_and_loads_no_encoder(kind, few, monkeypatch):
+def test_an_up_to_date_build_loads_no_encoder(kind, few, monkeypatch):
     data, cache = few
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
     words = ("build", data, "--out", cache, *kind.words, "--json")
@@ -125,7 +125,7 @@ def test_a_batch_that_does_not_fit_is_halved(kind, tmp_path, monkeypatch):
     assert stored(tmp_path / "cache", kind.field) == stored(tmp_path / "plain", kind.field)
 
 
-def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, monkeypatch):
+def test_a_sample_too_large_for_memory_is_quarantined(kind, tmp_path, monkeypatch):
     names = remember_names(kind, monkeypatch)
 
     def never_three(batch, encode):
@@ -142,7 +142,7 @@ def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, mon
     assert "003" in item["path"]
 
 
-def test_the_waits_of_each_stage_are_in_the_report(kind, tmp_path, monkeypatch):
+def test_the_report_has_waits_per_stage(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("DELAY_MS", "5")
     data, cache = kind.data(tmp_path / "data", 6), tmp_path / "cache"
     words = kind.build_words(data, cache, "--json", delay_ms=5)
@@ -166,7 +166,7 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     assert kind.build(data, merged).json["counts"]["encoded"] == 0
 
 
-def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path, monkeypatch):
+def test_training_runs_during_a_streaming_build(kind, tmp_path, monkeypatch):
     """The build waits before the sample that the loader serves last; records are made in the order of their file."""
     for name in ("ROLL_S", "ROLL_PART"):  # every commit is sealed
         monkeypatch.setattr(f"latentcache.pipeline.workers.writer.{name}", 0.0)
@@ -208,7 +208,7 @@ def order_of(cache, seed):
     return [int(row) for step in cache.loader(batch_size=2, seed=seed).sampler for row in step.rows]
 
 
-def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_requested(kind, tmp_path):
+def test_a_streaming_loader_waits_until_its_timeout(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
     process = kind.start(data, cache, "--stream", delay_ms=60_000)
     wait_for((CachePaths(cache).pending / "manifest.json").exists, process, timeout=60)
@@ -248,7 +248,7 @@ def test_checks_of_every_depth(kind, few):
     assert ok(kind, cache) == {"ok": 5, "stale": 1}
 
 
-def test_seven_checks_of_a_seventh_read_everything_once(kind, tmp_path):
+def test_seven_nightly_parts_read_every_entry_once(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
     assert kind.build(data, cache).status == 0
     parts = [kind.verify(cache, "--sample", f"{number}/7").json for number in range(1, 8)]
@@ -259,7 +259,7 @@ def test_seven_checks_of_a_seventh_read_everything_once(kind, tmp_path):
     assert sorted(codes) == [0] * 6 + [1]
 
 
-def test_encoding_again_finds_no_drift_and_finds_drift(kind, few, monkeypatch):
+def test_re_encoding_finds_changed_bytes(kind, few, monkeypatch):
     cache = few[1]
     done = kind.verify(cache, "--reencode", 6).json
     assert (done["exit_code"], done["checked"]["reencoded"], done["counts"]["drift"]) == (0, 6, 0)
@@ -288,7 +288,7 @@ def test_damage_is_found_by_one_check_repaired_and_built_again(kind, few):
     assert ok(kind, cache, "--full") == {"ok": 6}
 
 
-def test_collection_copies_what_is_needed_of_a_shard(kind, tmp_path):
+def test_gc_copies_referenced_entries(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
     assert kind.build(data, cache).status == 0
     kept = stored(cache, kind.field)
@@ -308,7 +308,7 @@ def test_collection_copies_what_is_needed_of_a_shard(kind, tmp_path):
     assert kind.build(data, cache).json["counts"]["encoded"] == 0
 
 
-def test_the_second_reader_of_the_pages_reads_it(kind, few):
+def test_the_reference_reader_reads_it(kind, few):
     page = (ROOT / "docs/format/second-reader.md").read_text("utf-8")
     program = page.partition("```python\n")[2].partition("```")[0]
     done = subprocess.run([sys.executable, "-c", program, few[1]], capture_output=True, text=True, check=True)
@@ -323,14 +323,14 @@ def test_the_second_reader_of_the_pages_reads_it(kind, few):
 
 def test_a_recipe_id_is_the_same_in_another_process(kind, few, tmp_path):
     data, cache = few
-    mine = open_snapshot(cache).fields[kind.field].recipe_id.hex()
+    recipe_id = open_snapshot(cache).fields[kind.field].recipe_id.hex()
     for seed in ("1", "77"):
         words = (*kind.build_words(data, tmp_path / seed), "--dry-run", "--json")
         done = finished(start(*words, variables={"PYTHONHASHSEED": seed, "HF_HOME": str(tmp_path / "hub")}))
-        assert done.json["fields"][kind.field]["recipe_id"] == mine
+        assert done.json["fields"][kind.field]["recipe_id"] == recipe_id
 
 
-def test_settings_of_a_run_are_never_in_an_entry(kind, few, tmp_path, monkeypatch):
+def test_run_settings_do_not_change_entries(kind, few, tmp_path, monkeypatch):
     data, cache = few
     monkeypatch.setenv("DELAY_MS", "1")
     other = tmp_path / "other"
@@ -378,7 +378,7 @@ def goes_on(kind, data, cache, events):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_worker_that_hangs_or_dies_is_replaced_and_accuses_nobody(kind, tmp_path, number):
+def test_a_replaced_worker_quarantines_no_sample(kind, tmp_path, number):
     process, data, cache, events = begun(kind, tmp_path, variables={"LATENTCACHE_WORKER_DEADLINE": "2"})
     victim = workers_of(process)[0]
     os.kill(victim, number)
@@ -390,7 +390,7 @@ def test_a_worker_that_hangs_or_dies_is_replaced_and_accuses_nobody(kind, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_killed_build_ends_its_workers_and_is_gone_on_with(kind, tmp_path):
+def test_a_killed_build_ends_its_workers_and_continues(kind, tmp_path):
     process, data, cache, events = begun(kind, tmp_path)
     workers = workers_of(process)
     process.kill()
@@ -418,7 +418,7 @@ def test_a_signal_ends_a_build_in_order(kind, tmp_path, number, two):
 
 
 @pytest.mark.slow
-def test_a_build_whose_only_worker_hangs_obeys_the_first_signal(kind, tmp_path):
+def test_a_signal_ends_a_build_with_a_hanging_worker(kind, tmp_path):
     process, data, cache, events = begun(kind, tmp_path)
     for worker in workers_of(process):
         os.kill(worker, signal.SIGSTOP)

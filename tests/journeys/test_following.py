@@ -46,7 +46,7 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
     assert process.wait(60) == 1
 
 
-def test_contents_are_known_before_the_end(data, tmp_path):
+def test_content_hashes_are_stored_before_the_end(data, tmp_path):
     """A streaming build hashes inputs first, so the parts of a split are those of the finished cache."""
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True).split(0.5)

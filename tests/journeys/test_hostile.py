@@ -34,7 +34,7 @@ def sandbox(folder):
     return {"cwd": folder / "tmp", "env": {**os.environ, "PATH": path, "TMPDIR": str(folder / "tmp")}}
 
 
-def test_reading_and_decoding_cost_little_and_leave_nothing(corpus, tmp_path):
+def test_decoding_hostile_files_needs_little_memory(corpus, tmp_path):
     folder, expected = corpus
     around = sandbox(tmp_path / "box")
     around["env"] |= {"PYTHONPATH": str(ROOT)}
@@ -49,7 +49,7 @@ def test_reading_and_decoding_cost_little_and_leave_nothing(corpus, tmp_path):
     assert list((tmp_path / "box" / "tmp").iterdir()) == []
 
 
-def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch):
+def test_a_build_rejects_hostile_files_by_name(corpus, tmp_path, monkeypatch):
     folder, expected = corpus
     around = sandbox(tmp_path / "box")
     monkeypatch.setenv("PATH", around["env"]["PATH"])
@@ -81,7 +81,7 @@ def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_mutated_files_are_rejected_or_read_and_nothing_else(corpus, tmp_path, seed):
+def test_mutated_files_are_rejected_or_decoded(corpus, tmp_path, seed):
     """Two damaged copies of each file: bytes, cuts and pieces of other files."""
     chance, folder = random.Random(seed), tmp_path / "data"
     folder.mkdir()

@@ -62,7 +62,7 @@ def first_shards(cache):
 
 
 @pytest.mark.parametrize("prefetch", [2])
-def test_a_reader_beside_everything(tmp_path, prefetch):
+def test_a_reader_beside_build_repair_and_gc(tmp_path, prefetch):
     data, cache = draw_folder(tmp_path / "data", 8), tmp_path / "cache"
     assert build(data, cache).status == 0
     reader = Reader(cache, prefetch)

@@ -16,7 +16,7 @@ from latentcache.store.snapshot import open_snapshot
 STUB = ("--model", "stub", "--resolution", 64, "--bucket-step", 32)
 
 
-def picture(seed, height=80, width=96, channels=3):
+def noise(seed, height=80, width=96, channels=3):
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
@@ -57,9 +57,9 @@ def covering_width(path):
 def data(tmp_path):
     """Six images with a mask and a control image each."""
     for number in range(6):
-        save(tmp_path / f"data/{number}.png", picture(number, 80 + number))
-        save(tmp_path / f"data/{number}-masklabel.png", picture(10 + number, 80 + number, channels=1))
-        save(tmp_path / f"data/{number}-condlabel.png", picture(20 + number, 80 + number))
+        save(tmp_path / f"data/{number}.png", noise(number, 80 + number))
+        save(tmp_path / f"data/{number}-masklabel.png", noise(10 + number, 80 + number, channels=1))
+        save(tmp_path / f"data/{number}-condlabel.png", noise(20 + number, 80 + number))
     return tmp_path / "data"
 
 
@@ -83,14 +83,14 @@ def batch_of(data, *, size=6, **more):
     return batch
 
 
-def test_each_image_of_a_sample_is_made_again_by_itself(data, monkeypatch):
+def test_image_mask_and_control_are_encoded_separately(data, monkeypatch):
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
     assert encoded(build(data, *STUB)) == {"latents": 6, "mask": 6, "control": 6}
     monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     assert encoded(build(data)) == {"latents": 0, "mask": 0, "control": 0}, "no file is read again"
     monkeypatch.undo()
-    save(data / "1-masklabel.png", picture(91, 81, channels=1))
-    save(data / "2-condlabel.png", picture(92, 82))
+    save(data / "1-masklabel.png", noise(91, 81, channels=1))
+    save(data / "2-condlabel.png", noise(92, 82))
     (data / "3-masklabel.png").unlink()
     found = look("verify", data.parent / "cache", "--json").json
     stale = {(one["path"], one["reason"], one["field"]) for one in found["items"] if one["category"] == "stale"}
@@ -100,7 +100,7 @@ def test_each_image_of_a_sample_is_made_again_by_itself(data, monkeypatch):
     done = build(data)
     assert (encoded(done), notes(done)["no-mask"]) == ({"latents": 0, "mask": 2, "control": 1}, 1)
     assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
-    save(data / "4.png", picture(93, 84))
+    save(data / "4.png", noise(93, 84))
     assert encoded(build(data)) == {"latents": 1, "mask": 0, "control": 0}, "equal pixels are copied to the new keys"
     build(data, "--resolution", 32)
     labels = {name: {one.label for one in field.groups} for name, field in fields_of(data).items()}
@@ -165,7 +165,7 @@ def test_flips_and_crops_of_all_images_of_a_sample_agree(tmp_path, crop):
 
 
 def test_control_latents_equal_a_plain_loop_of_diffusers(data, tmp_path):
-    save(data / "3-condlabel.png", picture(77, 166, 192))
+    save(data / "3-condlabel.png", noise(77, 166, 192))
     model = tiny_vae(tmp_path / "vae")
     words = ("--model", model, "--resolution", 64, "--bucket-step", 32, "--storage-dtype", "float32")
     with in_threads():
@@ -204,8 +204,8 @@ def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatc
     monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     assert encoded(build(data, code=1)) == {"latents": 0, "mask": 0, "control": 0}, "bad files are not read again"
     monkeypatch.undo()
-    save(data / "0-condlabel.png", picture(50))
-    save(data / "1-condlabel.png", picture(51))
+    save(data / "0-condlabel.png", noise(50))
+    save(data / "1-condlabel.png", noise(51))
     assert encoded(build(data, code=1)) == {"latents": 0, "mask": 0, "control": 2}
 
 
@@ -228,7 +228,7 @@ def test_a_damaged_image_with_a_control_image_is_rejected_until_its_bytes_change
     assert states() == ({"ok": 6} if has_control else {"ok": 5, "quarantined": 1})
 
 
-def test_a_mask_that_has_another_name_now_is_the_same_mask(data):
+def test_a_renamed_mask_encodes_nothing(data):
     (data / "mask").mkdir()
     for number in range(6):
         (data / f"{number}-masklabel.png").rename(data / f"mask/{number}.png")
@@ -241,11 +241,11 @@ def test_masks_from_transparency_and_switches(tmp_path):
     data = tmp_path / "data"
     shade = np.full((64, 64), 255, dtype=np.uint8)
     shade[:32] = 51
-    Image.fromarray(np.dstack([picture(1, 64, 64), shade])).save(tmp_path / "a.png")
+    Image.fromarray(np.dstack([noise(1, 64, 64), shade])).save(tmp_path / "a.png")
     data.mkdir()
     (tmp_path / "a.png").rename(data / "a.png")
-    save(data / "b.jpg", picture(2, 64, 64))
-    save(data / "b-condlabel.png", picture(3, 64, 64))
+    save(data / "b.jpg", noise(2, 64, 64))
+    save(data / "b-condlabel.png", noise(3, 64, 64))
     build(data, *STUB, "--masks", "alpha", "--controls", "none")
     assert list(fields_of(data)) == ["latents", "mask"]
     batch = batch_of(data, size=2, fields=["mask"])
@@ -265,7 +265,7 @@ def test_flips_do_not_depend_on_the_order_of_fields(data):
 def test_transparent_parts_of_a_mask_do_not_count(tmp_path):
     """White paint on an empty layer, whose transparent pixels may have any color."""
     data = tmp_path / "data"
-    save(data / "a.png", picture(1, 64, 64))
+    save(data / "a.png", noise(1, 64, 64))
     paint = np.full((64, 64, 4), 255, dtype=np.uint8)
     paint[32:, :, 3] = 0
     save(data / "a-masklabel.png", paint)

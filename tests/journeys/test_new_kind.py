@@ -56,7 +56,7 @@ def edges(pixels):
     return EdgeProducer({}, EdgeRecipe(), None)._edges("", pixels)
 
 
-def test_no_line_of_the_package_knows_the_kind():
+def test_no_module_names_the_kind():
     found = subprocess.run(["grep", "-rniE", "edge_?map", "latentcache"], cwd=ROOT, capture_output=True, text=True)
     assert [line for line in found.stdout.splitlines() if not line.startswith("Binary")] == []
     assert len((ROOT / "tests/fields/edge_map.py").read_text().splitlines()) <= 120
@@ -137,7 +137,7 @@ def test_it_loads_padded_with_a_mask(data, cache, tmp_path):
     assert "latents" not in only
 
 
-def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cache):
+def test_a_cache_of_an_uninstalled_kind_is_checked(data, cache):
     assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).status == 0
     wanted = stored(cache, "edge_map")
     done = command("verify", cache, "--full")
@@ -161,7 +161,7 @@ def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cach
 
 
 @pytest.mark.slow
-def test_images_that_kill_or_hang_its_encoder_are_quarantined_and_no_others(data, tmp_path):
+def test_only_images_that_crash_or_hang_are_quarantined(data, tmp_path):
     for number, name in enumerate(("poison", "endless")):
         EDGES.write(data, 50 + number).rename(data / f"{name}.png")
     deadline = {"LATENTCACHE_WORKER_DEADLINE": "1"}

@@ -81,7 +81,7 @@ STEPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(name, tmp_path):
+def test_loss_from_the_cache_equals_loss_without_it(name, tmp_path):
     form, space, make_model, conditions, loss = STEPS[name]
     pipe = make_pipeline(name, tmp_path / "pipeline", vae=tiny_vae(**space))
     (tmp_path / "data").mkdir()
@@ -246,7 +246,7 @@ def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
     assert "scale-shift, scale 0.13025, shift 0" in look("info", tmp_path / "both").out
 
 
-def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
+def test_info_reports_stored_and_shared_texts(stub, data):
     shared = look("info", stub, "--json").json["fields"]
     assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
     assert shared["pooled_prompt_embeds"]["shared"] == {"items": 1, "bytes": 8 * 2}
@@ -322,7 +322,7 @@ def test_an_image_without_caption_is_quarantined_until_it_has_one(data, tmp_path
     assert verified() == (0, [])
 
 
-def test_pooled_embeddings_that_are_added_have_the_texts_of_the_sequences(data, tmp_path):
+def test_added_pooled_embeddings_use_the_stored_texts(data, tmp_path):
     words = ("--text-encoder", "stub", "--empty-prompt", "--shuffle-tags", "--caption-variants", "3")
     build(data, tmp_path / "cache", "--fields", "latents,prompt_embeds", "--model", "stub", *SMALL, *words)
     build(data, tmp_path / "cache", "--text-encoder", "stub")

@@ -14,7 +14,7 @@ both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--device", "cpu*2"))])
-def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number, words):
+def test_a_second_signal_ends_the_build_at_once(tmp_path, number, words):
     data, cache, events = draw_folder(tmp_path / "data", 30), tmp_path / "cache", tmp_path / "events"
     process = start_build(data, cache, *words, delay_ms=400, events=events)
     wait_for((cache / "BUILDING").exists, process)
@@ -34,7 +34,7 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number, wor
 
 @both
 @pytest.mark.parametrize("after", [0.06, 0.4])
-def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
+def test_a_signal_at_the_start_ends_the_build(tmp_path, number, after):
     """Until Python runs our first line it is the system that ends the process; from then on it is in our words."""
     data = draw_folder(tmp_path / "data", 30)
     process = start_build(data, tmp_path / "cache", delay_ms=300)
@@ -49,7 +49,7 @@ def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
 
 
 @both
-def test_a_signal_while_the_commands_are_loaded_waits_for_its_words(tmp_path, number):
+def test_a_signal_during_imports_is_reported(tmp_path, number):
     """The first line of the program runs, and holds signals back, before anything of ours is imported."""
     code = (
         "import os, runpy, signal, sys\n"

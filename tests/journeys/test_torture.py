@@ -47,14 +47,14 @@ def tortured(folder, *words):
     pytest.param(("cuts", "152", "2"), marks=slow),
     pytest.param(("faults", "0", "2"), marks=slow),
 ], ids=" ".join)  # fmt: skip
-def test_nothing_that_was_acknowledged_is_lost_and_the_next_build_makes_it_whole(folder, words):
+def test_acknowledged_entries_survive_and_the_next_build_completes(folder, words):
     done = tortured(folder, *words)
     assert done.returncode == 0, done.stderr
     assert " cases, 0 failed" in done.stdout
 
 
 @slow
-def test_a_store_that_does_not_sync_is_found_out(folder):
+def test_a_store_without_sync_fails(folder):
     done = tortured(folder, "careless", "40", "1")
     assert done.returncode == 1
     assert "40 cases, " in done.stdout

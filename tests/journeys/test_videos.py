@@ -80,7 +80,7 @@ def test_flips_and_the_middle_of_a_video(tmp_path):
         assert min(np.abs(one - latents).max() for latents in found) < 2e-3
 
 
-def test_what_is_bad_is_rejected_and_the_rest_is_built(data):
+def test_bad_videos_are_rejected(data):
     whole = (data / "0.mp4").read_bytes()
     (data / "cut.mp4").write_bytes(whole[: len(whole) // 3])
     (data / "page.mp4").write_text("<html>not found</html>")

@@ -49,7 +49,7 @@ def ends_whole(data, cache, events):
     assert not [path for path in cache.rglob("*") if path.suffix in (".tmp", ".open")]
 
 
-def test_a_killed_build_ends_its_workers_and_the_cache_is_held_until_then(tmp_path):
+def test_workers_of_a_killed_build_keep_the_lock(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     process = start_build(data, cache, *TWO, delay_ms=100, events=events)
     wait_for(lambda: len(acknowledged(events)) >= 3, process)
@@ -69,7 +69,7 @@ def test_a_killed_build_ends_its_workers_and_the_cache_is_held_until_then(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_kills_of_builds_and_workers_at_random(tmp_path, seed):
+def test_random_kills_of_builds_and_workers(tmp_path, seed):
     chance = random.Random(seed)
     data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     for _ in range(3):

@@ -32,29 +32,29 @@ _HISTORIES = ("whole", "resumed 1", "resumed 2", "added")
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EINTR, "short")
 
 
-def failpoints(reference, which):
+def failpoints(reference, selection):
     """Arm every place that a build passes, with kill and with raise."""
     missing = set(failpoint.NAMES) - _FOREIGN - set(reference.passed)
     assert not missing, f"a build does not pass {sorted(missing)}"
     for name, last in reference.passed.items():
         if name in _IMAGES:
             continue
-        for number in sorted({1, 2, 3, last} if which == "all" else {1 + len(name) % last}):
+        for number in sorted({1, 2, 3, last} if selection == "all" else {1 + len(name) % last}):
             for action in ("kill", "raise"):
                 if number <= last:
                     yield f"{name}:{number}:{action}", lambda armed: _at_failpoint(reference, armed)
 
 
 def _at_failpoint(reference, armed):
-    place = reference.place("armed").fresh()
-    output = place.root / "output"
-    status = status_of(fork(place.words(), armed=armed, output=output))
+    workspace = reference.workspace("armed").fresh()
+    output = workspace.root / "output"
+    status = status_of(fork(workspace.words(), armed=armed, output=output))
     if armed.endswith("kill"):
         assert status in (-signal.SIGKILL, 0), status
     elif status:
         assert_declared(status, output)
-    check(place)
-    heal(place, reference)
+    check(workspace)
+    heal(workspace, reference)
 
 
 def assert_declared(status, output):
@@ -78,14 +78,14 @@ def kills(reference, count, seed):
 
 def _killed(reference, chance):
     """Up to three kills in a row, each on what the one before left."""
-    place = reference.place("killed").fresh()
+    workspace = reference.workspace("killed").fresh()
     for _ in range(chance.randint(1, 3)):
-        child = fork(place.words(delay_ms=chance.choice([0, 2, 5])))
+        child = fork(workspace.words(delay_ms=chance.choice([0, 2, 5])))
         time.sleep(chance.uniform(0.0, 0.35))
         os.killpg(child, signal.SIGKILL) if _has_group(child) else os.kill(child, signal.SIGKILL)
         status_of(child)
-        check(place)
-    heal(place, reference)
+        check(workspace)
+    heal(workspace, reference)
 
 
 def _has_group(child):
@@ -106,9 +106,9 @@ def signals(reference, count, seed):
 
 def _signalled(reference, chance):
     """A signal at a random moment: in order within ten seconds, nothing lost, and nothing done that is not kept."""
-    place = reference.place("stopped").fresh()
-    output = place.root / "output"
-    child = fork(place.words(delay_ms=chance.choice([0, 3, 10])), output=output)
+    workspace = reference.workspace("stopped").fresh()
+    output = workspace.root / "output"
+    child = fork(workspace.words(delay_ms=chance.choice([0, 3, 10])), output=output)
     time.sleep(chance.uniform(0.0, 0.35))
     number = chance.choice([signal.SIGINT, signal.SIGTERM])
     os.kill(child, number)
@@ -117,22 +117,22 @@ def _signalled(reference, chance):
     assert status in (0, 128 + number, -number, 1, 99), status
     if status == 128 + number:
         assert json_of(output)["error"]["slug"] == "interrupted"
-    check(place)
-    heal(place, reference)
+    check(workspace)
+    heal(workspace, reference)
 
 
 def _signalled_at(reference, number, name):
-    place = reference.place("stopped").fresh()
-    output = place.root / "output"
+    workspace = reference.workspace("stopped").fresh()
+    output = workspace.root / "output"
     child = os.fork()
     if not child:
         watcher = _Signaller(name, number)
         failpoint.arm = lambda text: setattr(failpoint, "_armed", watcher)
-        leave(run_quietly(place.words(), output))
+        leave(run_quietly(workspace.words(), output))
     assert status_of(child, timeout=10.0) == 128 + number
     assert json_of(output)["error"]["slug"] == "interrupted"
-    check(place)
-    heal(place, reference)
+    check(workspace)
+    heal(workspace, reference)
 
 
 class _Signaller:
@@ -162,31 +162,31 @@ def cuts(reference, count, seed, histories=_HISTORIES):
 
 def _recorded(reference, name, chance):
     """The calls of one build and of what came before it, the folder, and how many calls came before."""
-    place = reference.place(name.replace(" ", "")).fresh()
+    workspace = reference.workspace(name.replace(" ", "")).fresh()
     before = []
     if name.startswith("resumed"):
-        before = _until_killed(place, chance)
+        before = _until_killed(workspace, chance)
     elif name == "added":
-        half = replace(place, data=reference.half)
-        before = traced.watch(lambda: run_quietly(half.words()), place.root).operations
-    trace = traced.watch(lambda: run_quietly(place.words()), place.root)
+        half = replace(workspace, data=reference.half)
+        before = traced.watch(lambda: run_quietly(half.words()), workspace.root).operations
+    trace = traced.watch(lambda: run_quietly(workspace.words()), workspace.root)
     assert trace.status == 0, trace.status
-    return before + trace.operations, place.root, len(before) + 1
+    return before + trace.operations, workspace.root, len(before) + 1
 
 
-def _until_killed(place, chance):
+def _until_killed(workspace, chance):
     """The calls of a build that was killed in the middle of a commit.
 
     Its last write is seen by the next process and is not yet on the disk, although it was to be durable.
     """
     left = chance.randint(4, 8)
 
-    def meddle(_, operation):
+    def intercept(_, operation):
         nonlocal left
         left -= operation.durable
         return "kill-after" if not left else None
 
-    first = traced.watch(lambda: run_quietly(place.words()), place.root, meddle)
+    first = traced.watch(lambda: run_quietly(workspace.words()), workspace.root, intercept)
     assert first.status == -signal.SIGKILL, first.status
     *operations, last = first.operations
     return [*operations, replace(last, durable=False)]
@@ -196,14 +196,14 @@ def _cut(reference, operations, root, chance):
     disk = Disk(root)
     for operation in operations:
         disk.apply(operation)
-    place = reference.place("cut").fresh()
-    place.root.rmdir()
+    workspace = reference.workspace("cut").fresh()
+    workspace.root.rmdir()
     # The reader of the events got them before the cut, whatever became of the file.
     events_before = bytes(disk.top.seen["events"].seen) if "events" in disk.top.seen else b""
-    disk.cut(chance, place.root)
-    place.events.write_bytes(events_before)
-    check(place)
-    heal(place, reference)
+    disk.cut(chance, workspace.root)
+    workspace.events.write_bytes(events_before)
+    check(workspace)
+    heal(workspace, reference)
 
 
 def faults(reference, count, seed):
@@ -212,8 +212,8 @@ def faults(reference, count, seed):
     everything = []
     for name in ("whole", "resumed", "added"):
         before = _left_behind(reference, name, seeded(f"{seed}/{name}"))
-        place = _again(reference, before)
-        total = traced.watch(lambda place=place: run_quietly(place.words()), place.root).calls
+        workspace = _again(reference, before)
+        total = traced.watch(lambda workspace=workspace: run_quietly(workspace.words()), workspace.root).calls
         everything += [(name, before, n, total, error) for n in range(1, total + 1) for error in _ERRORS]
     in_turn = [case for case in everything if case[4] == _ERRORS[(case[2] + seed) % len(_ERRORS)]]
     chosen = seeded(seed).sample(everything, count) if count else in_turn
@@ -225,32 +225,34 @@ def faults(reference, count, seed):
 
 def _left_behind(reference, name, chance):
     """A folder with what the build finds."""
-    place = reference.place(f"before-{name}").fresh()
+    workspace = reference.workspace(f"before-{name}").fresh()
     if name == "resumed":
-        _until_killed(place, chance)
+        _until_killed(workspace, chance)
     elif name == "added":
-        half = replace(place, data=reference.half)
+        half = replace(workspace, data=reference.half)
         assert status_of(fork(half.words())) == 0
-    return place.root
+    return workspace.root
 
 
 def _again(reference, before):
-    place = reference.place("failed").fresh()
-    place.root.rmdir()
-    shutil.copytree(before, place.root)
-    return place
+    workspace = reference.workspace("failed").fresh()
+    workspace.root.rmdir()
+    shutil.copytree(before, workspace.root)
+    return workspace
 
 
 def _fault(reference, before, at, error):
-    place = _again(reference, before)
+    workspace = _again(reference, before)
     output = reference.folder / "output"
     trace = traced.watch(
-        lambda: run_quietly(place.words(), output), place.root, lambda number, _: error if number == at else None
+        lambda: run_quietly(workspace.words(), output),
+        workspace.root,
+        lambda number, _: error if number == at else None,
     )
     if trace.status:
         assert_declared_or_event(trace.status, output)
-    check_but_events(place)
-    heal(place, reference)
+    check_but_events(workspace)
+    heal(workspace, reference)
 
 
 def assert_declared_or_event(status, output):
@@ -261,12 +263,12 @@ def assert_declared_or_event(status, output):
         assert_declared(status, output)
 
 
-def check_but_events(place):
+def check_but_events(workspace):
     """As ``check``, where the last line of the event file may be cut short."""
-    if place.events.exists():
-        text = place.events.read_bytes()
-        place.events.write_bytes(text[: text.rfind(b"\n") + 1])
-    check(place)
+    if workspace.events.exists():
+        text = workspace.events.read_bytes()
+        workspace.events.write_bytes(text[: text.rfind(b"\n") + 1])
+    check(workspace)
 
 
 def careless(reference, count, seed):

@@ -69,20 +69,20 @@ def unavailable():
     return ""
 
 
-def watch(work, root, meddle=lambda number, operation: None):
+def watch(work, root, intercept=lambda number, operation: None):
     """Fork, run ``work()`` in the child and give its status to the system; gives a :class:`Trace`.
 
     Args:
         work: Called in the child; returns the exit status.
         root: The folder that is watched.
-        meddle: Told the number of each call and what it is about to do; returns None to let it be, an error number
+        intercept: Gets the number of each call and the call. Returns None to let it run, an error number
             for it to fail with, "short" to write a half, "kill-after" to end the process when it is done.
     """
     child = os.fork()
     if not child:
         status = 99
         try:
-            _ask(_TRACEME, 0, None, None)
+            _ptrace(_TRACEME, 0, None, None)
             os.kill(os.getpid(), signal.SIGSTOP)
             _install_filter()
             status = work()
@@ -91,14 +91,14 @@ def watch(work, root, meddle=lambda number, operation: None):
     _, status = os.waitpid(child, 0)
     if not os.WIFSTOPPED(status):
         raise OSError(errno.EPERM, "ptrace")
-    _ask(_SETOPTIONS, child, None, ctypes.c_void_p(_OPTIONS))
-    _ask(_CONT, child, None, None)
-    return _Watch(child, str(root), meddle).run()
+    _ptrace(_SETOPTIONS, child, None, ctypes.c_void_p(_OPTIONS))
+    _ptrace(_CONT, child, None, None)
+    return _Watch(child, str(root), intercept).run()
 
 
 class _Watch:
-    def __init__(self, child, root, meddle):
-        self.child, self.root, self.meddle = child, root, meddle
+    def __init__(self, child, root, intercept):
+        self.child, self.root, self.intercept = child, root, intercept
         self.trace, self.known, self.begun = Trace(), {child}, {}
 
     def run(self):
@@ -123,14 +123,14 @@ class _Watch:
         number, event = os.WSTOPSIG(status), status >> 16
         if event == _EVENT_SECCOMP:
             watched = self.entered(thread)
-            _ask(_SYSCALL if watched else _CONT, thread, None, None)
+            _ptrace(_SYSCALL if watched else _CONT, thread, None, None)
         elif number == signal.SIGTRAP | 0x80:
             self.left(thread)
-            _ask(_CONT, thread, None, None)
+            _ptrace(_CONT, thread, None, None)
         else:
             is_signal = not event and not (number == signal.SIGSTOP and thread not in self.known)
             self.known.add(thread)
-            _ask(_CONT, thread, None, ctypes.c_void_p(number if is_signal else 0))
+            _ptrace(_CONT, thread, None, ctypes.c_void_p(number if is_signal else 0))
 
     def entered(self, thread):
         """Look at a call before it happens; gives whether its end is to be seen."""
@@ -140,7 +140,7 @@ class _Watch:
         if found is None or not (found.path + "/").startswith(self.root + "/"):
             return False
         self.trace.calls += 1
-        answer = self.meddle(self.trace.calls, found)
+        answer = self.intercept(self.trace.calls, found)
         if answer == "short" and number in (1, 18) and values[2] > 1:
             _change(thread, _RDX, values[2] // 2)
             found = Operation(**vars(found) | {"data": found.data[: values[2] // 2]})
@@ -174,19 +174,19 @@ def _operation(thread, name, values):
     if name in ("open", "openat"):
         return _open(thread, values if name == "openat" else [_here(), *values])
     if name in ("rename", "mkdir", "rmdir", "unlink"):
-        place = _text(thread, _here(), values[0])
-        return Operation(name, place, to=_text(thread, _here(), values[1]) if name == "rename" else "")
-    place = _text(thread, values[0], values[1])
+        path = _text(thread, _here(), values[0])
+        return Operation(name, path, to=_text(thread, _here(), values[1]) if name == "rename" else "")
+    path = _text(thread, values[0], values[1])
     if name == "renameat":
-        return Operation("rename", place, to=_text(thread, values[2], values[3]))
-    return Operation({"mkdirat": "mkdir"}.get(name) or ("rmdir" if values[2] else "unlink"), place)
+        return Operation("rename", path, to=_text(thread, values[2], values[3]))
+    return Operation({"mkdirat": "mkdir"}.get(name) or ("rmdir" if values[2] else "unlink"), path)
 
 
 def _open(thread, values):
-    place = _text(thread, values[0], values[1])
-    if values[2] & _CREAT and not os.path.lexists(place):
-        return Operation("create", place)
-    return Operation("truncate" if values[2] & _TRUNC else "open", place)
+    path = _text(thread, values[0], values[1])
+    if values[2] & _CREAT and not os.path.lexists(path):
+        return Operation("create", path)
+    return Operation("truncate" if values[2] & _TRUNC else "open", path)
 
 
 def _write(thread, name, values):
@@ -243,18 +243,18 @@ def _memory(thread, address, length):
 
 def _info(thread):
     buffer = ctypes.create_string_buffer(88)
-    _ask(_SYSCALL_INFO, thread, ctypes.c_void_p(88), buffer)
+    _ptrace(_SYSCALL_INFO, thread, ctypes.c_void_p(88), buffer)
     return buffer.raw
 
 
 def _change(thread, register, value):
     registers = (ctypes.c_ulong * _REGISTERS)()
-    _ask(_GETREGS, thread, None, registers)
+    _ptrace(_GETREGS, thread, None, registers)
     registers[register] = value & 0xFFFF_FFFF_FFFF_FFFF
-    _ask(_SETREGS, thread, None, registers)
+    _ptrace(_SETREGS, thread, None, registers)
 
 
-def _ask(request, thread, address, data):
+def _ptrace(request, thread, address, data):
     if _libc.ptrace(request, thread, address, data) == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

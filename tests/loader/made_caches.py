@@ -67,7 +67,7 @@ def publish(root, samples, fields, *, seal_every=10_000, part=""):
             writer = ShardWriter(paths.shards / f"{field.kind.name}-{start}-{len(list(paths.shards.iterdir()))}.open")
             for group in sorted(set(field.group[start : start + seal_every].tolist())):
                 groups = field.group[start:].tolist()
-                of_group = [one for one, its in zip(items[start:], groups, strict=True) if its == group]
+                of_group = [one for one, other in zip(items[start:], groups, strict=True) if other == group]
                 writer.write(pack_items(of_group[:seal_every], field.recipe, field.kind))
             writer.seal()
     catalog = load_catalog(paths)
@@ -133,11 +133,11 @@ def images(
     for number, (height, width) in enumerate(sizes):
         found = sorted(kinds.index((height * by, width * by)) for by in range(1, resolutions + 1))
         for one in found:
-            for turned in range(variants):
+            for flip in range(variants):
                 sample.append(number)
                 group.append(one)
-                variant.append(turned)
-                crop.append((number, turned))
+                variant.append(flip)
+                crop.append((number, flip))
                 arrays.append(as_stored(generator.standard_normal(groups[one].shape), made.encoder.storage_dtype))
     fields = [Field(Latents(), made, groups, sample, group, arrays, variant=variant,
                     columns={"crop": np.array(crop, np.uint32), "resize": np.array(crop, np.uint32)})]  # fmt: skip

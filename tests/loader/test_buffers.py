@@ -33,21 +33,21 @@ KEEPERS = {
 
 
 @pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
-def test_memory_that_anything_refers_to_is_never_handed_out(keep):
+def test_referenced_memory_is_never_reused(keep):
     pool = BufferPool(4)
     memory = pool.take(4000)
     memory[:] = 7
-    place, kept = address(memory), keep(memory)
+    pointer, kept = address(memory), keep(memory)
     del memory
     gc.collect()
     other = pool.take(4000)
     other[:] = 9
-    assert address(other) != place
+    assert address(other) != pointer
     del kept
-    assert address(pool.take(4000)) == place
+    assert address(pool.take(4000)) == pointer
 
 
-def test_another_size_finds_memory_too_but_no_giant():
+def test_other_sizes_reuse_memory_within_limits():
     pool = BufferPool(4)
     del (large := [pool.take(1 << 20)])[:]
     assert large == []
@@ -57,7 +57,7 @@ def test_another_size_finds_memory_too_but_no_giant():
     assert pool.fresh == 2
 
 
-def test_a_burst_of_dropped_batches_is_kept_and_then_no_more():
+def test_the_pool_keeps_a_limited_number_of_buffers():
     pool = BufferPool(4)
     for batches, fresh in ((12, 12), (12, 12), (13, 13), (13, 14)):
         held = [pool.take(3000) for _ in range(batches)]

@@ -28,7 +28,7 @@ def names(loader):
     return [name for batch in loader for name in batch["names"]]
 
 
-def test_what_a_cache_says_of_itself(four, tmp_path):
+def test_cache_attributes(four, tmp_path):
     cache = open_cache(four)
     assert len(cache) == 4
     assert cache.fields == ("latents",)
@@ -143,12 +143,12 @@ def test_weights_are_exact_and_sources_are_known_by_name(tmp_path):
     for epoch in range(2):
         loader.set_epoch(epoch)
         assert sum(name.startswith("few") for name in names(loader)) == 10
-    for what in (lambda: mixed.split(0.5), lambda: mixed.repeated(2), lambda: combine([mixed, many])):
+    for call in (lambda: mixed.split(0.5), lambda: mixed.repeated(2), lambda: combine([mixed, many])):
         with pytest.raises(UsageError, match="weights"):
-            what()
+            call()
 
 
-def test_caches_that_do_not_belong_together_are_named(four, tmp_path):
+def test_mismatched_caches_are_named(four, tmp_path):
     cache = open_cache(four)
     with pytest.raises(UsageError, match="were made differently") as caught:
         combine([cache, open_cache(images(tmp_path / "other", FOUR, dtype="float32"))])
@@ -180,7 +180,7 @@ def test_each_size_that_lacks_a_field_is_counted(tmp_path):
     assert (len(cache), cache.excluded, len(cache.loader(batch_size=1, fields=["latents"]))) == (2, 2, 4)
 
 
-def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
+def test_missing_and_incomplete_caches(four, tmp_path, monkeypatch):
     with pytest.raises(CacheNotFoundError):
         open_cache(tmp_path / "nothing")
     with pytest.raises(UsageError, match="checksum='never'"):
@@ -208,7 +208,7 @@ def test_demo_caches_and_parts_are_reported(four, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("checksum", ["first", "always"])
-def test_bytes_are_proven_when_first_read_or_always(four, checksum):
+def test_checksums_are_checked_first_or_always(four, checksum):
     cache = open_cache(four, checksum=checksum)
     loader = cache.loader(batch_size=1, prefetch=0)
     list(loader)

@@ -82,7 +82,7 @@ def test_host_memory_is_held_until_the_copy_has_ended(ahead):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("format", [None, "diffusers-sdxl"])
-def test_an_epoch_arrives_as_it_would_without(many, prefetch, format):
+def test_device_batches_equal_cpu_batches(many, prefetch, format):
     options = {"batch_size": 2, "format": format, "prefetch": prefetch}
     for one, other in zip(many.loader(**options), late(many.loader(**options)), strict=True):
         assert list(one) == list(other)
@@ -99,7 +99,7 @@ def test_workers_are_rejected_with_the_reason(many):
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cpu:x", "meta", 1.5])
-def test_no_kind_of_device(device):
+def test_an_unknown_device_is_rejected(device):
     with pytest.raises(UsageError, match="device=") as caught:
         Transfer(device)
     assert caught.value.fix
@@ -113,6 +113,6 @@ def test_a_device_that_is_not_there_is_reported_before_anything_is_read(many):
     assert "device='cpu'" in caught.value.fix
 
 
-def test_a_transfer_travels_without_its_stream():
+def test_a_transfer_is_pickled_without_its_stream():
     assert pickle.loads(pickle.dumps(Transfer("cpu", stream=LateStream())))._stream is None
     assert {"copy", "join"} <= set(vars(CudaStream))  # tested on a GPU: tests/gpu

@@ -14,7 +14,7 @@ def _no_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_what_is_given_is_believed(monkeypatch):
+def test_given_ranks_are_used(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert find_ranks(1, 2) == (1, 2, "given")
@@ -34,7 +34,7 @@ def test_what_is_given_is_believed(monkeypatch):
         ),
     ],
 )
-def test_half_a_rank_or_a_wrong_one_is_an_error(monkeypatch, arguments, environment, message):
+def test_incomplete_or_wrong_ranks_are_errors(monkeypatch, arguments, environment, message):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=message):
@@ -61,7 +61,7 @@ def test_a_loader_made_before_torch_distributed_is_not_served_on_every_rank(many
     assert len(list(given)) == len(given)
 
 
-def test_with_ranks_left_out_no_two_ranks_see_the_same_samples(many, monkeypatch):
+def test_ranks_default_to_the_environment(many, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     served = []
     for rank in "01":

@@ -33,6 +33,6 @@ def test_rows(tmp_path):
     finished.load_state_dict(loader.state_dict())
 
 
-def test_nothing_to_follow(tmp_path):
+def test_no_streaming_build(tmp_path):
     with pytest.raises(CacheNotFoundError):
         open_cache(tmp_path / "none", follow=True, timeout_s=0.1)

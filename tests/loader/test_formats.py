@@ -94,7 +94,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_batch_has_what_the_forward_of_the_model_takes(name):
+def test_a_batch_matches_the_forward_of_the_model(name):
     torch.manual_seed(0)
     model = MODELS[name]()
     plain = {

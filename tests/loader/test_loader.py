@@ -45,7 +45,7 @@ def source(request, many, rows):
     return many if request.param == "samples" else rows
 
 
-def test_a_batch_holds_what_was_stored(many):
+def test_a_batch_equals_the_stored_items(many):
     stored = latents_of(many)
     sizes = ["original_size", "crop_top_left", "target_size"]
     for batch in many.loader(batch_size=3):
@@ -106,7 +106,7 @@ def test_an_epoch_repeats_until_it_is_set(source, prefetch):
     assert digests(source.loader(batch_size=2, seed=6)) != first
 
 
-def test_batches_that_are_kept_stay_as_they_are(many):
+def test_kept_batches_are_not_overwritten(many):
     loader = many.loader(batch_size=2)
     batches = [*loader, *loader]
     before = [batch["latents"].clone() for batch in batches]
@@ -118,7 +118,7 @@ def test_batches_that_are_kept_stay_as_they_are(many):
         assert torch.equal(batch["latents"], kept)
 
 
-def test_mixed_resolutions_use_memory_again(tmp_path):
+def test_mixed_resolutions_reuse_memory(tmp_path):
     """At most 2 % of the batches get fresh memory."""
     sizes = [(side, side + step) for side in (64, 96, 128, 160, 192) for step in (0, 32)]
     cache = opened(images(tmp_path / "c", [size for size in sizes for _ in range(2)], captions=False))
@@ -134,7 +134,7 @@ def test_mixed_resolutions_use_memory_again(tmp_path):
 
 
 @pytest.mark.parametrize("done", [1, 4, 7])
-def test_a_state_goes_on_with_the_next_batch(source, done):
+def test_a_state_resumes_with_the_next_batch(source, done):
     loader = source.loader(batch_size=2, seed=4)
     loader.set_epoch(2)
     whole = digests(loader)
@@ -150,7 +150,7 @@ def test_a_state_goes_on_with_the_next_batch(source, done):
     assert digests(other) == whole
 
 
-def test_only_delivered_batches_count_and_an_iteration_that_is_over_counts_nothing(source):
+def test_the_state_counts_delivered_batches(source):
     loader = source.loader(batch_size=2)
     iterator = iter(loader)
     next(iterator), next(iterator)
@@ -182,7 +182,7 @@ def test_a_state_of_another_cache_is_rejected(many, rows, tmp_path):
 
 
 @pytest.mark.parametrize(("source", "method"), CHILDREN, indirect=["source"])
-def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
+def test_data_loader_workers_serve_the_same_batches(source, method):
     loader = source.loader(batch_size=2, seed=3)
     kept = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
     workers = DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, **kept)
@@ -201,14 +201,14 @@ def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
 
 def test_an_index_of_a_foreign_sampler_is_rejected_with_the_fix(source):
     loader = source.loader(batch_size=2)
-    for ask in (
+    for read in (
         lambda: loader[0],
         lambda: loader.dataset[0],
         lambda: list(DataLoader(loader, batch_size=None)),
         lambda: list(DataLoader(loader.dataset, batch_size=4)),
     ):
         with pytest.raises(UsageError, match="asked for by index") as caught:
-            ask()
+            read()
         assert "DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)" in caught.value.fix
     index = next(iter(loader.sampler))
     assert isinstance(index, BatchIndex)
@@ -236,7 +236,7 @@ def in_child(loader, results):
 
 
 @pytest.mark.parametrize(("source", "method"), CHILDREN, indirect=["source"])
-def test_another_process_iterates_while_this_one_does(source, method):
+def test_two_processes_iterate_together(source, method):
     loader = source.loader(batch_size=2, seed=3)
     expected = digests(loader)
     iterator = iter(loader)
@@ -252,7 +252,7 @@ def test_another_process_iterates_while_this_one_does(source, method):
     assert child.exitcode == 0
 
 
-def test_what_a_worker_is_sent_is_small(tmp_path):
+def test_pickled_loaders_are_small(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 400, captions=True, seal_every=100))
     loader = cache.loader(batch_size=2, seed=3)
     next(iter(loader))
@@ -295,7 +295,7 @@ def test_a_cache_closes_its_loaders(many):
 
 
 @pytest.mark.parametrize("keep", [0, 100, 5000])
-def test_a_shard_that_was_cut_is_an_error_and_no_signal(tmp_path, keep):
+def test_a_truncated_shard_is_an_error(tmp_path, keep):
     root = images(tmp_path / "c", [(64, 64)] * 3)
     loader = opened(root).loader(batch_size=1)
     next(iter(loader))
@@ -367,7 +367,7 @@ def test_samples_of_two_buckets_are_rejected(many):
     assert many.loader(batch_size=2).batch([0, 3])["names"] == ["00.png", "03.png"]
 
 
-def test_what_trainers_look_for(source):
+def test_attributes_for_trainers(source):
     """Lightning wants a sampler; attributes of a DataLoader would invite accelerate to shard again."""
     loader = source.loader(batch_size=3)
     loader.sampler.set_epoch(4)

@@ -72,7 +72,7 @@ def test_another_template_is_named_with_both_hashes(tmp_path):
         open_cache(cache).check(folder)
 
 
-def test_a_template_that_the_build_was_given_is_not_the_tokenizers(tmp_path):
+def test_a_template_file_of_the_build_is_not_compared(tmp_path):
     folder = save(byte_level(), tmp_path / "model", template="another", roles=ROLES)
     (tmp_path / "mine.jinja").write_text(untagged(CHATML))
     cache = built(tmp_path, folder, chat_template=tmp_path / "mine.jinja")
@@ -93,7 +93,7 @@ def test_parts_that_differ_have_their_names(tmp_path):
     assert named(cache, AutoTokenizer.from_pretrained(str(ends))) == ["eos_id"]
 
 
-def test_what_cannot_be_compared_says_what_can(tmp_path):
+def test_uncomparable_models_are_rejected_with_a_fix(tmp_path):
     cache = built(tmp_path, "stub", {"text": "some text"})
     for nowhere in ("org/model", tmp_path / "none"):
         with pytest.raises(ModelNotFoundError, match="no tokenizer at") as caught:
@@ -104,7 +104,7 @@ def test_what_cannot_be_compared_says_what_can(tmp_path):
         open_cache(cache).check(tmp_path / "empty")
 
 
-def test_a_cache_without_parts_names_the_whole(tmp_path):
+def test_without_recorded_parts_the_hash_is_named(tmp_path):
     recipe = open_cache(built(tmp_path, "stub", {"text": "some text"})).recipe()
     folder = save(byte_level(), tmp_path / "model")
     ((name, was, now),) = InputIds().model_differences(recipe, {}, folder)

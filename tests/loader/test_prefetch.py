@@ -70,7 +70,7 @@ def test_the_same_results_in_the_same_order(depth):
 
 
 @pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 2), (4, 4)])
-def test_no_more_is_made_than_may_wait(depth, most):
+def test_the_queue_is_bounded(depth, most):
     made = []
     iterator = ahead(made.append, range(100), depth)
     slowly(iterator, 3)
@@ -83,7 +83,7 @@ def test_no_more_is_made_than_may_wait(depth, most):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 50])
-def test_whoever_makes_them_they_come_in_the_same_order(depth):
+def test_caller_and_thread_results_keep_their_order(depth):
     def make(number):
         time.sleep(0.002 * (number % 3 == 0))
         return number, threading.get_ident()
@@ -97,7 +97,7 @@ def test_whoever_makes_them_they_come_in_the_same_order(depth):
     assert not running()
 
 
-def test_a_caller_in_haste_makes_results_itself_and_one_that_works_finds_them():
+def test_a_fast_caller_computes_and_a_slow_caller_finds_results():
     assert list(ahead(lambda _: threading.get_ident(), range(300), 2)).count(threading.get_ident()) > 200
     makers = slowly(ahead(lambda _: threading.get_ident(), range(300), 2), 40)
     assert makers.count(threading.get_ident()) < 20
@@ -117,7 +117,7 @@ class Begun(Made):
         return super().finish()
 
 
-def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
+def test_results_and_errors_keep_their_order():
     begun, found = [], []
 
     works = [Begun(lambda item: -item, number, begun) for number in range(20)]
@@ -133,7 +133,7 @@ def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_comes_at_its_place(depth):
+def test_an_error_keeps_its_position(depth):
     def make(number):
         return 10 // (3 - number)
 
@@ -213,14 +213,14 @@ print("left")
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.2"], ids=["waiting", "being-made"])
-def test_the_interpreter_ends_while_tensors_that_nobody_took_are_freed(seconds):
+def test_the_interpreter_exits_with_unread_results(seconds):
     """A tensor that takes long to free, in a thread that nobody waits for, would abort the process."""
     command = [sys.executable, "-c", LEAVE_WITH_TENSORS, seconds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
 
 
-def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
+def test_threads_are_kept_until_they_end():
     class Reader:
         def make(self, number):
             return number
@@ -255,7 +255,7 @@ def works(places, count):
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(100, 12), (1 << 20, 8), (4 << 20, 2), (1 << 30, 2)])
-def test_each_step_is_announced_once_and_some_ahead(announced_steps, size, ahead):
+def test_steps_are_announced_ahead_once(announced_steps, size, ahead):
     seen = [len(announced_steps) for _ in announced(works(lambda step: [(3, step, size)], 15))]
     assert (seen, announced_steps) == ([min(step + 1 + ahead, 15) for step in range(15)], list(range(15)))
 
@@ -272,7 +272,7 @@ def test_every_byte_is_announced_in_pieces(monkeypatch, tmp_path, length):
     assert announced_steps[0][1] == 7
 
 
-def test_what_is_in_memory_is_not_announced_and_looked_at_seldom(monkeypatch):
+def test_cached_data_is_not_announced(monkeypatch):
     looks = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: looks.append(place) or True)
     monkeypatch.setattr(prefetch, "announce", lambda places: pytest.fail("announced"))

@@ -58,7 +58,7 @@ def fifty(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["texts", "chats"])
 @pytest.mark.parametrize("pad", [None, 7, 70_000])
 @pytest.mark.filterwarnings("ignore:.*nothing would be learned")
-def test_every_row_is_what_the_documents_say(tmp_path, given, kind, pad):
+def test_rows_equal_the_documents(tmp_path, given, kind, pad):
     ids, spans = (texts(40, 60), None) if kind == "texts" else chats(40, 60)
     view = opened(documents(tmp_path / "t", ids, spans, pad=pad)).rows(**given)
     assert view.pad_id == (1 if pad is None else pad)
@@ -77,9 +77,9 @@ def test_a_row_that_does_not_exist_is_an_index_error_of_this_package(fifty, bad)
     view = fifty[1].rows(pad=64)
     assert torch.equal(view[-1]["input_ids"], view[49]["input_ids"])
     assert len(list(view)) == 50  # iteration ends with IndexError
-    for ask in (lambda: view[bad], lambda: view.batch([0, bad]), lambda: view.__getitems__([bad])):
+    for read in (lambda: view[bad], lambda: view.batch([0, bad]), lambda: view.__getitems__([bad])):
         with pytest.raises(IndexError) as caught:
-            ask()
+            read()
         assert isinstance(caught.value, UsageError)
         assert str(bad) in caught.value.what
 
@@ -87,9 +87,9 @@ def test_a_row_that_does_not_exist_is_an_index_error_of_this_package(fifty, bad)
 @pytest.mark.parametrize("bad", [[[0], [1, 2]], torch.tensor([0.0], requires_grad=True)])
 def test_rows_that_are_no_array_of_numbers_are_an_error_of_this_package(fifty, bad):
     view = fifty[1].rows(pad=64)
-    for ask in (view.batch, view.loader(batch_size=2).batch):
+    for read in (view.batch, view.loader(batch_size=2).batch):
         with pytest.raises(UsageError, match="must be whole numbers from 0 to 49"):
-            ask(bad)
+            read(bad)
 
 
 def test_negative_rows_of_a_combined_view_serve_nothing_else(fifty):
@@ -151,7 +151,7 @@ def test_conversations_are_not_cut_unless_requested(tmp_path):
         opened(documents(tmp_path / "s", [[5, 6, 1], [5, 1]], [[(0, 3)], []])).rows(pad=16)
 
 
-def test_views_travel(fifty):
+def test_views_are_picklable(fifty):
     view = fifty[1].rows(pack=64)
     copy = pickle.loads(pickle.dumps(view))
     assert torch.equal(copy.batch([1])["labels"], view.batch([1])["labels"])

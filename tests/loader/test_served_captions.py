@@ -132,7 +132,7 @@ def test_every_rank_and_a_resumed_loader_draw_the_same(made):
         assert {name: text for batch in workers for name, text in named(cache, batch)} == whole
 
 
-def test_repeats_are_drawn_each_for_itself(made):
+def test_repeats_draw_separate_captions(made):
     with open_cache(made).repeated(3).loader(batch_size=10, seed=3) as loader:
         found = Counter(pair for batch in loader for pair in zip(batch["names"], batch["captions"], strict=True))
     wanted = Counter(
@@ -160,7 +160,7 @@ def test_prompts_of_a_field(made):
     assert "negative_prompt=TEXT" in caught.value.fix
 
 
-def test_what_is_not_stored_is_an_error(tmp_path):
+def test_unstored_captions_are_an_error(tmp_path):
     data = written(tmp_path / "data")
     build(data, tmp_path / "cache")
     for rate in (-0.1, 1.5, True, "0.1"):
@@ -176,7 +176,7 @@ def test_what_is_not_stored_is_an_error(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.* samples of cache lack a field")
-def test_variants_that_a_repair_removed_are_served_of_no_field(made, tmp_path):
+def test_variants_removed_by_a_repair_are_not_served(made, tmp_path):
     shutil.copytree(made, tmp_path / "cache")
     for row in range(2, 12):
         damage_payload(tmp_path / "cache", row=row, field="pooled_prompt_embeds")

@@ -42,7 +42,7 @@ def stateful(loader, more):
 
 @pytest.mark.parametrize("more", WAYS, ids=str)
 @pytest.mark.parametrize("done", [1, 4])
-def test_it_goes_on_in_the_middle_of_an_epoch(make, more, done):
+def test_a_stateful_data_loader_resumes_inside_an_epoch(make, more, done):
     loader_of, known = make
     whole = loader_of(batch_size=3, seed=1)
     whole.set_epoch(2)

@@ -70,7 +70,7 @@ def test_a_known_bad_sample_is_replaced_before_it_is_read():
     assert store.reads == [64]
 
 
-def test_each_is_reported_once_and_counted():
+def test_each_substitute_is_reported_once():
     store = Store({0, 2})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -80,7 +80,7 @@ def test_each_is_reported_once_and_counted():
     assert store.counts == {"s0": 3, "s2": 3}
 
 
-def test_too_many_are_an_error_after_all():
+def test_too_many_substitutes_are_an_error():
     with pytest.raises(CacheDamagedError, match="more than 4 of 400 samples"):
         Store(range(0, 20, 2)).read(np.arange(0, 40, 2))
     with pytest.raises(CacheDamagedError, match="no sample of bucket b0 can be read"):

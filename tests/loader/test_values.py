@@ -65,7 +65,7 @@ def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
 @pytest.mark.parametrize("past", [0, 1 << 30], ids=["past the cache", "through the cache"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("spec", KINDS[1:4], ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
-def test_values_scaled_as_they_are_read_are_the_same_bits(tmp_path, library, monkeypatch, name, spec, past):
+def test_values_scaled_during_reads_are_bit_equal(tmp_path, library, monkeypatch, name, spec, past):
     monkeypatch.setattr(gather, "LIBRARY", gather.Library(library))
     monkeypatch.setattr(gather, "_PAST_BYTES", past)
     dtype, affine = getattr(torch, name), Affine.of(spec)
@@ -113,7 +113,7 @@ def test_an_unknown_kind_is_rejected():
         Affine.of({"kind": "cubic"})
 
 
-def test_reader_threads_start_no_team_and_leave_the_setting_alone():
+def test_reader_threads_keep_the_thread_settings_of_torch():
     """A team is threads of the process that outlive the call."""
     kept = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -169,7 +169,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_draws_follow_from_seed_epoch_and_key_whoever_reads(tmp_path):
+def test_draws_depend_on_seed_epoch_and_key_only(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 3 + [(64, 96)] * 2, posterior="moments"))
     first = served(cache.loader(batch_size=1, seed=3), 1)
     assert first["00.png"].shape == (4, 8, 8)
@@ -186,7 +186,7 @@ def test_draws_follow_from_seed_epoch_and_key_whoever_reads(tmp_path):
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_a_caller_chooses_about_values(tmp_path):
+def test_dtype_and_scaling_options(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 3, kind="scale-shift", scale=0.5, shift=0.25))
     raw = served(cache.read(scaled=False).loader(batch_size=1))
     exact = served(cache.read(dtype=torch.float32).loader(batch_size=2))
@@ -196,21 +196,21 @@ def test_what_a_caller_chooses_about_values(tmp_path):
         assert torch.equal(latents, expected.half())
 
 
-def test_flips_take_turns_by_seed_epoch_and_content(tmp_path):
+def test_flips_depend_on_seed_epoch_and_content(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 40, flip=True))
     stored = latents_of(cache)
     counts = []
     for epoch in range(3):
         loader = cache.loader(batch_size=8, seed=1)
         found = served(loader, epoch)
-        turned = {
+        flipped = {
             name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 1])
         }
-        straight = {
+        unflipped = {
             name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0])
         }
-        assert turned | straight == set(found)
-        counts.append(frozenset(turned))
+        assert flipped | unflipped == set(found)
+        counts.append(frozenset(flipped))
         again = cache.loader(batch_size=8, seed=1, rank=1, world_size=2)
         assert all(torch.equal(latents, found[name]) for name, latents in served(again, epoch).items())
     assert len(set(counts)) == 3
@@ -232,7 +232,7 @@ def test_flips_take_turns_by_seed_epoch_and_content(tmp_path):
         ({"dtype": torch.int32}, "usage"),
     ],
 )
-def test_what_is_not_stored_is_rejected(many, given, slug):
+def test_values_that_are_not_stored_are_rejected(many, given, slug):
     with pytest.raises(UsageError) as caught:
         many.read(**given)
     assert caught.value.slug == slug

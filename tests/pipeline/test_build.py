@@ -30,7 +30,7 @@ def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
     assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
 
 
-def test_a_build_of_unchanged_data_writes_no_snapshot_not_even_for_a_moment(case, data, no_runs):
+def test_a_build_of_unchanged_data_writes_no_snapshot(case, data, no_runs):
     built(case, data)
     with no_runs(), patch("latentcache.store.publish.write_snapshot", side_effect=AssertionError("it was written")):
         assert not built(case, data).published
@@ -42,9 +42,9 @@ def test_the_number_of_workers_changes_no_row_and_no_item(case, tmp_path, worker
     one = built(case, data, out=tmp_path / "one", workers=0).cache
     other = built(case, data, out=tmp_path / "other", workers=workers, batch_size=3, commit_every=2).cache
     assert rows_of(one, case.field) == rows_of(other, case.field)
-    mine, theirs = arrays_of(one, case.field), arrays_of(other, case.field)
-    for name, arrays in mine.items():
-        assert all(np.array_equal(a, b) for a, b in zip(arrays, theirs[name], strict=True))
+    arrays, other_arrays = arrays_of(one, case.field), arrays_of(other, case.field)
+    for name, values in arrays.items():
+        assert all(np.array_equal(a, b) for a, b in zip(values, other_arrays[name], strict=True))
 
 
 def test_rejected_samples_are_quarantined_until_they_change(case, data, trusted, no_runs):
@@ -91,7 +91,7 @@ class Stopping(Recorder):
             send()
 
 
-def test_an_interrupted_build_is_continued_and_acknowledged_keys_are_not_encoded_again(case, tmp_path, monkeypatch):
+def test_an_interrupted_build_continues_without_re_encoding(case, tmp_path, monkeypatch):
     data, events = case.data(tmp_path / "data", 40), tmp_path / "events"
     stops = []
     made = __import__("latentcache.pipeline.build", fromlist=["StopSignal"]).StopSignal

@@ -43,7 +43,7 @@ def test_auto_is_every_cuda_device_each_seen_by_its_own_worker(machine):
         assert described("auto") == [("auto", "auto", {})]
 
 
-def test_devices_that_others_hide_stay_hidden(machine):
+def test_hidden_devices_stay_hidden(machine):
     machine(2, visible="5,GPU-abc")
     assert [variables["CUDA_VISIBLE_DEVICES"] for _, _, variables in described("cuda:0,cuda:1")] == ["5", "GPU-abc"]
 

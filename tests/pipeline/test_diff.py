@@ -89,7 +89,7 @@ class Before:
         self.provenance = dict(one.provenance) if decoders is None else {"decoders": decoders}
 
 
-def test_what_was_rejected_before_is_known_by_its_content():
+def test_known_rejections_are_matched_by_content():
     one, samples = described(), table([5, 0, 6, 5])
     held = [
         Rejected(name="gone.png", reason="truncated", content=contents([5]).tobytes(), target="latents"),
@@ -107,7 +107,7 @@ def test_what_was_rejected_before_is_known_by_its_content():
     assert rejected_before(samples, KIND, one, Before(one), again) == {}
 
 
-def test_samples_that_go_take_their_files_with_them():
+def test_removed_samples_remove_their_files():
     samples = select_samples(table([1, 2, 3]), np.array([0, 2]))
     assert list(samples.names) == list(samples.files.names) == ["00000.png", "00002.png"]
     assert samples.inputs["image"].file.tolist() == [0, 1]

@@ -32,19 +32,19 @@ def change_images(chance, data):
     """One change that people make, or that happens to a file."""
     path = data / f"{chance.randrange(8)}.png"
     height, width = chance.choice(SIZES)
-    deed = chance.choice(["write", "write", "write", "delete", "rename", "caption", "caption", "mask", "spoil"])
-    if deed == "write" or not path.exists():
+    action = chance.choice(["write", "write", "write", "delete", "rename", "caption", "caption", "mask", "spoil"])
+    if action == "write" or not path.exists():
         draw(path, chance.randrange(6), height=height, width=width)
-    elif deed == "delete" and len(list(data.glob("?.png"))) > 1:
+    elif action == "delete" and len(list(data.glob("?.png"))) > 1:
         path.unlink()
-    elif deed == "rename":
+    elif action == "rename":
         path.rename(data / f"{chance.randrange(8)}.png")
-    elif deed == "caption":
+    elif action == "caption":
         path.with_suffix(".txt").write_text(chance.choice(TEXTS))
-    elif deed == "mask":
+    elif action == "mask":
         mask = path.with_name(f"{path.stem}-masklabel.png")
         mask.unlink() if mask.exists() else draw(mask, chance.randrange(3), height=height, width=width)
-    elif deed == "spoil":
+    elif action == "spoil":
         path.write_bytes(path.read_bytes()[:-20])
 
 
@@ -52,14 +52,14 @@ def change_records(chance, data):
     path = data / f"{chance.randrange(3)}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     some = [json.dumps({"text": "word " * chance.randrange(1, 6)}) for _ in range(chance.randrange(1, 4))]
-    deed = chance.choice(["append", "shuffle", "insert", "cut", "spoil"])
-    if deed == "append" or not lines:
+    action = chance.choice(["append", "shuffle", "insert", "cut", "spoil"])
+    if action == "append" or not lines:
         lines += some
-    elif deed == "shuffle":
+    elif action == "shuffle":
         chance.shuffle(lines)
-    elif deed == "insert":
+    elif action == "insert":
         lines[:0] = some
-    elif deed == "cut":
+    elif action == "cut":
         del lines[chance.randrange(len(lines)) :]
     else:
         lines.insert(chance.randrange(len(lines)), "{")
@@ -69,7 +69,7 @@ def change_records(chance, data):
 WORLDS = {"images": (of_images, change_images), "records": (TOKENS.fields, change_records)}
 
 
-def held(cache):
+def contents(cache):
     """Field -> name of each sample -> all that is known of its items, and their bytes; and the samples themselves."""
     snapshot = open_snapshot(cache)
     reader, names = EntryReader(CachePaths(cache), snapshot), list(snapshot.samples.names)
@@ -114,7 +114,7 @@ def history(world, seed, folder):
         options = {"fields": fields(), "allow_failed": "100%"}
         built(LATENTS, data, out=cache, **options)
         built(LATENTS, data, out=folder / f"whole-{step}", **options)
-        grown, whole = held(cache), held(folder / f"whole-{step}")
+        grown, whole = contents(cache), contents(folder / f"whole-{step}")
         assert grown.keys() == whole.keys()
         for name, expected in whole.items():
             assert grown[name] == expected, (world, seed, step, name)
@@ -123,19 +123,19 @@ def history(world, seed, folder):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("world", WORLDS)
-def test_many_builds_make_what_one_build_makes(world, seed, tmp_path):
+def test_incremental_builds_equal_a_full_build(world, seed, tmp_path):
     history(world, seed, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-def test_many_builds_make_what_one_build_makes_often(world, tmp_path):
+def test_incremental_builds_equal_a_full_build_many_seeds(world, tmp_path):
     for seed in range(100, 250):
         history(world, seed, tmp_path / str(seed))
         shutil.rmtree(tmp_path / str(seed))
 
 
-def test_a_damaged_list_of_rejected_inputs_is_made_again(tmp_path):
+def test_a_damaged_rejected_list_is_rewritten(tmp_path):
     data, cache = tmp_path / "data", tmp_path / "cache"
     draw(data / "0.png", 0)
     (data / "1.png").write_bytes(b"no image")

@@ -7,7 +7,7 @@ from latentcache.errors import InterruptedBuildError
 from latentcache.pipeline.interrupt import StopSignal
 
 
-def test_a_second_signal_ends_the_patience_and_never_the_process():
+def test_a_second_signal_ends_the_grace_period():
     errors = []
     with StopSignal(errors.append) as stop:
         stop.orderly = True

@@ -21,7 +21,7 @@ def test_changed_and_removed_inputs_are_failures(case, tmp_path):
     assert isinstance(made[2], Made)
 
 
-def test_verify_cache_takes_the_words_of_the_command(case, tmp_path):
+def test_verify_cache_accepts_command_options(case, tmp_path):
     data = case.data(tmp_path / "data", 3)
     cache = built(case, data).cache
     report = verify_cache(cache, full=True, reencode=2, device="cpu")

@@ -27,7 +27,7 @@ from latentcache.sources.scan import SourceOptions
         ({"part": "one"}, "part"),
     ],
 )
-def test_values_that_cannot_be_are_rejected_by_their_option(given, option):
+def test_invalid_values_are_rejected_by_option(given, option):
     with pytest.raises(UsageError) as caught:
         BuildSettings(data=Path("x"), **given)
     assert caught.value.what.startswith(option)

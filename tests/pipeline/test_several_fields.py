@@ -40,7 +40,7 @@ def test_a_field_without_its_kind_or_input_is_rejected(data, tmp_path, monkeypat
         built(LATENTS, data, fields={})
 
 
-def test_contents_that_one_field_read_spare_the_next_one(data):
+def test_content_hashes_are_shared_between_fields(data):
     """The second field knows duplicates before it reads."""
     for number in range(4, 8):
         shutil.copy(LATENTS.path(data, 0), LATENTS.path(data, number))

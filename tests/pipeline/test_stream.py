@@ -17,7 +17,7 @@ def test_a_streaming_build_with_nothing_to_do_publishes_nothing(case, tmp_path, 
     assert (report.published, CachePaths(report.cache).pending.exists()) == (False, False)
 
 
-def test_what_a_killed_streaming_build_left_is_removed(case, tmp_path):
+def test_leftovers_of_a_killed_streaming_build_are_removed(case, tmp_path):
     data = case.data(tmp_path / "data", 3)
     cache = built(case, data).cache
     CachePaths(cache).pending.mkdir(parents=True)

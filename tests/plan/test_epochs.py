@@ -56,7 +56,7 @@ def test_every_sample_is_served_as_often_as_the_report_says(bucket, batches, see
 
 
 @given(columns, plans("pad"), st.integers(0, 9))
-def test_padding_is_dealt_evenly_and_no_rank_is_blank_if_rows_suffice(bucket, batches, epoch):
+def test_padding_rows_are_spread_over_ranks(bucket, batches, epoch):
     report, plan = laid_out(index_of(bucket), batches, epoch=epoch)
     blank = 0
     for step in batches_of(plan):
@@ -105,7 +105,7 @@ def test_without_a_seed_every_epoch_has_the_order_of_the_data(world_size):
     assert epochs.begin(epochs.load(state))[1].rows.tolist() == plan.rows.tolist()[2:]
 
 
-def test_an_order_looks_like_chance_and_buckets_are_mixed():
+def test_the_order_is_random_and_mixes_buckets():
     _, plan = laid_out(index_of(np.zeros(100_000, np.int32)), BatchPlan(batch_size=1), seed=3)
     assert abs(np.corrcoef(np.arange(len(plan.rows)), plan.rows)[0, 1]) < 0.015
     assert 0.49 < (plan.rows[1:] > plan.rows[:-1]).mean() < 0.51
@@ -120,7 +120,7 @@ def test_an_order_looks_like_chance_and_buckets_are_mixed():
 
 
 @given(columns, plans())
-def test_error_rejects_what_others_would_fill_or_drop(bucket, batches):
+def test_remainder_error_rejects_incomplete_batches(bucket, batches):
     strict = BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder="error")
     if any(count % batches.global_batch_size for count in np.bincount(bucket)):
         with pytest.raises(PlanError, match="does not divide into full batches") as caught:

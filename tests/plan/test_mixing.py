@@ -37,14 +37,14 @@ def mixed(draw, most_samples=400):
 
 
 @given(st.integers(0, 10**6), st.lists(weights_made, min_size=1, max_size=9))
-def test_the_largest_remainder_is_exact_and_near(total, parts):
+def test_largest_remainder_is_exact(total, parts):
     counts = largest_remainder(total, parts)
     assert sum(counts) == total
     assert all(abs(count - total * part / sum(parts)) < 1 for count, part in zip(counts, parts, strict=True))
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.data())
-def test_by_default_the_largest_for_its_weight_is_served_once_and_nothing_is_left_out(entries, data):
+def test_the_default_epoch_serves_every_sample(entries, data):
     weights = data.draw(st.lists(st.fractions(1, 10), min_size=len(entries), max_size=len(entries)))
     found = mixture(entries, weights).sources
     unit = max(count / weight for count, weight in zip(entries, weights, strict=True))
@@ -53,7 +53,7 @@ def test_by_default_the_largest_for_its_weight_is_served_once_and_nothing_is_lef
         assert abs(source.samples - unit * source.weight) <= Fraction(1, 2)
 
 
-def test_a_float_counts_as_it_is_written():
+def test_floats_are_exact_decimals():
     assert [one.samples for one in mixture([10, 10], [0.1, 0.3], samples=40).sources] == [10, 30]
     assert mixture([10], ["7/10"]).sources[0].weight == Fraction(7, 10)
     found = mixture([3, 1], [3, 1]).sources
@@ -73,7 +73,7 @@ def test_a_float_counts_as_it_is_written():
         ([5, 5], np.array(3), {}, r"weights=array\(3\): must be a list"),
     ],
 )
-def test_what_is_not_allowed_is_rejected_by_name(entries, weights, more, message):
+def test_invalid_values_are_rejected_by_name(entries, weights, more, message):
     with pytest.raises(UsageError, match=message) as caught:
         mixture(entries, weights, **more)
     assert caught.value.fix

@@ -28,6 +28,6 @@ def test_rows_are_those_of_best_fit_decreasing(case):
     assert all(row.tolist() == sorted(row.tolist(), reverse=True) for row in rows)
 
 
-def test_rows_longer_than_16_bits_count():
+def test_long_rows_are_packed():
     order, ends = best_fit(np.array([70_000, 30_000, 1, 100_000]), 100_000)
     assert (order.tolist(), ends.tolist()) == ([3, 0, 1, 2], [1, 3, 4])

@@ -104,7 +104,7 @@ def test_splitting_keeps_every_token_of_documents_with_loss(made, length):
             assert held == set(range(size))
 
 
-def test_chunks_cut_one_string():
+def test_chunks_are_cut_from_the_concatenation():
     corpus = corpus_of([(5, [(0, 5)]), (4, [(0, 4)]), (3, [(0, 3)])])
     assert rows_of(concat_and_chunk(corpus, 8)) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 1), (2, 0, 3)]]
     dropped = concat_and_chunk(corpus, 8, keep_last=False)

@@ -39,7 +39,7 @@ def served(plan, steps):
 
 
 @given(columns, plans(), st.data())
-def test_with_the_same_sizes_the_rest_is_the_rest_of_the_plan(column, batches, data):
+def test_resume_with_the_same_sizes_continues_the_plan(column, batches, data):
     index = index_of(column)
     whole = begun(index, batches)
     steps = data.draw(st.integers(0, len(whole)))
@@ -49,7 +49,7 @@ def test_with_the_same_sizes_the_rest_is_the_rest_of_the_plan(column, batches, d
 
 
 @given(columns, st.sampled_from(["repeat", "pad", "drop"]), st.data())
-def test_saved_at_2_ranks_x_3_and_loaded_at_3_x_2_the_global_batches_are_the_same(column, policy, data):
+def test_resume_from_2x3_to_3x2_keeps_the_global_batches(column, policy, data):
     index = index_of(column)
     two, three = (
         BatchPlan(batch_size=3, world_size=2, remainder=policy),
@@ -66,9 +66,7 @@ def test_saved_at_2_ranks_x_3_and_loaded_at_3_x_2_the_global_batches_are_the_sam
 
 
 @given(columns, plans(), plans(), plans(), st.sampled_from(POLICIES), st.data())
-def test_with_other_sizes_every_sample_is_served_and_no_more_than_its_steps_need(
-    column, first, second, third, policy, data
-):
+def test_resume_with_other_sizes_serves_every_sample(column, first, second, third, policy, data):
     first, second, third = (like(one, policy) for one in (first, second, third))
     index = index_of(column)
     whole = begun(index, first)
@@ -93,16 +91,16 @@ def test_with_other_sizes_every_sample_is_served_and_no_more_than_its_steps_need
             assert len({len(part.rows) for part in step}) == 1
             assert {int(bucket) for part in step for bucket in column[part.rows]} == {step[0].bucket}
     if second.layout != first.layout:
-        owed = np.bincount(column[np.setdiff1d(np.arange(len(column)), head)], minlength=5)
+        due = np.bincount(column[np.setdiff1d(np.arange(len(column)), head)], minlength=5)
         found, step = np.bincount(column[middle.real()], minlength=5), second.global_batch_size
         if policy == "repeat":
-            assert found.tolist() == (-(-owed // step) * step).tolist()
+            assert found.tolist() == (-(-due // step) * step).tolist()
         elif policy == "drop":
-            assert found.tolist() == (owed // step * step).tolist()
+            assert found.tolist() == (due // step * step).tolist()
         elif policy == "pad":
-            assert found.tolist() == owed.tolist()
+            assert found.tolist() == due.tolist()
         else:
-            assert ((found >= owed) & (found < owed + second.world_size)).all()
+            assert ((found >= due) & (found < due + second.world_size)).all()
 
 
 @given(plans("repeat", "drop", "partial"), st.integers(0, 20), st.data())
@@ -125,7 +123,7 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
             assert both[row] >= times
 
 
-def test_a_rest_of_repeats_alone_is_nothing_with_other_sizes():
+def test_a_rest_of_repeats_is_empty_with_other_sizes():
     bucket = np.array([0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1], np.int32)
     index = index_of(bucket, mixture=mixture(["a", "b"], [7, 4], [2, 1], samples=20))
     sizes = BatchPlan(batch_size=3, world_size=3)
@@ -157,7 +155,7 @@ def epochs_of(count=10, **more):
     return Epochs(index_of(np.zeros(count, np.int32)), BatchPlan(**{"batch_size": 2} | more))
 
 
-def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
+def test_a_resumed_epoch_is_followed_by_full_epochs():
     epochs = epochs_of()
     place = epochs.load(json.loads(json.dumps(epochs.state(Position(0, delivered=2)))))
     begun, plan = epochs.begin(place)
@@ -178,7 +176,7 @@ def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
         ({"legs": [[2, 1, 9]]}, "counts more batches"),
     ],
 )
-def test_a_state_of_something_else_is_rejected_by_name(change, message):
+def test_a_foreign_state_is_rejected_by_name(change, message):
     epochs = epochs_of()
     with pytest.raises(PlanError) as caught:
         epochs.load({**epochs.state(Position(0)), **change})

@@ -13,7 +13,7 @@ whole = st.integers(-(2**70), 2**70)
 
 
 @given(st.integers(0, 300), whole, whole, st.integers(0, 5))
-def test_a_shuffle_has_everything_once(count, seed, epoch, stream):
+def test_a_shuffle_is_a_permutation(count, seed, epoch, stream):
     order = shuffled(count, seed, epoch, stream=stream)
     assert sorted(order.tolist()) == list(range(count))
     assert order.dtype == np.int32

@@ -19,7 +19,7 @@ def cache(tmp_path_factory):
     return of_three_sizes(tmp_path_factory.mktemp("length"), 13)
 
 
-def test_an_estimate_would_be_wrong(cache):
+def test_lengths_are_exact_not_estimated(cache):
     """13 entries in batches of 3 are not 5 steps: three buckets round up on their own."""
     assert -(-13 // 3) == 5
     assert len(open_cache(cache).loader(batch_size=3)) == 6

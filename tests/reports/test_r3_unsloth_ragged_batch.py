@@ -62,7 +62,7 @@ def test_rows_one_by_one_have_one_length_too(cache):
     assert {tuple(view[row]["labels"].shape) for row in range(len(view))} == {(4096,)}
 
 
-def test_what_is_longer_is_never_cut_in_silence(cache):
+def test_long_rows_are_not_cut_silently(cache):
     with pytest.raises(PlanError, match="1 document longer than 4095 tokens") as caught:
         cache.rows(pad=4095, overflow="error")
     assert caught.value.where == "texts.jsonl:1 (4096 tokens)"

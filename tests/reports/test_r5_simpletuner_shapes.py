@@ -35,7 +35,7 @@ def answers_of_the_rule():
     return {f"w{width}.png": place_in(Size(704, width), table.nearest(Size(704, width))) for width in WIDTHS}
 
 
-def test_the_two_latent_shapes_of_the_report():
+def test_the_latent_shapes_of_the_report():
     assert (latent_size(NARROW, 8), latent_size(WIDE, 8)) == (Size(88, 136), Size(88, 144))
     # Most of an image is kept in the narrow one up to sqrt(1088 * 1152) = 1119.5 pixels, without rounding to 64.
     wide = {name for name, placed in answers_of_the_rule().items() if placed.bucket == WIDE}

@@ -34,7 +34,7 @@ def documents(tmp_path):
         ("--flip", "--allow-failed", "x"),
     ],
 )
-def test_a_rejected_command_does_not_decide_what_the_next_build_stores(run, data, cache, rejected):
+def test_a_rejected_command_leaves_no_settings(run, data, cache, rejected):
     """``build --stream --flip`` failed, and the next plain build stored flips."""
     before = keys_of(cache)
     assert run("build", data, "--out", cache, *rejected).status in (2, 3)
@@ -66,7 +66,7 @@ def test_text_is_a_path_in_every_public_function(tmp_path):
 
 
 @pytest.mark.parametrize("more", [(), ("--pack", "512")])
-def test_a_plan_of_records_says_what_works(run, documents, more):
+def test_a_plan_of_records_names_the_options(run, documents, more):
     """``plan t.jsonl`` gave a fix that failed again."""
     data = documents.with_name("t.jsonl")
     error = run("plan", data, "--batch-size", "8", "--tokenizer", "stub", *more, "--json").error

@@ -43,7 +43,7 @@ def test_decoding(tmp_path, data, text):
 
 
 @pytest.mark.parametrize(
-    ("data", "cause", "what"),
+    ("data", "cause", "message"),
     [
         (b"caf\xe9 au lait", "caption-encoding", "expected UTF-8, found byte 0xe9 at offset 3"),
         (b"\xef\xbb\xbfab\xff", "caption-encoding", "expected UTF-8, found byte 0xff at offset 5"),
@@ -52,9 +52,9 @@ def test_decoding(tmp_path, data, text):
         (b"ab\xed\xa0\x80", "caption-encoding", "expected UTF-8, found byte 0xed at offset 2"),
     ],
 )
-def test_what_cannot_be_decoded_is_rejected_with_its_place(tmp_path, data, cause, what):
+def test_undecodable_captions_are_rejected_with_line(tmp_path, data, cause, message):
     (tmp_path / "a.txt").write_bytes(data)
-    assert rejection_of(tmp_path) == (cause, f"caption file a.txt: {what}")
+    assert rejection_of(tmp_path) == (cause, f"caption file a.txt: {message}")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,6 @@ def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():
         (b"hello", "unknown"),
     ],
 )
-def test_the_first_bytes_say_why_no_decoder_took_them(data, cause):
+def test_unsupported_files_are_named_by_their_first_bytes(data, cause):
     assert sniff_cause(data) == cause
     assert cause in HINTS

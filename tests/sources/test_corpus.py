@@ -75,7 +75,7 @@ def test_a_table_that_is_not_read_is_reported(tmp_path, name):
     assert (found, reasons(listing.notes)) == (["one"], [(name, "table-unused")])
 
 
-def test_what_cannot_be_read_does_not_stop_the_rest(tmp_path):
+def test_unreadable_files_do_not_stop_the_scan(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     (tmp_path / "secret.jsonl").write_text(ONE)
@@ -143,7 +143,7 @@ def test_a_named_file_of_a_form_that_is_not_read_is_rejected_once(tmp_path, file
     assert item.hint
 
 
-def test_nothing_there(tmp_path):
+def test_an_empty_folder(tmp_path):
     with pytest.raises(SourceNotFoundError):
         records_of(tmp_path / "none")
     (tmp_path / "a.csv").write_text("x")
@@ -216,7 +216,7 @@ def test_local_entries_are_used_and_the_others_rejected_by_name(folder):
     assert all(item.hint and item.name in item.detail for item in rejected)
 
 
-def test_columns_and_tags_that_are_not_named_are_none(folder):
+def test_unnamed_columns_and_tags_are_none(folder):
     form = read_dataset_info(folder, ["named"])[0][0][1]
     assert (form.prompt, form.query, form.response, form.system) == ("q", "", "a", "")
     form = read_dataset_info(folder, ["talk"])[0][0][1]
@@ -241,7 +241,7 @@ def test_a_prompt_alone_is_text(tmp_path, columns, form, text):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"a": 1}', "{", '{"a": {}, "a": {}}'])
-def test_a_file_that_is_none_is_an_error(tmp_path, text):
+def test_a_missing_file_is_an_error(tmp_path, text):
     (tmp_path / "dataset_info.json").write_text(text)
     with pytest.raises(SourceError):
         read_dataset_info(tmp_path)
@@ -273,7 +273,7 @@ def test_splits_by_the_names_of_files(names, splits):
     assert splits_of(names.split()) == splits.split(" ")
 
 
-def test_of_records_in_several_splits_one_is_read(tmp_path):
+def test_one_of_several_splits_is_read(tmp_path):
     """A trainer that opens this folder with ``datasets`` trains on ``train`` alone."""
     for name in ("train", "test", "more"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")

@@ -88,7 +88,7 @@ def test_a_caption_that_cannot_be_used(tmp_path):
     assert (item.detail, item.stat[0]) == ("caption file a.txt: expected UTF-8, found byte 0xe9 at offset 3", 1)
 
 
-def test_a_table_decides_when_there_is_one(tmp_path, trusting):
+def test_a_table_selects_the_samples(tmp_path, trusting):
     put(tmp_path, b_jpg="x", b_txt="beside", a_jpg="x", c_jpg="x")
     put(tmp_path, metadata_csv="\ufefffile_name,text\nb.jpg,two\na.jpg,one\ngone.jpg,x\nb.jpg,two\n")
     found = scan(tmp_path)
@@ -155,7 +155,7 @@ def test_other_names_of_caption_files(tmp_path):
     assert (found.images.first_without, found.images.set_samples) == ("c.png", (4,))
 
 
-def test_empty_captions_are_none_and_can_be_given(tmp_path, trusting):
+def test_empty_captions_use_the_default_caption(tmp_path, trusting):
     put(tmp_path, a_jpg="x", a_txt="", b_jpg="x", b_txt=" \n", c_jpg="x", d_jpg="x", d_txt="d")
     assert scan(tmp_path).images.captions == {"sidecar .txt": 1, "none": 3}
     options = SourceOptions(default_caption="a photo", caption_prefix="<", caption_suffix=">")
@@ -225,7 +225,7 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
         scan(tmp_path, SourceOptions(controls=("edges", "depth", "masks", "img")))
 
 
-def test_a_folder_that_is_not_there_and_a_file(tmp_path):
+def test_a_missing_folder_and_a_file_as_folder(tmp_path):
     put(tmp_path, a_jpg="x")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -312,7 +312,7 @@ def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path,
     assert not found.hashed
 
 
-def test_touched_files_are_hashed_and_believed_if_equal(tmp_path, trusting):
+def test_touched_files_are_hashed_again(tmp_path, trusting):
     put(tmp_path, a_jpg="x", b_jpg="y", c_jpg="z")
     first = remembered(tmp_path)
     os.utime(tmp_path / "a.jpg", (1, 1))
@@ -331,7 +331,7 @@ def test_touched_files_are_hashed_and_believed_if_equal(tmp_path, trusting):
         (("c.txt", "README.md"), "records"),
     ],
 )
-def test_what_a_folder_is_taken_for(tmp_path, files, kind):
+def test_kinds_of_folders(tmp_path, files, kind):
     for name in files:
         (tmp_path / name).write_text('{"text": "x", "file_name": "a.jpg"}\n')
     assert scan(tmp_path).data_kind == kind

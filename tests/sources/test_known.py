@@ -12,7 +12,7 @@ NAMES = st.lists(st.text("abé\udcff", max_size=2), max_size=40, unique=True)
 
 
 @given(NAMES, NAMES, st.integers(1, 5), st.integers(0, 50))
-def test_each_name_finds_its_equal_or_none(names, others, block, most):
+def test_names_are_matched(names, others, block, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(known, "_SLICE", block)
         patch.setattr(known, "_MOST_LEFT_OUT", most)

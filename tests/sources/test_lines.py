@@ -13,7 +13,7 @@ from latentcache.sources.reading import LineReader, open_source, parse_json
     data=st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"bcd", b"\xff", b""]), min_size=1).map(b"".join),
     chunk=st.integers(1, 7),
 )
-def test_lines_are_those_of_the_bytes_whatever_the_chunks(tmp_path_factory, data, chunk):
+def test_lines_do_not_depend_on_chunks(tmp_path_factory, data, chunk):
     if not data:
         return
     path = tmp_path_factory.mktemp("lines") / "a"
@@ -88,7 +88,7 @@ def test_a_file_that_grows_is_an_error_at_its_end(tmp_path):
         ('{"a": ' + "9" * 5000 + "}", "an integer of thousands of digits"),
     ],
 )
-def test_json_that_is_none_is_rejected_with_its_fault(text, words):
+def test_invalid_json_is_rejected_with_its_error(text, words):
     with pytest.raises(UnusableSampleError, match=words) as caught:
         parse_json(text)
     assert caught.value.slug == "no-json"

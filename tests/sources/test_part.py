@@ -15,7 +15,7 @@ def test_parsing():
 
 
 @pytest.mark.parametrize("kind", ["records", "images"])
-def test_parts_are_the_whole_and_everything_rejected_is_in_each(tmp_path, kind):
+def test_parts_cover_all_samples(tmp_path, kind):
     if kind == "records":
         lines = "".join(f'{{"text": "{number % 20}"}}\n' for number in range(40))
         (tmp_path / "a.jsonl").write_text(lines + "{broken\n")

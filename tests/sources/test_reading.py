@@ -65,7 +65,7 @@ def test_missing_empty_and_looping(tmp_path):
     assert cause_of_reading(tmp_path / ("n" * 300)) == "io-error"
 
 
-def test_a_sparse_giant_is_rejected_unread(tmp_path):
+def test_a_huge_sparse_file_is_rejected_unread(tmp_path):
     path = tmp_path / "giant.jpg"
     with path.open("wb") as file:
         file.truncate(1 << 40)

@@ -163,7 +163,7 @@ def read(path, data, kind="json", **options):
     return list(reader), reader
 
 
-def test_lines_with_everything_that_goes_wrong(tmp_path):
+def test_faults_of_lines(tmp_path):
     lines = [
         b"\xef\xbb\xbf" + b'{"text": "one"}\r', b"", b"   ", b'{"text": "two", "text": "three"}', b'{"text": NaN}',
         b'{"text": "caf\xe9"}', b'{"text": ["a"]}', b'{"body": "a"}', b"{", b"[1]", b'{"text": "\\ud800"}',

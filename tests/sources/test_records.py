@@ -34,7 +34,7 @@ def question(**changes):
     return (user, assistant)
 
 
-def test_the_content_is_all_of_a_record_but_its_place():
+def test_the_content_hash_ignores_the_location():
     assert text_record("a.jsonl", 1, "hello").content == text_record("b.jsonl", 9, "hello").content
     plain = chat_record("a", 1, question()).content
     assert plain == chat_record("b", 2, question()).content
@@ -46,7 +46,7 @@ def test_the_content_is_all_of_a_record_but_its_place():
     assert len({plain, *others}) == 1 + len(others)
 
 
-def test_the_size_of_a_record_has_all_that_a_template_may_write():
+def test_the_size_of_a_record_counts_all_text():
     fields = (("reasoning_content", "y" * 20), ("tool_calls", "z" * 300))
     assert record_size(text_record("a", 1, "hello")) == 5
     assert record_size(chat_record("a", 1, question(fields=fields), "[4000]")) == 7 + 20 + 300 + 6
@@ -88,7 +88,7 @@ def test_a_form_is_known_by_its_fields(record, form):
         ({"input_ids": [1]}, "not-for-sft", "token ids already"),
     ],
 )
-def test_other_records_say_what_they_are(record, slug, words):
+def test_unsupported_records_are_named(record, slug, words):
     with pytest.raises(UnusableSampleError, match=words) as caught:
         detect_format(record)
     assert caught.value.slug == slug
@@ -252,7 +252,7 @@ def shared(*turns_, **more):
         (shared(HUMAN), LF_SHAREGPT, "no-answer", "conversations"),
     ],
 )
-def test_what_is_none_is_rejected_with_its_field(record, form, slug, where):
+def test_invalid_records_are_rejected_with_their_field(record, form, slug, where):
     assert cause(record, form) == (slug, where)
 
 
@@ -362,7 +362,7 @@ def test_fields_of_a_turn_are_checked(turn, where):
         ('[{"name": "f"}, {"name": 5}]', "conversations[1].value[1]"),
     ],
 )
-def test_a_call_that_is_none_is_rejected_with_its_field(value, where):
+def test_invalid_calls_are_rejected_with_their_field(value, where):
     assert cause(shared(HUMAN, ("function_call", value)), SHAREGPT) == ("record-field", where)
 
 
@@ -380,5 +380,5 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udf
         ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA),
     ],
 )
-def test_half_a_surrogate_pair_anywhere(record, form):
+def test_lone_surrogates_are_rejected(record, form):
     assert cause(record, form) == ("record-unicode", "")

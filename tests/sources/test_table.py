@@ -60,7 +60,7 @@ def test_a_table_without_header_begins_with_an_image_that_is_there(tmp_path):
     ("name", "data"),
     [(CSV, b"file_name,text\na.jpg,x\n"), (CSV, b"a.jpg,x\n"), (JSONL, b'{"file_name": "a.jpg", "text": "x"}')],
 )
-def test_a_bom_is_read_over(tmp_path, name, data):
+def test_a_bom_is_skipped(tmp_path, name, data):
     assert rows_of(tmp_path, b"\xef\xbb\xbf" + data, name) == [("a.jpg", "x")]
 
 
@@ -163,7 +163,7 @@ def test_a_table_that_is_not_a_file_of_the_folder(tmp_path):
 
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]), st.booleans())
 @example(["\r", "\n", '"', ",", "\r\n", "\ufeff", "\u2028", " a ", "NA", "001"], csv.QUOTE_MINIMAL, False)
-def test_any_captions_come_back(tmp_path_factory, captions, quoting, ascii_only):
+def test_captions_round_trip(tmp_path_factory, captions, quoting, ascii_only):
     text, root = io.StringIO(newline=""), tmp_path_factory.mktemp("table")
     rows = [(f"{i}.jpg", caption) for i, caption in enumerate(captions)]
     csv.writer(text, quoting=quoting).writerows([("file_name", "text"), *rows])
@@ -178,7 +178,7 @@ def test_any_captions_come_back(tmp_path_factory, captions, quoting, ascii_only)
     ("columns", "what"),
     [("file,text,caption,prompt", "3 columns of captions"), ("file,file,text", "2 columns of file names")],
 )
-def test_columns_that_could_both_be_meant_are_an_error(tmp_path, columns, what):
+def test_ambiguous_columns_are_an_error(tmp_path, columns, what):
     found, line, _, fix = error_of(tmp_path, f"{columns}\na.jpg,x,y,z\n")
     assert (found, line, fix) == (what, 1, "keep one of them")
 
@@ -243,7 +243,7 @@ def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
 
 
 @given(st.lists(st.text("ab./\\:\0\ud800C", max_size=8), max_size=8))
-def test_every_row_ends_somewhere(raws):
+def test_every_row_is_used_noted_or_rejected(raws):
     names = [f"{raw}.jpg" for raw in raws]
     samples, found = matched(["a.jpg", "b/a.jpg", "b/b.png"], *((name, "x") for name in names))
     assert len(samples) + len(found.rejected) + len(found.notes) == len(names)

@@ -49,7 +49,7 @@ def causes(items: tuple[Rejected, ...]) -> list[tuple[str, str]]:
     return [(item.name, item.reason) for item in items]
 
 
-def test_wanted_files_in_any_case_in_byte_order(tmp_path):
+def test_suffixes_match_in_any_case_and_byte_order(tmp_path):
     put(tmp_path, "b.JPG", "a/z.png", "a.jpg", "a-b.WebP", "Z.tiff", "é.avif", "notes.txt", "x.psd", "jpg", "c.Heic")
     walk = Walked(tmp_path)
     assert walk.names == ["Z.tiff", "a-b.WebP", "a.jpg", "a/z.png", "b.JPG", "c.Heic", "notes.txt", "é.avif"]
@@ -59,7 +59,7 @@ def test_wanted_files_in_any_case_in_byte_order(tmp_path):
     assert walk.stats["a.jpg"] == list(StatMemo.of((tmp_path / "a.jpg").stat()).identity)
 
 
-def test_what_is_not_regular_is_rejected_but_a_folder_is_Walked(tmp_path):
+def test_special_files_are_rejected_and_folders_are_walked(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     put(tmp_path, "folder.jpg/a.jpg")
     os.mkfifo(tmp_path / "pipe")
@@ -100,7 +100,7 @@ def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
     assert walk.rejected[2].detail == f"the link leads to {outside / 'b.jpg'}"
 
 
-def test_folders_that_lie_too_deep_are_an_error_of_ours(tmp_path):
+def test_too_deep_folders_are_an_error(tmp_path):
     path = root = tmp_path / "deep"
     root.mkdir()
     try:
@@ -142,7 +142,7 @@ def test_many_notes_of_one_reason_are_counted(tmp_path):
     assert (last.name, last.reason, last.count) == (".100.jpg", "hidden", 150)
 
 
-def test_caches_are_passed_over(tmp_path):
+def test_caches_are_skipped(tmp_path):
     put(tmp_path, "a.jpg", "set.latentcache/x.jpg", "mine/CURRENT", "mine/shards/1/x.png", "CURRENT", "my/CURRENT")
     put(tmp_path, "my/b.jpg", "shards/c.jpg", "young/shards/x.jpg", "young/builder.lock")
     walk = Walked(tmp_path)

@@ -36,7 +36,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{", b"[1]", b"\xff", b"null", b"[" * 100_000])
-def test_what_is_no_json_object_is_damage(tmp_path, data):
+def test_a_file_without_a_json_object_is_damaged(tmp_path, data):
     path = tmp_path / "manifest.json"
     if data is not None:
         path.write_bytes(data)
@@ -63,7 +63,7 @@ def test_new_folders_are_made_durable_from_the_top(tmp_path, monkeypatch):
     (errno.ENOTDIR, CacheReadOnlyError, "not usable"),
     (errno.EIO, StoreError, "Input/output error"),
 ])  # fmt: skip
-def test_what_the_operating_system_meant(tmp_path, code, kind, words):
+def test_os_errors_are_classified(tmp_path, code, kind, words):
     error = as_store_error(OSError(code, os.strerror(code)), tmp_path)
     assert type(error) is kind
     assert words in str(error)
@@ -75,7 +75,7 @@ def test_what_the_operating_system_meant(tmp_path, code, kind, words):
     (errno.EIO, StoreError, "check the disk"),
     (errno.ENOSPC, DiskFullError, "free some space"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_rejected_and_says_how_to_go_on(tmp_path, code, kind, fix):
+def test_unreadable_files_are_rejected_with_a_fix(tmp_path, code, kind, fix):
     system = OSError(code, os.strerror(code))
     damaged = CacheDamagedError("a shard cannot be read")
     damaged.__cause__ = system

@@ -104,7 +104,7 @@ def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
     assert (catalog.find(keys_of(items_of("words", range(12)))) >= 0).sum() == 6
 
 
-def test_a_shard_that_cannot_be_read_any_more_is_not_called_damaged(paths):
+def test_a_read_error_of_a_shard_is_not_damage(paths):
     catalog = load_catalog(paths)
     data = paths.data("shard-0")
     data.unlink()

@@ -33,7 +33,7 @@ runs = st.tuples(st.integers(0, 1), st.lists(st.tuples(st.integers(-9, 9), st.in
 
 @settings(max_examples=150)
 @given(arrays | runs, st.data())
-def test_any_column_comes_back(tmp_path_factory, values, data):
+def test_columns_round_trip(tmp_path_factory, values, data):
     path = tmp_path_factory.mktemp("columns") / "one.safetensors"
     column = written(path, one=values)["one"]
     assert (column.dtype, column.shape, len(column), column.ndim) == (
@@ -62,14 +62,14 @@ def test_any_column_comes_back(tmp_path_factory, values, data):
     (np.arange(10_000, dtype="<u8") * 37 + (1 << 40), 40_000),
     (np.random.default_rng(0).integers(0, 200, 10_000).astype("<i4"), 10_000),
 ])  # fmt: skip
-def test_what_can_be_derived_takes_no_room(tmp_path, values, most):
+def test_derivable_columns_are_compact(tmp_path, values, most):
     column = written(tmp_path / "one", one=values)["one"]
     assert column.form.num_bytes <= most
     np.testing.assert_array_equal(np.asarray(column), values)
 
 
 @given(st.lists(st.text() | st.just("n\udcff"), max_size=40), st.data())
-def test_strings_come_back(tmp_path_factory, strings, data):
+def test_strings_round_trip(tmp_path_factory, strings, data):
     made = Strings.of(strings)
     found = written(tmp_path_factory.mktemp("strings") / "one", names=made).strings("names")
     assert (list(found), len(found), found == made) == (strings, len(strings), True)
@@ -81,12 +81,12 @@ def test_strings_come_back(tmp_path_factory, strings, data):
         assert found[-1] == strings[-1]
 
 
-def test_strings_of_one_letter_come_back(tmp_path):
+def test_one_letter_strings_round_trip(tmp_path):
     made = Strings.of(["zzz"] * 9)
     assert written(tmp_path / "one", names=made).strings("names") == made
 
 
-def test_few_positions_read_little(tmp_path, monkeypatch):
+def test_few_positions_read_few_bytes(tmp_path, monkeypatch):
     values = np.random.default_rng(0).integers(0, 1 << 60, 100_000).astype("<u8")
     column, sizes = written(tmp_path / "one", one=values)["one"], []
     original = ColumnFile.read

@@ -30,7 +30,7 @@ def resigned(value, head_bytes):
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=25)
 @given(numbers=st.lists(st.integers(0, 10_000), min_size=1, max_size=300, unique=True))
-def test_items_come_back_from_their_entries(name, numbers):
+def test_items_round_trip(name, numbers):
     items, found = items_of(name, numbers), []
     for entry in pack_items(items, RECIPES[name], KINDS[name]):
         header = read_header(entry.value, entry.key)

@@ -80,7 +80,7 @@ def test_a_damaged_entry_is_left_behind_and_the_others_move(paths):
 
 
 @pytest.mark.parametrize("spoil", ["index", "metas"])
-def test_a_shard_is_mended_whatever_is_left_of_it(tmp_path, spoil):
+def test_a_shard_is_repaired_after_any_damage(tmp_path, spoil):
     paths = make_cache(tmp_path / "cache", range(100), shards=2)
     data = paths.data("shard-1")
     data.chmod(0o644)
@@ -100,7 +100,7 @@ def test_a_shard_is_mended_whatever_is_left_of_it(tmp_path, spoil):
 
 @settings(max_examples=25)
 @given(st.data())
-def test_what_is_salvaged_is_intact_whatever_the_damage(tmp_path_factory, data):
+def test_salvaged_items_are_intact(tmp_path_factory, data):
     paths = CachePaths(tmp_path_factory.mktemp("salvage"))
     make_folder(paths.shards)
     items = {item.key: item for item in all_items(range(40))}

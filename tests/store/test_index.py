@@ -60,8 +60,8 @@ def test_the_walk_finds_what_lmdb_finds(tmp_path_factory, count, seed, batches):
     data = environment_of(tmp_path_factory.mktemp("walk"), values, batches)
     assert walked(data) == pairs(data.parent)
     with opened(data.parent) as environment:
-        facts, meta = environment.info(), read_meta(data)
-        assert (meta.last_page, meta.transaction) == (facts["last_pgno"], facts["last_txnid"])
+        info, meta = environment.info(), read_meta(data)
+        assert (meta.last_page, meta.transaction) == (info["last_pgno"], info["last_txnid"])
         assert meta.page_size == environment.stat()["psize"]
     assert meta.file_bytes <= data.stat().st_size
 
@@ -75,10 +75,10 @@ def test_sizes_at_the_edges_of_pages(tmp_path, size):
 def test_uncommitted_and_replaced_pages_are_not_walked(tmp_path):
     """LMDB leaves them in the file; a walk by page order would take them."""
     with lmdb.open(str(tmp_path), map_size=1 << 30, lib_version=0) as environment:
-        for generation in range(3):
+        for round_ in range(3):
             with environment.begin(write=True) as transaction:
                 for number in range(300):
-                    transaction.put(b"%032d" % number, b"%d" % generation * 3000)
+                    transaction.put(b"%032d" % number, b"%d" % round_ * 3000)
         with contextlib.suppress(ZeroDivisionError), environment.begin(write=True) as transaction:
             for number in range(300, 600):
                 transaction.put(b"%032d" % number, b"uncommitted" * 300)
@@ -89,7 +89,7 @@ def test_uncommitted_and_replaced_pages_are_not_walked(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("plane",), ("words",), ("vector",), ("plane", "words", "vector")])
-def test_an_index_says_where_every_item_is(tmp_path, names):
+def test_the_index_locates_every_item(tmp_path, names):
     """Items and entries of one kind, and of several in one shard."""
     numbers = range(700)
     folder = make_shard(tmp_path / "one", [entry for name in names for entry in entries_of(name, numbers)])
@@ -179,7 +179,7 @@ def test_a_file_of_the_newer_engine_is_rejected(tmp_path):
 
 @settings(max_examples=200)
 @given(st.data())
-def test_damaged_pages_are_an_error_of_ours_or_do_no_harm(tmp_path_factory, whole, data):
+def test_damaged_pages_are_an_error_or_harmless(tmp_path_factory, whole, data):
     """Any bytes anywhere: no other exception, no endless walk, nothing outside the file."""
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -222,7 +222,7 @@ def test_a_loop_of_pages_ends(tmp_path, small):
     assert "met twice" in caught.value.why
 
 
-def test_a_page_in_the_place_of_another_is_found(tmp_path, small):
+def test_a_swapped_page_is_found(tmp_path, small):
     damaged, leaves = bytearray(small), tree_pages(small, 2)
     one, other = (page * PAGE for page in leaves[1:3])
     damaged[one : one + PAGE] = damaged[other : other + PAGE]

@@ -28,14 +28,14 @@ def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_snapshot_is_held_as_long_as_it_is_in_use(paths):
+def test_a_lease_lasts_as_long_as_its_snapshot(paths):
     snapshot = open_leased(paths.root)
     assert (snapshot.number, free(paths)) == (1, False)
     del snapshot
     assert free(paths)
 
 
-def test_a_pickled_snapshot_takes_its_own(paths):
+def test_a_pickled_snapshot_takes_its_own_lease(paths):
     snapshot = open_leased(paths.root)
     copy = pickle.loads(pickle.dumps(snapshot))
     del snapshot
@@ -92,7 +92,7 @@ def child(paths, mode):
     return process, int(process.stdout.readline())
 
 
-def test_the_holder_is_named_and_its_death_lets_go(paths):
+def test_a_lease_names_its_process_and_ends_with_it(paths):
     process, pid = child(paths, "lease")
     (holder,) = holders(manifest(paths))
     assert holder == {"pid": pid, "host": os.uname().nodename}
@@ -103,7 +103,7 @@ def test_the_holder_is_named_and_its_death_lets_go(paths):
     assert holders(manifest(paths)) == []
 
 
-def test_a_forked_child_goes_on_holding(paths):
+def test_a_forked_child_keeps_the_lease(paths):
     process, pid = child(paths, "fork")
     assert pid != process.pid
     assert not free(paths)  # the parent has closed its own

@@ -31,7 +31,7 @@ def holder(path):
         child.kill()
 
 
-def test_a_second_builder_hears_at_once_who_holds_the_cache(path, holder):
+def test_a_second_builder_fails_with_the_owner(path, holder):
     start, host = time.monotonic(), socket.gethostname()
     with pytest.raises(CacheLockedError) as caught, builder_lock(path):
         pytest.fail("two builders hold one cache")
@@ -50,7 +50,7 @@ def test_a_second_builder_hears_at_once_who_holds_the_cache(path, holder):
         assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
-def test_the_lock_is_given_back_and_its_file_stays(path):
+def test_a_released_lock_keeps_its_file(path):
     with builder_lock(path):
         assert builder_name(path)
     with pytest.raises(RuntimeError, match="of the build"), builder_lock(path):
@@ -61,7 +61,7 @@ def test_the_lock_is_given_back_and_its_file_stays(path):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xff", b'{"pid": 5}'])
-def test_a_holder_that_has_not_written_who_it_is(path, text, monkeypatch):
+def test_a_lock_without_an_owner_name(path, text, monkeypatch):
     monkeypatch.setattr(lock_module, "_WAIT_S", 0)
     path.write_bytes(text)
     descriptor = os.open(path, os.O_RDWR)
@@ -80,7 +80,7 @@ def test_a_holder_that_has_not_written_who_it_is(path, text, monkeypatch):
     ("ftruncate", errno.EROFS, CacheReadOnlyError),
     *(("flock", code, StoreError) for code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)),
 ])  # fmt: skip
-def test_trouble_of_the_disk_is_an_error_of_ours(path, monkeypatch, call, code, expected):
+def test_disk_errors_are_package_errors(path, monkeypatch, call, code, expected):
     """A file system without locks is named, and not called read-only."""
 
     def fail(*_):
@@ -113,7 +113,7 @@ with builder_lock(pathlib.Path({str(path)!r})):
         child.stdin.close()
 
 
-def test_a_link_in_the_place_of_the_lock_costs_nobody_a_file(tmp_path):
+def test_a_link_as_lock_file_harms_no_file(tmp_path):
     (tmp_path / "precious").write_text("words")
     (tmp_path / "builder.lock").symlink_to("precious")
     with pytest.raises(CacheReadOnlyError), builder_lock(tmp_path / "builder.lock"):
@@ -121,7 +121,7 @@ def test_a_link_in_the_place_of_the_lock_costs_nobody_a_file(tmp_path):
     assert (tmp_path / "precious").read_text() == "words"
 
 
-def test_a_builder_whose_lock_file_was_deleted_still_holds_the_cache(path, holder):
+def test_a_deleted_lock_file_keeps_the_lock(path, holder):
     path.unlink()
     with pytest.raises(CacheLockedError, match=f"process {holder.pid} on ") as caught, builder_lock(path):
         pytest.fail("two builders hold one cache")

@@ -14,7 +14,7 @@ def paths(tmp_path):
 
 
 @pytest.mark.parametrize("text", TORN)
-def test_a_torn_current_is_damage_and_says_what_to_do(paths, text):
+def test_a_torn_current_file_is_damage_with_a_fix(paths, text):
     paths.current.write_bytes(text)
     with pytest.raises(CacheDamagedError, match="CURRENT names no snapshot") as caught:
         paths.current_snapshot()
@@ -28,7 +28,7 @@ def test_a_torn_current_is_damage_and_says_what_to_do(paths, text):
     assert paths.current_snapshot() == 7
 
 
-def test_only_whole_snapshots_count(paths):
+def test_only_complete_snapshots_count(paths):
     for number in (3, 12):
         make_folder(paths.snapshot(number))
         write_json(paths.snapshot(number) / "manifest.json", {})

@@ -102,7 +102,7 @@ def test_an_item_that_failed_is_named_with_its_reason(building):
     assert not snapshot.pending.places["words"].failed[7]
 
 
-def test_an_item_that_does_not_come_in_time(building):
+def test_an_item_that_times_out(building):
     snapshot = open_pending(building.root, timeout_s=0.3)
     with pytest.raises(NotYetEncodedError, match="not encoded within"):
         snapshot.pending.ready("plane", np.array([1]))

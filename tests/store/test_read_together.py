@@ -48,11 +48,11 @@ def read(file, count, seed=0):
 
 
 @pytest.mark.parametrize("count", [1, 32, 256, 257, 1000])
-def test_every_piece_is_in_its_place(file, count):
+def test_every_read_fills_its_buffer(file, count):
     read(file, count)
 
 
-def test_a_piece_behind_the_end_is_not_whole(file):
+def test_a_read_past_the_end_is_incomplete(file):
     out = np.zeros(200, np.uint8)
     both = np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100])
     assert not read_together(file, *both)
@@ -89,7 +89,7 @@ def begun(file, number):
     return reading, out, DATA[number * 40000 : number * 40000 + 36000]
 
 
-def test_many_are_under_way_and_end_in_any_order(file):
+def test_concurrent_reads_end_in_any_order(file):
     random = np.random.default_rng(1)
     for _ in range(30):
         waiting = [begun(file, number) for number in range(8)]
@@ -100,7 +100,7 @@ def test_many_are_under_way_and_end_in_any_order(file):
         del waiting  # the others are not wanted
 
 
-def test_threads_that_wait_for_their_own(file):
+def test_threads_wait_for_their_own_reads(file):
     failed = []
 
     def work():
@@ -117,7 +117,7 @@ def test_threads_that_wait_for_their_own(file):
     assert not failed
 
 
-def test_a_forked_child_ends_what_its_parent_began(file):
+def test_a_forked_child_finishes_reads_of_its_parent(file):
     waiting = [begun(file, number) for number in range(8)]
     child = os.fork()
     if not child:
@@ -145,7 +145,7 @@ def test_a_file_that_is_cut_short_while_it_is_mapped(file, tmp_path):
 
 
 @pytest.mark.parametrize("handler", ["", "import faulthandler; faulthandler.enable()"])
-def test_a_bus_error_of_others_still_ends_the_process(tmp_path, library, handler):
+def test_a_foreign_bus_error_ends_the_process(tmp_path, library, handler):
     (tmp_path / "f").write_bytes(bytes(8192))
     code = f"""
 import mmap, os, numpy as np
@@ -166,7 +166,7 @@ others[0]
     assert (found.returncode, found.stdout) == (-7, "here\n")
 
 
-def test_the_environment_turns_the_library_off(library, monkeypatch):
+def test_the_environment_disables_the_library(library, monkeypatch):
     monkeypatch.delenv("LATENTCACHE_NATIVE", raising=False)
     assert gather.compiled(library) is not None
     assert gather.compiled(library.with_name("gone.so")) is None
@@ -175,7 +175,7 @@ def test_the_environment_turns_the_library_off(library, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["end", "sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), 15)"])
-def test_the_interpreter_ends_while_much_is_under_way(tmp_path, library, way):
+def test_the_interpreter_exits_during_reads(tmp_path, library, way):
     (tmp_path / "f").write_bytes(DATA.tobytes())
     code = f"""
 import os, sys, numpy as np

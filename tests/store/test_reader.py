@@ -40,7 +40,7 @@ def gathered(reader, name, rows):
 @pytest.mark.parametrize("checksum", ["first", "always"])
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("count", [1, 5, 200])
-def test_items_are_read_into_their_places(many, name, count, checksum):
+def test_items_are_read_into_buffers(many, name, count, checksum):
     reader = reader_of(many, checksum=checksum)
     for order in (random.Random(count).sample(range(300), count), list(range(count))):
         for _ in range(2):
@@ -111,7 +111,7 @@ def test_the_head_of_another_entry_is_found(paths):
 
 @pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("name", KINDS)
-def test_a_truncated_shard_is_an_error_and_no_signal(paths, name):
+def test_a_truncated_shard_is_an_error(paths, name):
     reader = reader_of(paths)
     for shard in reader.snapshot.shards:
         paths.data(shard).chmod(0o644)
@@ -157,7 +157,7 @@ def test_workers_read_beside_their_parent(paths, method):
     assert reader.read("plane", 3).tobytes() == item_of("plane", 3).array.tobytes()
 
 
-def test_a_reader_that_is_forgotten_leaves_no_file_open(paths):
+def test_a_collected_reader_leaves_no_file_open(paths):
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     reader = pickle.loads(pickle.dumps(reader_of(paths)))

@@ -57,7 +57,7 @@ def expected(entries):
 
 @settings(max_examples=10)
 @given(st.lists(st.lists(st.integers(100, 300_000), min_size=1, max_size=6), min_size=1, max_size=6))
-def test_what_was_written_is_there(tmp_path_factory, batches):
+def test_written_items_are_found(tmp_path_factory, batches):
     folder = tmp_path_factory.mktemp("shard")
     writer, entries = ShardWriter(folder / "one.open", map_bytes=1 << 20), []
     for sizes in batches:
@@ -89,7 +89,7 @@ def test_the_file_format_does_not_follow_the_environment(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file/one.open", "file"])
-def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path, place):
+def test_an_unwritable_folder_is_a_package_error(tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheReadOnlyError, match="cannot be written"):
         ShardWriter(tmp_path / place)
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path, place):
 # A full disk.
 
 
-def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
+def test_other_disk_errors_are_not_disk_full(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"")
     for code, expected in ((errno.EIO, StoreError), (errno.ENOSPC, DiskFullError)):
         error = lmdb.Error("mdb_txn_commit", code)
@@ -108,7 +108,7 @@ def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
         assert caught.type is expected
 
 
-def test_a_full_disk_is_reported_and_what_was_committed_stays(tmp_path):
+def test_a_full_disk_keeps_committed_items(tmp_path):
     command = [*CHILD, "limited", str(tmp_path / "one.open"), str(4 << 20)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     *acknowledged, error = [line for line in output if line]
@@ -120,7 +120,7 @@ def test_a_full_disk_is_reported_and_what_was_committed_stays(tmp_path):
     assert found == expected(flat_entry(n, size_of(n)) for n in range(count))
 
 
-def test_no_place_for_the_first_page_is_a_full_disk(tmp_path):
+def test_no_room_for_the_first_page_is_a_full_disk(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, limits[1]))
@@ -166,7 +166,7 @@ def check_kills(root, kills, seed):
     return folders
 
 
-def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
+def test_a_kill_loses_no_acknowledged_item(tmp_path):
     check_kills(tmp_path, kills=6, seed=1)
 
 
@@ -207,7 +207,7 @@ def test_a_truncated_shard_is_set_aside(tmp_path):
     assert not (tmp_path / "one.open").exists()
 
 
-def test_a_shard_that_the_system_cannot_read_is_not_called_damaged(tmp_path, monkeypatch):
+def test_a_read_error_is_not_damage(tmp_path, monkeypatch):
     data = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)])
 
     def fail(*_):
@@ -221,7 +221,7 @@ def test_a_shard_that_the_system_cannot_read_is_not_called_damaged(tmp_path, mon
     assert not (tmp_path / "quarantine").exists()
 
 
-def test_what_a_dead_builder_wrote_is_on_the_disk_before_it_is_indexed(tmp_path, monkeypatch):
+def test_items_of_a_dead_builder_are_synced_before_indexing(tmp_path, monkeypatch):
     """Its last commit may be in the memory of the system alone."""
     data, done = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)]), []
     write_index = shard_module.write_index

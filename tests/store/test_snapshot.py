@@ -57,7 +57,7 @@ def check_rows(snapshot, numbers):
                 np.testing.assert_array_equal(values[begin : ends[row]], item.columns[column])
 
 
-def test_a_snapshot_is_what_was_published(paths):
+def test_a_snapshot_equals_the_published_one(paths):
     snapshot = open_snapshot(paths.root)
     check_rows(snapshot, range(12))
     samples = samples_of(range(12))

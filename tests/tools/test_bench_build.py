@@ -39,7 +39,7 @@ def test_a_system_encodes_every_image(system, folder):
 
 
 @pytest.mark.slow
-def test_what_is_stored_is_what_the_references_say(folder):
+def test_stored_latents_equal_the_references(folder):
     latents, levels, share = stored_as_referred(folder).values()
     assert latents < 1e-4
     assert levels <= 2

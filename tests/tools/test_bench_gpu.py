@@ -25,14 +25,14 @@ def test_every_part_runs(tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_every_model_encodes_and_folds(model):
+def test_every_model_encodes_with_and_without_the_rewrite(model):
     with torch.inference_mode():
         found = [
             latents_of(
                 model,
-                encoder_half(model, TINY, torch.float32, last=not fold, fold=fold),
+                encoder_half(model, TINY, torch.float32, last=not as_conv2d, as_conv2d=as_conv2d),
                 images(TINY, 1, 64, torch.float32, last=True),
             )
-            for fold in (False, model.folds)
+            for as_conv2d in (False, model.causal)
         ]
     assert torch.allclose(*found, atol=1e-4)

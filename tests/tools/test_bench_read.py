@@ -12,7 +12,7 @@ from latentcache import open_cache
 
 
 @pytest.mark.parametrize("cache", ["cache", "three"])
-def test_the_made_caches_hold_the_bytes_and_a_scale(cache, tmp_path):
+def test_the_synthetic_caches_have_bytes_and_scale(cache, tmp_path):
     data = read_limits.payloads(32, 40)
     read_limits.write_caches(tmp_path, 32, data)
     opened = open_cache(tmp_path / cache)

@@ -9,7 +9,7 @@ from latentcache.verify.payloads import scan_payloads
 from latentcache.verify.verify import verify_cache
 
 
-def test_the_made_cache_is_one_that_a_build_would_make(tmp_path):
+def test_the_synthetic_cache_equals_a_build(tmp_path):
     data, cache = made_cache(tmp_path, 30, 64)
     assert verify_cache(cache, full=True).counts["ok"] == 30
     report = build_cache(build_settings(data, cache))

@@ -35,7 +35,7 @@ def shuffled():
 
 
 @pytest.mark.parametrize("plan", [shuffled(), plan_of(list(range(COUNT)))], ids=["shuffled", "sequential"])
-def test_every_batch_holds_its_rows(found, payloads, plan):
+def test_every_peer_returns_its_rows(found, payloads, plan):
     """In this process; twice, because a reader that was opened is used again."""
     for name in sorted(found):
         if "2 workers" in name:

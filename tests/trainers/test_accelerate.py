@@ -36,7 +36,7 @@ def test_prepare_leaves_the_loader_alone(two, thirteen):
 
 
 @pytest.mark.parametrize("kind", ["map", "dispatched", "sharded", "sampler"])
-def test_a_data_loader_around_it_is_rejected_on_every_rank_with_the_reason(two, kind):
+def test_a_prepared_data_loader_is_rejected_on_every_rank(two, kind):
     """All ways of accelerate would lose samples if they ran, whoever starts the workers; none serves a batch."""
     for result in two:
         name, words = result["errors"][kind]
@@ -46,11 +46,11 @@ def test_a_data_loader_around_it_is_rejected_on_every_rank_with_the_reason(two, 
 
 
 @pytest.mark.parametrize("way", ["unprepared", "workers"])
-def test_a_data_loader_around_it_that_is_not_prepared_is_whole(two, thirteen, way):
+def test_an_unprepared_data_loader_is_complete(two, thirteen, way):
     assert_whole(two, way, thirteen)
 
 
-def test_one_process_is_rejected_too_and_not_served_in_another_order(thirteen):
+def test_a_prepared_data_loader_is_rejected_in_one_process(thirteen):
     from accelerate import Accelerator
     from torch.utils.data import DataLoader
 

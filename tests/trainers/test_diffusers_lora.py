@@ -26,8 +26,8 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     draw_thirteen(folder / "images")
     torch.manual_seed(0)
-    for name, facts in SCALES.items():
-        vae = tiny_vae(folder / name / "vae", **facts)
+    for name, config in SCALES.items():
+        vae = tiny_vae(folder / name / "vae", **config)
         recipe = {"model": str(vae), "resolutions": (64,), "bucket_step": 16, "min_side": 32}
         fields = {"latents": recipe, "prompt_embeds": {"text_encoder": "stub"}}
         out = folder / f"{name}.latentcache"
@@ -52,10 +52,10 @@ def test_the_page_trains_all_three(models, run_howto, monkeypatch):
 @pytest.mark.parametrize("name", SCALES)
 def test_latents_are_scaled_as_the_pipeline_of_the_model_does(models, name):
     opened = open_cache(models / f"{name}.latentcache")
-    facts = SCALES[name]
+    config = SCALES[name]
     raw = next(iter(opened.read(scaled=False, dtype=torch.float32).loader(batch_size=2)))["latents"]
     latents = next(iter(opened.read(dtype=torch.float32).loader(batch_size=2, format=f"diffusers-{name}")))["latents"]
-    expected = (raw - facts.get("shift_factor", 0.0)) * facts["scaling_factor"]
+    expected = (raw - config.get("shift_factor", 0.0)) * config["scaling_factor"]
     torch.testing.assert_close(latents, expected, atol=1e-6, rtol=1e-6)  # ours rounds once
 
 

@@ -80,7 +80,7 @@ def train(system, folder, settings):
     ("system", "kind", "block"),
     [("llama-factory", "pad", 0), ("llama-factory", "pack", 1), ("axolotl", "pad", 0), ("axolotl", "chunk", 0)],
 )
-def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, block):
+def test_trainers_use_the_exported_rows(at_hand, tmp_path, system, kind, block):
     (tmp_path / "model").symlink_to(at_hand / "model")
     cache, name = at_hand / "texts.latentcache", "packed" if block else "rows"
     view = open_cache(cache).rows(**{kind: LENGTH})

@@ -35,7 +35,7 @@ def test_the_page_trains_two_whole_epochs_of_different_order(page):
 
 
 @pytest.mark.parametrize("stop", [3, 7, 10])
-def test_a_run_that_was_stopped_goes_on_with_the_next_batch(page, at_hand, stop):
+def test_a_stopped_run_resumes_with_the_next_batch(page, at_hand, stop):
     """In the first epoch, at its end, and in the second one."""
     names, seen = page
     import lightning

@@ -38,7 +38,7 @@ def test_two_ranks_keep_step_and_serve_every_sample(two):
     assert [len(rank["steps"]) for rank in two] == [rank["length"] for rank in two] == [7, 7]
 
 
-def test_three_ranks_go_on_where_two_stopped(two, thirteen, tmp_path):
+def test_three_ranks_resume_after_two(two, thirteen, tmp_path):
     """Every sample is served by the steps before the stop or by those after it, and the ranks stay in step."""
     before = [rank | {"steps": rank["steps"][:3]} for rank in two]
     state = two[1]["states"][2]

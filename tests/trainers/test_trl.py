@@ -31,7 +31,7 @@ def test_steps_and_epochs_are_exact(fifty, tmp_path, kind, form):
     assert seen == {tuple(row) for row in view.batch(range(len(view)))["input_ids"].tolist()}
 
 
-def test_one_long_row_is_what_trl_makes_of_the_same_documents(fifty):
+def test_padding_free_rows_equal_trl(fifty):
     """Rows without filling: then nothing differs, not a name, a type or a number."""
     view = fifty.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
     ours = view.collator("flat")(view.__getitems__([0, 1, 2]))
@@ -39,10 +39,10 @@ def test_one_long_row_is_what_trl_makes_of_the_same_documents(fifty):
     rows = [{name: batch[name][row].tolist() for name in ("input_ids", "labels")} for row in range(3)]
     for number, row in enumerate(rows):
         row["seq_lengths"] = [int(part.length[piece]) for piece in part.pieces(number)]
-    theirs = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
+    collator = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
     assert ours.pop("use_cache") is False
-    assert set(ours) == set(theirs)
-    for name, value in theirs.items():
+    assert set(ours) == set(collator)
+    for name, value in collator.items():
         if isinstance(value, torch.Tensor):
             assert (ours[name].dtype, ours[name].shape) == (value.dtype, value.shape)
             assert torch.equal(ours[name], value)

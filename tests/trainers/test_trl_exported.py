@@ -28,7 +28,7 @@ def a_trainer(fifty, kind, folder, **more):
 
 
 @pytest.mark.parametrize("kind", ["pad", "pack"])
-def test_rows_train_as_their_documents_alone_in_exact_steps(fifty, tmp_path, kind):
+def test_rows_give_the_loss_of_their_documents(fifty, tmp_path, kind):
     """Documents that see each other, or padding that is attended to, would move the loss."""
     trainer, account, view = a_trainer(fifty, kind, tmp_path, num_train_epochs=2)
     rows = list(range(len(view)))
@@ -82,9 +82,9 @@ def changed_by_the_first_document(trainer):
     return changed[first:]
 
 
-def test_with_the_printed_settings_documents_do_not_see_each_other(run, fifty, tmp_path):
+def test_with_the_printed_settings_documents_are_separate(run, fifty, tmp_path):
     assert not changed_by_the_first_document(as_printed(run, fifty, tmp_path)).any()
 
 
-def test_without_padding_free_they_would(run, fifty, tmp_path):
+def test_without_padding_free_documents_attend_to_each_other(run, fifty, tmp_path):
     assert changed_by_the_first_document(as_printed(run, fifty, tmp_path, padding_free=False)).any()

@@ -57,7 +57,7 @@ def rebuilt(case):
     return [open_snapshot(case.cache, number).shards for number in (1, 2, 3)]
 
 
-def test_what_it_says_is_what_it_does(case, rebuilt):
+def test_the_dry_run_equals_the_applied_run(case, rebuilt):
     age(case)
     planned = states(collect(case.cache, keep=1))
     done = states(collect(case.cache, keep=1, apply=True))
@@ -139,7 +139,7 @@ def test_a_build_that_has_not_ended_holds_everything_it_committed(case):
     assert case.build() == (0, 8)
 
 
-def test_left_overs_go(case):
+def test_leftovers_are_removed(case):
     age(case)
     places = [case.cache / "x.tmp", case.paths.shards / "y.tmp", case.paths.scratch / "z"]
     places.append(case.paths.pending / "manifest.json")
@@ -158,7 +158,7 @@ def test_left_overs_go(case):
     assert fine(case)
 
 
-def test_rejected_when_nothing_may_be_removed(case, tmp_path):
+def test_gc_is_rejected_when_nothing_may_be_removed(case, tmp_path):
     with builder_lock(case.paths.lock), pytest.raises(CacheLockedError):
         collect(case.cache)
     with pytest.raises(UsageError):
@@ -186,7 +186,7 @@ collect(Path(sys.argv[1]), apply=True, keep=1, grace_s=0)
 
 @pytest.mark.parametrize("case", ["lines"], indirect=True)
 @pytest.mark.parametrize("hit", [1, 2, 3, 4, 6])
-def test_killed_at_any_point_nothing_needed_is_lost(case, rebuilt, hit):
+def test_a_killed_gc_loses_no_referenced_entry(case, rebuilt, hit):
     before = everything(case)
     done = subprocess.run([sys.executable, "-c", _CHILD, case.cache, f"collect-delete:{hit}:kill"], check=False)
     assert done.returncode == -signal.SIGKILL or hit > 4

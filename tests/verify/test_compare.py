@@ -59,7 +59,7 @@ def images(root, before=None, *, full=False, **options):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_becomes_of_images(data, full):
+def test_states_of_images(data, full):
     before = scan(data, IMAGES, hash_all=True)
     assert set(states(images(data, before, full=full)).values()) == {OK}
     (data / "a.jpg").write_text("z")
@@ -93,7 +93,7 @@ TABLE = "file_name,text\nb.jpg,x\n"
         (lambda path: (path.parent / "metadata.csv").write_text(TABLE), REMOVED, "source-removed"),
     ],
 )
-def test_what_happens_to_one_file(data, change, state, reason):
+def test_states_of_one_changed_file(data, change, state, reason):
     before = scan(data, IMAGES, hash_all=True)
     change(data / "a.jpg")
     found = images(data, before)
@@ -187,7 +187,7 @@ def records(data, before, **options):
     return compare(before.samples, now, rejected=before.rejected, **options)
 
 
-def test_what_becomes_of_records(tmp_path):
+def test_states_of_records(tmp_path):
     write(tmp_path / "a.jsonl", "one", "two", "three", "four")
     write(tmp_path / "b.jsonl", "five")
     write(tmp_path / "c.jsonl", "six", "seven")

@@ -33,7 +33,7 @@ def off(*samples):
     return lambda sample, array: array + array.dtype.type(1) if sample in samples else array
 
 
-def test_a_cache_that_is_made_the_same_again_is_fine(case):
+def test_equal_re_encodings_are_ok(case):
     report = check(case, Again())
     assert (report.exit_code(), report.counts["ok"], report.counts["drift"]) == (0, 8, 0)
     again = report.reencoded
@@ -43,7 +43,7 @@ def test_a_cache_that_is_made_the_same_again_is_fine(case):
     assert report.checked["reencoded"] == 8
 
 
-def test_items_that_differ_have_drifted_and_a_repair_makes_them_again(case):
+def test_different_items_drift_and_are_repaired(case):
     words, depth = Commands(recipe="--model M", run="--device cpu"), Depth(reencode=99, seed=4)
     report = check_cache(case.cache, depth, words, reencode=Again(off(2, 5)))[0]
     assert (report.counts["drift"], report.counts["ok"], report.exit_code()) == (2, 6, 1)
@@ -69,7 +69,7 @@ def test_own_columns_are_compared_too(tmp_path):
     assert report.counts["drift"] == 8
 
 
-def test_the_kind_decides_what_noise_is(tmp_path, monkeypatch):
+def test_the_kind_defines_the_noise(tmp_path, monkeypatch):
     import made_cache
 
     seen = []
@@ -97,7 +97,7 @@ def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
     assert report.reencoded.samples == 7
 
 
-def test_damage_that_is_met_is_corrupt(tmp_path):
+def test_damage_found_during_re_encoding_is_corrupt(tmp_path):
     case = make(tmp_path, "flat")
     case.damage(2)
     report = check(case, Again())

@@ -40,7 +40,7 @@ def test_categories_sum_to_the_samples(added):
     assert sum(one.count for one in found.result(every(20))) == 20 - counts["ok"]
 
 
-def test_a_sample_has_one_item_for_each_field_that_is_as_bad():
+def test_a_sample_has_one_item_per_worst_field():
     found = Findings(table(1))
     found.add("corrupt", "payload", np.array([0]), field="latents", keys=KEYS[:1])
     found.add("corrupt", "header", np.array([0]), field="latents", keys=KEYS[1:2])
@@ -63,7 +63,7 @@ def test_a_cause_that_hits_many_samples_is_one_item():
     assert (one.file, one.key, one.expected, one.found, one.hint) == ("shards/x", "", "so", "", "hint")
 
 
-def test_a_million_touched_samples_cost_columns_and_no_objects():
+def test_a_million_findings_create_no_objects():
     count = 1_000_000
     files = table(1, records=True).files
     own = Input(content=np.zeros((0, 16), np.uint8), file=np.zeros(count, np.int32), line=np.ones(count, np.uint32))
@@ -78,7 +78,7 @@ def test_a_million_touched_samples_cost_columns_and_no_objects():
     assert peak < 80 * count
 
 
-def test_of_samples_that_were_not_looked_at_only_problems_count():
+def test_unchecked_samples_count_only_with_problems():
     found, looked = Findings(table(4)), np.array([True, False, False, False])
     found.add("touched", "stat-changed", np.array([1]))
     found.add("corrupt", "payload", np.array([2]))

@@ -17,7 +17,7 @@ def check(case, depth=FULL, **more):
     return check_cache(case.cache, depth, **more)[0]
 
 
-def test_the_data_is_not_looked_at_unless_it_is_named(case):
+def test_data_is_read_only_when_named(case):
     case.damage(2)
     case.write(3, "other")
     report = check(case)
@@ -27,7 +27,7 @@ def test_the_data_is_not_looked_at_unless_it_is_named(case):
     assert check(case, Depth(selection=parse_selection("3"), untrusted=True)).checked["samples"] == 3
 
 
-def test_a_link_a_pipe_or_a_huge_file_ends_it_before_anything_is_parsed(case):
+def test_links_pipes_and_huge_files_are_rejected(case):
     (case.cache / "CURRENT").write_text("nothing to parse")
     made = case.cache / "shards" / "x"
     for make in (lambda: made.symlink_to("/etc/passwd"), lambda: os.mkfifo(made)):

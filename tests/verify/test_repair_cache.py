@@ -80,7 +80,7 @@ def test_a_shard_that_is_gone_makes_the_snapshot_incomplete(case):
     assert counts(case) == {"ok": 8}
 
 
-def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
+def test_wrong_values_are_removed_in_one_repair(tmp_path, monkeypatch):
     """An entry with the same bytes that no sample needs any more would be found by the next build."""
     import made_cache
 
@@ -98,7 +98,7 @@ def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
     assert counts(case) == {"ok": 3}
 
 
-def test_a_build_at_work_and_a_folder_that_is_no_cache(case, tmp_path):
+def test_a_running_build_and_a_foreign_folder(case, tmp_path):
     with builder_lock(case.paths.lock), pytest.raises(CacheLockedError):
         repair(case)
     empty = tmp_path / "empty"
@@ -120,7 +120,7 @@ repair_cache(Path(sys.argv[1]), confirm=lambda plan: True)
 
 @pytest.mark.parametrize("case", ["flat"], indirect=True)
 @pytest.mark.parametrize("hit", [1, 2, 3])
-def test_killed_at_any_point_it_is_the_old_cache_or_the_new_one(case, hit):
+def test_a_killed_repair_leaves_the_old_or_the_new_cache(case, hit):
     case.damage(1)
     case.damage(6)
     number = case.snapshot.number
@@ -137,7 +137,7 @@ def test_killed_at_any_point_it_is_the_old_cache_or_the_new_one(case, hit):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_any_damage_repair_and_build_make_it_whole(case, seed):
+def test_repair_and_build_restore_any_damage(case, seed):
     draw, before = random.Random(seed), items(case)
     for _ in range(draw.randint(1, 4)):
         path = draw.choice([path for path in sorted(case.paths.shards.rglob("*")) if path.is_file()])

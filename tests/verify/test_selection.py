@@ -17,7 +17,7 @@ from latentcache.verify.selection import Selection, choose, confidence, parse_se
         ("300", {"amount": 300}),
     ],
 )
-def test_the_grammar_of_restic_and_numbers(text, expected):
+def test_selection_syntax(text, expected):
     assert parse_selection(text, 3) == Selection(seed=3, **expected)
 
 
@@ -27,21 +27,21 @@ def test_anything_else_is_a_usage_error(text):
         parse_selection(text)
 
 
-def test_new_inputs_move_no_entry_to_another_night(tmp_path):
+def test_new_inputs_keep_entries_in_their_part(tmp_path):
     case = make(tmp_path, "flat", total=20)
-    before = _nights(case)
+    before = _parts(case)
     case.write(30)
     case.build()
-    after = _nights(case)
-    assert {key: night for key, night in after.items() if key in before} == before
+    after = _parts(case)
+    assert {key: part for key, part in after.items() if key in before} == before
 
 
-def _nights(case):
+def _parts(case):
     keys = np.asarray(case.snapshot.fields["flat"].key)
     return {
-        keys[entry].tobytes(): night
-        for night in range(1, 8)
-        for entry in np.flatnonzero(choose(case.snapshot, parse_selection(f"{night}/7")).entries["flat"])
+        keys[entry].tobytes(): part
+        for part in range(1, 8)
+        for entry in np.flatnonzero(choose(case.snapshot, parse_selection(f"{part}/7")).entries["flat"])
     }
 
 
@@ -57,13 +57,13 @@ def test_samples_are_drawn_by_a_seed(case, text, count):
         assert held[first.samples[np.asarray(rows.sample)]].all()
 
 
-def test_bytes_are_drawn_until_there_are_enough(tmp_path):
+def test_bytes_select_enough_samples(tmp_path):
     case = make(tmp_path, "flat", total=16)
     for selection, samples in [("0.25K", 1), ("0.5K", 2), ("1K", 4), ("1M", 16)]:
         assert int(choose(case.snapshot, parse_selection(selection)).samples.sum()) == samples
 
 
-def test_the_bound_is_that_of_the_rule_of_three():
+def test_the_bound_follows_the_rule_of_three():
     assert confidence(59, 10_000_000).endswith("less than 5 % of the samples are wrong")
     assert confidence(0, 10).endswith("less than 1e+02 % of the samples are wrong")
     assert confidence(4, 4) == "4 samples clean: all of them"

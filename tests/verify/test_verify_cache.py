@@ -27,7 +27,7 @@ def state(folder):
 
 
 @DEPTHS
-def test_a_fine_cache_is_fine(case, depth):
+def test_an_intact_cache_is_ok(case, depth):
     report = check(case, depth)
     assert counts(report) == {"ok": 8}
     assert (report.exit_code(), report.findings, report.snapshot, report.samples) == (0, (), 1, 8)
@@ -36,7 +36,7 @@ def test_a_fine_cache_is_fine(case, depth):
 
 
 @DEPTHS
-def test_it_changes_nothing_and_works_on_a_read_only_cache_beside_a_build(case, depth):
+def test_verify_works_on_a_read_only_cache_beside_a_build(case, depth):
     case.paths.building.write_text("{}")
     before = state(case.cache), state(case.data)
     with builder_lock(case.paths.lock):
@@ -114,7 +114,7 @@ def test_changed_gone_and_new_inputs(case, depth):
 
 
 @DEPTHS
-def test_size_and_time_that_were_put_back_hide_nothing(tmp_path, depth):
+def test_restored_size_and_time_hide_no_change(tmp_path, depth):
     case = make(tmp_path, "flat")
     path = case.data / "002.png"
     before = path.stat()
@@ -124,7 +124,7 @@ def test_size_and_time_that_were_put_back_hide_nothing(tmp_path, depth):
 
 
 @DEPTHS
-def test_a_touched_file_is_touched(case, depth):
+def test_a_metadata_only_change_is_touched(case, depth):
     for path in case.data.iterdir():
         os.utime(path, ns=(1, 10**18))
     report = check(case, depth)
@@ -198,7 +198,7 @@ def test_another_recipe_makes_every_usable_sample_stale(case):
     assert counts(check(case, Depth(), requested=requested_recipes(name))) == {"ok": 8}
 
 
-def test_with_two_fields_a_sample_has_the_worst_of_them(tmp_path):
+def test_a_sample_has_the_worst_state_of_its_fields(tmp_path):
     case = make(tmp_path, "flat", "lines")
     case.damage(1, "lines")
     case.damage(2, "flat")
@@ -240,7 +240,7 @@ def _reads(case):
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_any_damage_gives_findings_and_never_0_while_a_reader_would_fail(case, seed):
+def test_any_damage_that_fails_a_reader_is_found(case, seed):
     draw = random.Random(seed)
     right = _reads(case)
     files = [path for path in sorted(case.cache.rglob("*")) if path.is_file() and path.name != "builder.lock"]

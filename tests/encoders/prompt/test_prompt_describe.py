@@ -57,7 +57,7 @@ def test_each_part_of_an_encoder_is_in_the_recipe(flux, file, part):
     assert {name for name, value in after.as_json().items() if value != before.as_json()[name]} == {part}
 
 
-def test_who_wrote_a_configuration_is_not_in_the_recipe(flux):
+def test_the_library_version_of_a_configuration_is_not_in_the_recipe(flux):
     before, path = recipe_of(flux), flux / "text_encoder_2" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"transformers_version": "9", "dtype": "float16"}))
     assert recipe_of(flux).recipe_id == before.recipe_id
@@ -72,7 +72,7 @@ def test_unset_settings_follow_the_cache(flux):
     assert recipe_of(flux, cached, text_length=32).length == 32
 
 
-def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
+def test_a_pipeline_sets_its_own_outputs(pipelines, flux):
     settings = PromptSettings(text_length=64)
     assert text_settings("prompt_embeds", str(flux), settings) == PromptSettings(
         text_encoder=str(flux), text_length=64
@@ -83,7 +83,7 @@ def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
     assert text_settings("prompt_embeds", "stub", settings) is None, "the model of another field"
 
 
-def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
+def test_a_hub_id_gives_the_settings_of_its_folder(flux, monkeypatch, tmp_path):
     """And only the index is requested until the embeddings are described."""
     requests = []
 
@@ -132,7 +132,7 @@ def custom_encoder(folder):
         (lambda folder: (folder / "text_encoder_2" / "config.json").write_text("{"), "config.json is not JSON"),
     ],
 )
-def test_what_makes_a_pipeline_unusable_is_named(flux, break_it, words):
+def test_an_unusable_pipeline_is_rejected_with_the_reason(flux, break_it, words):
     break_it(flux)
     with pytest.raises(UnsupportedModelError) as caught:
         recipe_of(flux)
@@ -140,7 +140,7 @@ def test_what_makes_a_pipeline_unusable_is_named(flux, break_it, words):
     assert caught.value.fix
 
 
-def test_a_folder_that_is_not_there_and_one_that_is_no_pipeline(tmp_path):
+def test_a_missing_folder_and_a_folder_without_a_pipeline(tmp_path):
     with pytest.raises(ModelNotFoundError):
         recipe_of(tmp_path / "nowhere")
     with pytest.raises(UnsupportedModelError, match="not a pipeline"):

@@ -81,7 +81,7 @@ def test_truncated_captions_are_counted(pipelines, name):
     assert made[1].columns["cut"] > 900
 
 
-def test_a_shorter_length_is_the_pipelines_own(pipelines):
+def test_a_shorter_length_equals_the_pipeline(pipelines):
     pipe, folder = pipelines("FluxPipeline")
     (made,) = encoded(described(folder, "prompt_embeds", text_length=16), ["a red fox"])
     with torch.inference_mode():

@@ -36,7 +36,7 @@ TWO = say(("user", "Hi"), ("assistant", "Hello!"), ("user", "And?"), ("assistant
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_tags_and_difference_say_the_same(style):
+def test_tags_and_prefix_differences_give_equal_spans(style):
     record = TWO
     wanted = [text + ENDS[style] for text in ("Hello!", "Bye.\nBye.")]
     wanted = [" " + text for text in wanted] if style == "mistral" else wanted
@@ -45,13 +45,13 @@ def test_tags_and_difference_say_the_same(style):
 
 
 @pytest.mark.parametrize("make", [tagged, untagged])
-def test_a_turn_that_is_not_to_be_learned_is_not(make):
+def test_a_turn_with_weight_0_has_no_loss(make):
     messages = [Message(role="user", content="a"), Message(role="assistant", content="b", learned=False)]
     messages += [Message(role="user", content="c"), Message(role="assistant", content="d", learned=True)]
     assert learned(make(CHATML), chat_record("a", 1, tuple(messages))) == ["d<|im_end|>"]
 
 
-def test_a_template_that_takes_earlier_thoughts_out():
+def test_a_template_that_drops_earlier_thoughts():
     record = say(("user", "a"), ("assistant", "<think>hm</think>\nb"), ("user", "c"), ("assistant", "d"))
     assert learned(untagged(THINKING), record) == ["b<|im_end|>", "<think>\n\n</think>\n\nd<|im_end|>"]
     assert learned(tagged(THINKING), record) == learned(untagged(THINKING), record)
@@ -61,11 +61,11 @@ def test_a_header_that_is_not_prompted_for_is_not_learned():
     assert learned(UNASKED, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
 
 
-def test_a_template_that_changes_what_stands_before():
+def test_a_template_that_rewrites_earlier_turns():
     assert learned(COUNTING, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
 
 
-def test_an_order_that_the_template_rejects_is_reported_with_its_words():
+def test_a_rejected_role_order_is_reported_with_the_template_message():
     with pytest.raises(UnusableSampleError, match="roles must alternate") as caught:
         learned(untagged(MISTRAL), say(("user", "a"), ("user", "b"), ("assistant", "c")))
     assert caught.value.slug == "template"
@@ -83,7 +83,7 @@ def test_a_template_cannot_reach_python():
         learned("{{ ''.__class__.__mro__[1].__subclasses__() }}", TWO)
 
 
-def test_a_template_that_is_no_jinja_is_an_error_with_its_line():
+def test_a_syntax_error_is_reported_with_its_line():
     with pytest.raises(UsageError) as caught:
         renderer("a\n{% for %}").render(TWO)
     assert "line 2" in caught.value.where

@@ -46,7 +46,7 @@ def engines(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS, data=st.data())
-def test_ids_and_spans_are_the_reference_s(kind, text, data):
+def test_ids_and_spans_equal_the_reference(kind, text, data):
     reference, fast = engines(kind)
     if not fast.takes(text):
         assert kind == "qwen2"
@@ -61,14 +61,14 @@ def test_ids_and_spans_are_the_reference_s(kind, text, data):
     assert ids.dtype == np.uint16
 
 
-def test_a_text_that_is_not_in_normal_form_is_left_to_the_reference():
+def test_unnormalized_text_uses_the_reference():
     _, fast = engines("qwen2")
     assert fast.takes("é")
     assert not fast.takes("e\u0301")
 
 
 @pytest.mark.parametrize("blank", [" ", "\n", " \n"])
-def test_endless_blanks_are_left_to_the_reference(blank):
+def test_long_whitespace_uses_the_reference(blank):
     reference, fast = engines("gpt2")
     assert not fast.takes("a" * 70_000 + blank * 1_000_000 + "b")
     long = "a" + blank * 49_000 + "b"
@@ -113,12 +113,12 @@ def with_normalizer(normalizer):
         (lambda: edited(lambda t: t["model"]["vocab"].update(extra=5000), ignore_merges=True), "no merge"),
     ],
 )
-def test_what_cannot_go_this_way_says_why(tokenizer, words):
+def test_unsupported_tokenizers_give_a_reason(tokenizer, words):
     with pytest.raises(UnfitTokenizerError, match=words):
         TiktokenEngine(tokenizer(), "uint16")
 
 
-def test_a_token_that_its_bytes_never_come_to_is_found():
+def test_an_unreachable_token_is_found():
     """b and c merge first, so a, b, c never become the listed pair ab and c; the fast engine would join a and bc."""
     tokenizer = json_of(byte_level(special=(), vocab_size=256))
     vocab = tokenizer["model"]["vocab"]
@@ -138,13 +138,13 @@ def reference(tmp_path_factory):
     return opened_tokenizer(folder)
 
 
-def test_every_character_is_tried_and_equal_ids_turn_it_on(reference):
+def test_equal_ids_for_every_character_enable_tiktoken(reference):
     checked = fast_tokenizer(reference, [text_record("a", 1, "hello <|endoftext|>")])
     (document,) = checked.tokenize([text_record("a", 1, "hello")])
     assert document.array[-1] == reference.recipe.eos_id
 
 
-def test_a_difference_in_the_data_turns_it_off_and_is_reported(reference, monkeypatch):
+def test_a_difference_in_the_data_disables_tiktoken(reference, monkeypatch):
     monkeypatch.setattr(fast_module, "_RANGES", ())
     # Split otherwise than the tokenizer does: only a text with digits shows it.
     wrong = fast_module._GPT2.replace(r"\p{N}+", r"\p{N}")
@@ -156,12 +156,12 @@ def test_a_difference_in_the_data_turns_it_off_and_is_reported(reference, monkey
     assert "b.jsonl:7" in checked
 
 
-def test_without_tiktoken_the_reference_does_all_and_says_what_to_install(reference, monkeypatch):
+def test_without_tiktoken_the_reference_is_used(reference, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     assert "latentcache[tokens]" in fast_tokenizer(reference, [])
 
 
-def test_a_record_of_more_than_a_megabyte_is_not_tried_with_the_reference(reference, monkeypatch):
+def test_records_over_a_megabyte_skip_the_reference(reference, monkeypatch):
     """It would hold hundreds of bytes a character, in the process that builds."""
     lengths = []
     monkeypatch.setattr(fast_module, "_RANGES", ())

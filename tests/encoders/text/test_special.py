@@ -16,25 +16,25 @@ ADDED = [
 CONTROL = SpecialTokens({"added_tokens": ADDED})
 
 
-def test_special_tokens_are_counted_the_longest_first_and_others_are_text():
+def test_special_tokens_match_longest_first():
     assert CONTROL.ids == {"<|end|>": 7, "<|end|>>": 8}
     assert CONTROL.count("<|end|> <|end|>> <tool> <|end|") == 2
     assert SpecialTokens({"added_tokens": []}).count("anything") == 0
 
 
-def test_what_the_template_writes_is_renamed_and_what_users_wrote_is_not():
+def test_only_template_text_is_renamed():
     written = f"<|end|>{CONTROL.mark('a<|end|>b')}<|end|>>"
     assert CONTROL.rewrite(written, [])[0] == f"{OPEN}7{CLOSE}a<|end|>b{OPEN}8{CLOSE}"
 
 
-def test_marks_that_a_template_tore_apart_are_taken_off():
+def test_split_marks_are_removed():
     assert CONTROL.rewrite(f"a{MARK}b{MARK}c", [])[0] == "abc"
 
 
 @given(
     st.lists(st.sampled_from(["<|end|>", "a", "<|end|>>", "é", f"{MARK}<|end|>{MARK}", " "]), max_size=12), st.data()
 )
-def test_places_move_with_what_stands_between_them(pieces, data):
+def test_positions_move_with_the_text(pieces, data):
     text = "".join(pieces)
     borders = [len("".join(pieces[:n])) for n in range(len(pieces) + 1)]
     places = sorted(data.draw(st.lists(st.sampled_from(borders), max_size=4)))

@@ -28,7 +28,7 @@ def folder(tmp_path):
     return save(byte_level(), tmp_path / "bpe", template=untagged(CHATML), roles=ROLES)
 
 
-def test_the_recipe_says_what_was_found(folder):
+def test_the_recipe_of_a_tokenizer_folder(folder):
     description = described_tokenizer(folder)
     recipe = description.recipe
     assert recipe.tokenizer == tokenizer_fingerprint(description.provenance["parts"])
@@ -38,7 +38,7 @@ def test_the_recipe_says_what_was_found(folder):
     assert described_tokenizer(folder, chat=True).recipe.loss == "assistant"
 
 
-def test_texts_begin_as_the_tokenizer_begins_them(tmp_path):
+def test_texts_start_with_the_bos_of_the_tokenizer(tmp_path):
     folder = save(byte_level(), tmp_path, roles=ROLES, bos_first="<|endoftext|>")
     assert described_tokenizer(folder).recipe.add_bos
     assert not described_tokenizer(folder, add_bos=False).recipe.add_bos
@@ -54,7 +54,7 @@ def test_a_template_is_part_of_the_recipe_of_conversations_only(folder, tmp_path
     assert described_tokenizer(folder, chat_template=tmp_path / "other").recipe.chat_template == ""
 
 
-def test_a_template_that_asks_for_the_day_gets_one_that_is_in_the_recipe(folder, tmp_path):
+def test_the_date_of_a_template_is_in_the_recipe(folder, tmp_path):
     (tmp_path / "t").write_text("{{ strftime_now('%Y') }}")
     default = described_tokenizer(folder, chat=True, chat_template=tmp_path / "t")
     assert default.recipe.template_options == (("strftime_now", '"2024-07-26"'),)
@@ -75,7 +75,7 @@ def test_conversations_without_a_template_are_an_error_with_the_option(tmp_path)
     assert "--chat-template" in caught.value.fix
 
 
-def test_texts_that_shall_end_with_a_token_that_is_not_there(tmp_path):
+def test_a_missing_end_token_is_an_error(tmp_path):
     folder = save(byte_level(), tmp_path)
     with pytest.raises(UsageError, match="eos_token"):
         described({"tokenizer": str(folder)})
@@ -88,7 +88,7 @@ def test_texts_that_shall_end_with_a_token_that_is_not_there(tmp_path):
         described({"tokenizer": str(folder)}, samples=mixed)
 
 
-def test_a_file_that_the_library_does_not_take_says_why(folder):
+def test_a_rejected_tokenizer_file_gives_the_reason(folder):
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     tokenizer["pre_tokenizer"] = {"type": "Unheard"}
@@ -135,7 +135,7 @@ def test_without_a_tokenizer_there_is_an_error_with_the_option():
     assert "--tokenizer" in caught.value.fix
 
 
-def test_the_data_tell_whether_there_are_conversations(folder):
+def test_conversations_are_detected_from_the_data(folder):
     assert described({"tokenizer": str(folder)}, chat=True).recipe.chat_template
     assert not described({"tokenizer": str(folder)}).recipe.chat_template
     first = described({"tokenizer": "stub"}, chat=True)
@@ -164,7 +164,7 @@ def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
         described(cached=again(first), check=True, check_encoder=True)
 
 
-def test_a_check_looks_neither_for_a_recorded_template_nor_for_a_hub_id(folder, tmp_path):
+def test_a_check_loads_no_template_and_no_hub_id(folder, tmp_path):
     template = tmp_path / "t"
     template.write_text(untagged(CHATML) + " ")
     first = described({"tokenizer": str(folder), "chat_template": template}, chat=True)

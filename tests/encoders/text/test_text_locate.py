@@ -56,7 +56,7 @@ def test_roles_of_the_older_file(tmp_path):
         ({"tokenizer.json": "{}"}, "tokenizer"),
     ],
 )
-def test_a_folder_that_holds_none_says_why(tmp_path, files, words):
+def test_a_folder_without_a_tokenizer_is_rejected(tmp_path, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UnsupportedModelError, match=words):

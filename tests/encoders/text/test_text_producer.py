@@ -50,7 +50,7 @@ def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
 
 
 @pytest.mark.parametrize(("cost", "tried"), [(0, False), (producer.FAST_CHARACTERS, True)])
-def test_much_text_goes_through_the_fast_engine_if_that_is_right(tmp_path, monkeypatch, cost, tried):
+def test_large_texts_use_tiktoken(tmp_path, monkeypatch, cost, tried):
     monkeypatch.setattr(fast, "_RANGES", ((0x20, 0x300),))
     folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
     warnings = []

@@ -100,36 +100,36 @@ def trl_says(name, template, conversation):
     if name in PARTS:
         conversation = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in conversation]
     tools = TOOLS if any("tool_calls" in turn for turn in conversation) else None
-    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(template), **ROLES)
-    found = theirs.apply_chat_template(
+    hf_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer(template), **ROLES)
+    found = hf_tokenizer.apply_chat_template(
         conversation, tools=tools, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
     )
     return found["input_ids"], found["assistant_masks"]
 
 
-def test_all_of_them_are_here():
+def test_trl_has_31_training_templates():
     assert len(TRAINING) == 31
 
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_ids_and_loss_are_those_of_trl(name):
     template = template_of(f"{name}_training")
-    ours = opened(template)
-    for which, conversation in CONVERSATIONS.items():
-        (document,) = ours.tokenize([record_of(conversation)])
-        words = NOT_ACCEPTED.get(name, {}).get(which)
+    text_tokenizer = opened(template)
+    for case, conversation in CONVERSATIONS.items():
+        (document,) = text_tokenizer.tokenize([record_of(conversation)])
+        words = NOT_ACCEPTED.get(name, {}).get(case)
         if words:
-            assert isinstance(document, Failure), which
-            assert words in document.detail, which
+            assert isinstance(document, Failure), case
+            assert words in document.detail, case
             with pytest.raises(Exception, match=words):
                 trl_says(name, template, conversation)
             continue
         ids, mask = trl_says(name, template, conversation)
-        mine = np.zeros(len(document.array), dtype=int)
+        loss = np.zeros(len(document.array), dtype=int)
         for start, number in document.columns["spans"].tolist():
-            mine[start : start + number] = 1
-        assert document.array.tolist() == ids, which
-        assert mine.tolist() == mask, which
+            loss[start : start + number] = 1
+        assert document.array.tolist() == ids, case
+        assert loss.tolist() == mask, case
 
 
 def test_a_turn_without_loss_between_marks_of_several_pieces():
@@ -147,7 +147,7 @@ LLAMA_FACTORY = "6f713e999d51552bb82cb6b48430d52133a0d4c4d3bf661514c6c14a96899d2
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen2_5_training"])
-def test_a_bare_list_of_tools_is_rendered_as_llama_factory_renders_it(name):
+def test_bare_tools_are_rendered_as_in_llama_factory(name):
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     bare = [{"name": "get_weather", "description": "Weather of a city", "parameters": parameters}]
     call = json.dumps({"name": "get_weather", "arguments": {"city": "Oslo"}})
@@ -210,13 +210,13 @@ ORIGINAL = {
 
 @pytest.mark.parametrize("name", ORIGINAL)
 def test_turns_of_templates_without_marks(name):
-    for which, wanted in zip(("turns", "tools"), ORIGINAL[name], strict=True):
-        if isinstance(wanted, list):
-            rendered = renderer(name).render(record_of(CONVERSATIONS[which]))
-            assert [rendered.text[begin:end] for begin, end in rendered.spans] == wanted, which
+    for case, texts in zip(("turns", "tools"), ORIGINAL[name], strict=True):
+        if isinstance(texts, list):
+            rendered = renderer(name).render(record_of(CONVERSATIONS[case]))
+            assert [rendered.text[begin:end] for begin, end in rendered.spans] == texts, case
 
 
-def test_a_template_of_which_the_spans_are_not_exact_is_rejected_with_the_way_out():
+def test_a_template_without_exact_spans_is_rejected_with_a_fix():
     """gpt-oss turns the text beside a call into a thought, and drops that once the next answer is there."""
     (document,) = opened(template_of("gptoss")).tokenize([record_of(CONVERSATIONS["text beside tools"])])
     assert document.reason == "template-rewrites"

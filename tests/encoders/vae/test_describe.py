@@ -41,7 +41,7 @@ def test_a_generic_class_without_a_scale_is_reported(copied):
     assert "AutoencoderKLCogVideoX has no scaling factor" in note
 
 
-def test_a_scaling_factor_is_read_time_and_no_identity(copied):
+def test_the_scaling_factor_is_not_in_the_recipe_id(copied):
     model = copied()
     before = described_model(model.folder).spec
     edit(model.config, scaling_factor=0.5, shift_factor=0.25)
@@ -142,7 +142,7 @@ def test_a_new_cache_gets_the_demo_and_its_defaults():
     assert found.recipe.pixels.resample == "lanczos-pil"
 
 
-def test_a_model_asks_a_worker_once_and_the_cache_keeps_the_answers(tiny, monkeypatch):
+def test_worker_answers_are_cached(tiny, monkeypatch):
     model = str(tiny("AutoencoderKL", force_upcast=True))
     first, calls = described({"model": model}, device="cuda:0")
     assert calls == ["has_bfloat16", "resample_self_test"]
@@ -195,7 +195,7 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
     assert described(cached=again(third))[0].recipe.recipe_id != first.recipe.recipe_id
 
 
-def test_a_check_looks_at_no_model_that_was_not_named(tiny, monkeypatch):
+def test_a_check_without_model_opens_no_model(tiny, monkeypatch):
     first, _ = described({"model": str(tiny("AutoencoderKL"))})
     monkeypatch.setattr("latentcache.encoders.vae.describe.locate", None)
     found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, again(first), check=True)

@@ -26,7 +26,7 @@ def opened(folder, **changes):
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *GENERIC])
-def test_latents_are_those_of_the_class_itself(name, tiny, images, reference):
+def test_latents_equal_the_diffusers_class(name, tiny, images, reference):
     encoder = opened(tiny(name))
     batch = encoder.encode(images)
     spec = encoder.spec
@@ -52,14 +52,14 @@ def test_every_compute_and_storage_type(compute, storage, tiny, images, referenc
     assert is_finite(batch)
 
 
-def test_precise_is_float32_from_the_file_and_not_from_rounded_weights(tiny, images, reference):
+def test_precise_uses_float32_weights_of_the_file(tiny, images, reference):
     encoder = opened(tiny("AutoencoderKL"), compute_dtype="bfloat16")
     expected = reference(tiny("AutoencoderKL"), images)
     assert np.abs(encoder.encode(images) - expected).max() > 1e-4
     np.testing.assert_allclose(encoder.encode(images, precise=True), expected, atol=1e-5, rtol=0)
 
 
-def test_a_factor_that_is_not_the_models_is_an_error_with_both_shapes(tiny, images):
+def test_a_wrong_factor_is_an_error_with_both_shapes(tiny, images):
     description = described_model(tiny("AutoencoderKL"), storage_dtype="float32")
     wrong = replace(description, spec=replace(description.spec, factor=4))
     with pytest.raises(EncoderError) as caught:
@@ -79,14 +79,14 @@ def test_out_of_memory_is_a_memory_error_and_leaves_nothing_behind(tiny, images)
     assert is_finite(encoder.encode(images))
 
 
-def test_a_size_the_model_cannot_take_is_an_encoder_error(tiny):
+def test_an_unsupported_size_is_an_encoder_error(tiny):
     encoder = opened(tiny("AutoencoderKLWan"))
     with pytest.raises(EncoderError, match="AutoencoderKLWan cannot encode 1 images of 9x9"):
         encoder.encode(np.zeros((1, 9, 9, 3), np.uint8))
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
-def test_a_device_that_is_not_there(device, tiny):
+def test_a_missing_device(device, tiny):
     with pytest.raises(DeviceError) as caught:
         open_encoder(described_model(tiny("AutoencoderTiny")), device=device)
     assert caught.value.what == f"--device={device}: torch cannot use it"
@@ -103,8 +103,8 @@ class Late:
 
 
 def test_a_device_that_fails_later_raises_in_result():
-    guard = Translator(device=torch.device("cpu"), name="A", label="a")
-    pending = copying(torch.zeros(1), Late(), guard, "3 images of 64x96")
+    translator = Translator(device=torch.device("cpu"), name="A", label="a")
+    pending = copying(torch.zeros(1), Late(), translator, "3 images of 64x96")
     assert pending.done()
     with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:
         pending.result()
@@ -116,7 +116,7 @@ WITH = sorted(set(FAMILIES) - set(WITHOUT))
 
 
 @pytest.mark.parametrize("name", [*WITH, "AutoencoderKLMochi"])
-def test_moments_are_mean_and_logvar_of_the_class_itself(name, tiny, images):
+def test_moments_equal_the_diffusers_class(name, tiny, images):
     plain = opened(tiny(name)).encode(images)
     encoder = opened(tiny(name), latents="moments")
     moments = encoder.encode(images)
@@ -139,7 +139,7 @@ def test_a_class_without_a_posterior_is_rejected_before_its_weights_are_read(nam
     assert caught.value.fix.startswith("--latents=mode")
 
 
-def test_a_class_nobody_knows_is_rejected_when_it_turns_out_to_have_none(tiny):
+def test_an_unknown_class_without_a_posterior_is_rejected(tiny):
     encoder = opened(tiny("AutoencoderKLCosmos"), latents="moments")
     with pytest.raises(UnsupportedModelError, match="AutoencoderKLCosmos has no posterior") as caught:
         checked_noise(encoder)

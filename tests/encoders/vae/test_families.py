@@ -44,8 +44,8 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "config", "expected"), PUBLISHED)
 def test_shape_of_published_models(name, config, expected):
-    facts = shape_of(family_of(name, ""), {"_class_name": name, **config}, "")
-    assert (facts.channels, facts.factor, facts.multiple, facts.frame_step) == expected
+    shape = shape_of(family_of(name, ""), {"_class_name": name, **config}, "")
+    assert (shape.channels, shape.factor, shape.multiple, shape.frame_step) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_images_must_be_rgb(colors):
         shape_of(FAMILIES["AutoencoderKL"], config, "")
 
 
-def test_identity_is_what_encode_may_use():
+def test_identity_holds_the_config_that_encode_uses():
     config = {"_class_name": "AutoencoderKL", "latent_channels": 4}
     same = {"scaling_factor": 9.0, "latents_mean": [1.0], "up_block_types": ["A"], "_diffusers_version": "1"}
     same |= {"use_quant_conv": True, "mid_block_add_attention": True, "sample_size": 512}
@@ -104,7 +104,7 @@ def test_identity_is_what_encode_may_use():
     assert config_hash(config, tiling=True) != config_hash(config | {"sample_size": 512}, tiling=True)
 
 
-def test_every_autoencoder_of_the_installed_diffusers_has_an_answer():
+def test_every_diffusers_autoencoder_is_known():
     import diffusers
 
     names = [name for name in dir(diffusers) if name.startswith("Autoencoder") or name in UNSUPPORTED]

@@ -92,7 +92,7 @@ PATHS = ["/no/such", "nothing", "a/b/c", "~no-such-user/x"]
 
 
 @pytest.mark.parametrize("name", [*PATHS, "org/vae.safetensors", "org/vae.gguf"])
-def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
+def test_a_missing_path_is_not_a_hub_id(name, monkeypatch):
     monkeypatch.setattr(HUB, lambda *model, **words: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError) as caught:
         locate(name)
@@ -141,7 +141,7 @@ def test_a_hub_id_is_read_from_the_local_cache_without_torch(tiny, tmp_path):
     assert run_with_hub(tmp_path, HF_HUB_OFFLINE="1") == [f"AutoencoderKL {spec.fingerprint}", "[]"]
 
 
-def test_a_variant_that_another_tool_fetched_is_not_taken_for_the_model(model, tmp_path):
+def test_an_fp16_variant_in_the_hub_cache_is_not_used(model, tmp_path):
     variant = model.folder / "diffusion_pytorch_model.fp16.safetensors"
     model.weights.rename(variant)
     hub_cache(tmp_path, model.folder, nested=False, weights=variant.name)

@@ -19,15 +19,15 @@ def loaded(folder, dtype=torch.float32, **options):
 
 def assert_equal(module, expected):
     """Every tensor of the encoder half is there and is the same."""
-    ours, theirs = module.state_dict(), expected.state_dict()
-    assert len(ours) > 10
-    assert ours.keys() <= theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    loaded, reference = module.state_dict(), expected.state_dict()
+    assert len(loaded) > 10
+    assert loaded.keys() <= reference.keys()
+    for name, tensor in loaded.items():
+        assert torch.equal(tensor, reference[name]), name
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_decoder_is_left_and_the_rest_is_frozen(name, tiny):
+def test_the_decoder_is_dropped_and_weights_are_frozen(name, tiny):
     module = loaded(tiny(name))
     names = [parameter for parameter, _ in module.named_parameters()]
     assert names
@@ -48,7 +48,7 @@ def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, prefix,
     assert_equal(load_module(described, torch.float32), loaded(folder))
 
 
-def test_attention_layers_that_are_convolutions_in_diffusers_too(copied, tiny):
+def test_conv_attention_layers_are_loaded(copied, tiny):
     """AutoencoderKLHunyuanImage calls its 1x1 convolutions as AutoencoderKL calls its linear layers."""
     model, folder = copied("AutoencoderKLHunyuanImage"), tiny("AutoencoderKLHunyuanImage")
     lone = model.weights.rename(model.folder / "lone.safetensors")
@@ -83,7 +83,7 @@ def test_weights_of_another_class_or_configuration(copied, change, why):
     assert caught.value.fix == "download the weights again, or use the config.json that belongs to them"
 
 
-def test_a_class_that_this_diffusers_does_not_have(copied):
+def test_a_class_missing_in_diffusers(copied):
     model = copied()
     model.config.write_text(model.config.read_text().replace("AutoencoderKL", "AutoencoderOfTomorrow"))
     described = described_model(model.folder)
@@ -91,7 +91,7 @@ def test_a_class_that_this_diffusers_does_not_have(copied):
         load_module(described, torch.float32)
 
 
-def test_a_configuration_that_the_class_does_not_take(copied):
+def test_an_unsupported_configuration(copied):
     model = copied()
     edit(model.config, down_block_types=["NoSuchBlock2D"])
     with pytest.raises(EncoderError) as caught:

@@ -87,7 +87,7 @@ PLAYGROUND = {"latents_mean": [1.0, 2.0, 3.0, 4.0], "latents_std": [4.0, 3.0, 2.
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "theirs"),
+    ("name", "changes", "normalize"),
     [
         ("AutoencoderKL", {"scaling_factor": 0.13025, "shift_factor": None}, scaled_only),
         ("AutoencoderKL", PLAYGROUND, scaled_only),
@@ -104,11 +104,11 @@ PLAYGROUND = {"latents_mean": [1.0, 2.0, 3.0, 4.0], "latents_std": [4.0, 3.0, 2.
         ("AutoencoderKLCosmos", {}, cosmos),
     ],
 )
-def test_a_latent_is_normalized_as_in_the_pipeline(tiny, name, changes, theirs):
+def test_a_latent_is_normalized_as_in_the_pipeline(tiny, name, changes, normalize):
     folder = tiny(name, **changes)
     model = getattr(diffusers, name).from_pretrained(folder, local_files_only=True)
     spec = described_model(folder).spec
     raw = torch.from_numpy(np.random.default_rng(5).normal(size=(1, spec.channels, 4, 6)).astype(np.float32))
-    ours = Affine.of(asdict(spec.normalization)).apply(raw, torch.empty_like(raw))
-    torch.testing.assert_close(ours, theirs(model, raw), rtol=1e-5, atol=1e-6)
+    normalized = Affine.of(asdict(spec.normalization)).apply(raw, torch.empty_like(raw))
+    torch.testing.assert_close(normalized, normalize(model, raw), rtol=1e-5, atol=1e-6)
     assert spec.normalization.kind != "none"

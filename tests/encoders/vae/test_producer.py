@@ -43,9 +43,9 @@ def opened(root, buckets=((64, 64),), *, options=None, missing=None, **settings)
 
 
 def job(name, *outputs, size=None):
-    facts = {} if size is None else {"original_size": list(size)}
+    columns = {} if size is None else {"original_size": list(size)}
     outputs = outputs or (Output(item=0, group=0),)
-    return Job(sample=0, name=name, inputs={"image": {"path": name}}, sample_columns=facts, outputs=outputs)
+    return Job(sample=0, name=name, inputs={"image": {"path": name}}, sample_columns=columns, outputs=outputs)
 
 
 def encode(producer, *reads):
@@ -113,7 +113,7 @@ def test_an_unusable_file_is_a_failure_with_reason_and_content(tmp_path, change,
     assert failure.content == (content_hash(path.read_bytes()) if path.stat().st_size else b"")
 
 
-def test_a_file_of_another_size_than_planned_is_changing(tmp_path):
+def test_a_changed_file_size_is_a_failure(tmp_path):
     draw(tmp_path / "a.png", height=200)
     failure = opened(tmp_path).prepare(job("a.png", size=(80, 70)))
     assert failure.reason == "changing"
@@ -121,13 +121,13 @@ def test_a_file_of_another_size_than_planned_is_changing(tmp_path):
     assert "changing" in KIND.check_again
 
 
-def test_a_file_that_is_gone_and_one_with_too_many_pixels(tmp_path):
+def test_missing_files_and_too_many_pixels(tmp_path):
     draw(tmp_path / "a.png")
     assert opened(tmp_path).prepare(job("b.png")).reason == "not-found"
     assert opened(tmp_path, options={"max_pixels": 100}).prepare(job("a.png")).reason == "too-many-pixels"
 
 
-def test_an_image_that_memory_does_not_hold_is_a_failure(tmp_path, monkeypatch):
+def test_an_image_too_large_for_memory_is_a_failure(tmp_path, monkeypatch):
     draw(tmp_path / "a.png")
 
     def no_memory(*args, **options):
@@ -149,7 +149,7 @@ def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
     assert [pixel_hash(item.value) for item in items] == [item.same for item in items]
 
 
-def test_an_item_that_is_made_again_is_cut_where_it_was_cut(tmp_path):
+def test_re_encoding_uses_the_stored_crop(tmp_path):
     draw(tmp_path / "a.png", height=80, width=128)
     producer = opened(tmp_path, flip=True)
     columns = {"crop": [3, 20], "resize": [70, 112]}
@@ -158,9 +158,9 @@ def test_an_item_that_is_made_again_is_cut_where_it_was_cut(tmp_path):
     )
     pixels = decode((tmp_path / "a.png").read_bytes(), producer._recipe.pixels)
     whole = np.asarray(Image.fromarray(pixels).resize((112, 70), Image.Resampling.LANCZOS))
-    upright, turned = (item.value for item in read.items)
+    upright, flipped = (item.value for item in read.items)
     assert np.array_equal(upright, whole[3:67, 20:84])
-    assert np.array_equal(turned, whole[:, ::-1][3:67, 20:84])
+    assert np.array_equal(flipped, whole[:, ::-1][3:67, 20:84])
     assert [item.columns["crop"] for item in read.items] == [(3, 20), (3, 20)]
 
 
@@ -201,7 +201,7 @@ def alone(items):
     return [StubEncoder(builtin_spec()).encode(item.value[None])[0].tobytes() for item in items]
 
 
-def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
+def test_non_finite_latents_are_retried_in_float32(four):
     producer, items = four()
     producer._encoder = Faulty([items[2].value], mends=True)
     assert [made.array.tobytes() for made in producer.encode(items).result()] == alone(items)
@@ -212,7 +212,7 @@ def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
     ("options", "reason"),
     [({}, "non-finite"), ({"value": np.inf}, "storage-overflow"), ({"precise_memory": False}, "out-of-memory")],
 )
-def test_latents_that_are_never_finite_are_a_failure_of_their_item_alone(four, options, reason):
+def test_non_finite_latents_fail_one_item(four, options, reason):
     producer, items = four()
     producer._encoder = Faulty([items[0].value], **options)
     failure, *others = producer.encode(items).result()
@@ -240,14 +240,14 @@ def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, m
 
 
 @pytest.mark.parametrize(("name", "each"), [("a.jpg", 12), ("a.png", 25)])
-def test_memory_is_that_of_pixels_file_and_crops(tmp_path, name, each):
+def test_memory_estimate_counts_pixels_file_and_crops(tmp_path, name, each):
     Image.new("RGB", (64, 64)).save(tmp_path / name)
     expected = each * 64 * 64 + (tmp_path / name).stat().st_size + 3 * 64 * 64
     assert opened(tmp_path).host_bytes(job(name, size=(64, 64))) == expected
     assert opened(tmp_path).host_bytes(job("gone.png", size=(64, 64))) == 25 * 64 * 64 + 3 * 64 * 64
 
 
-def test_overflow_in_float16_is_mended_by_precise(copied, images):
+def test_float16_overflow_is_retried_in_float32(copied, images):
     model = copied()
 
     def overflow(tensors):
@@ -264,7 +264,7 @@ def test_overflow_in_float16_is_mended_by_precise(copied, images):
     assert caught.value.fix == "add --compute-dtype=bfloat16 or --compute-dtype=float32"
 
 
-def test_weights_of_zeros_are_found_by_the_preflight(copied):
+def test_zero_weights_fail_the_preflight(copied):
     model = copied()
     rewrite(model.weights, lambda tensors: {n: torch.zeros_like(t) for n, t in tensors.items()})
     with pytest.raises(EncoderError, match="gives the same latent for every part of an image"):

@@ -36,7 +36,7 @@ def test_a_line_that_does_not_fit_is_a_full_disk(tmp_path, room):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_line_that_was_cut_short_is_taken_back(tmp_path, monkeypatch):
+def test_a_partial_line_is_removed(tmp_path, monkeypatch):
     """Other workers go on committing until the build has ended."""
     real = os.write
     with EventLog(tmp_path / "events") as events, monkeypatch.context() as patch:

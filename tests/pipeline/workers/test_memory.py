@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from latentcache.pipeline.workers.memory import ByteBudget, host_memory
 
 
-def asking(budget, size, answers=None):
+def start_acquire(budget, size, answers=None):
     """A thread that asks for bytes, and its answer once there is one."""
     answers = [] if answers is None else answers
     thread = threading.Thread(target=lambda: answers.append((size, budget.acquire(size))), daemon=True)
@@ -51,7 +51,7 @@ def test_the_first_in_the_queue_is_served_first():
     """A large request is not passed by small ones for ever."""
     budget, answers = ByteBudget(10), []
     assert budget.acquire(9)
-    threads = [asking(budget, size, answers)[0] for size in (8, 1, 1)]
+    threads = [start_acquire(budget, size, answers)[0] for size in (8, 1, 1)]
     time.sleep(0.02)
     assert answers == []
     budget.release(9)
@@ -61,11 +61,11 @@ def test_the_first_in_the_queue_is_served_first():
     assert len(answers) == 3
 
 
-def test_starving_means_that_no_thread_is_at_work_and_the_next_does_not_fit():
+def test_starving_means_no_running_thread_and_no_room():
     budget = ByteBudget(10)
     budget.acquire(8)
     assert not budget.starving(8)
-    thread, _ = asking(budget, 5)
+    thread, _ = start_acquire(budget, 5)
     assert budget.starving(8)
     assert not budget.starving(4)
     budget.release(8)
@@ -76,7 +76,7 @@ def test_starving_means_that_no_thread_is_at_work_and_the_next_does_not_fit():
 def test_closing_rejects_every_request():
     budget = ByteBudget(10)
     budget.acquire(10)
-    threads = [asking(budget, 1) for _ in range(2)]
+    threads = [start_acquire(budget, 1) for _ in range(2)]
     budget.close()
     for thread, answers in threads:
         thread.join(5)
@@ -85,7 +85,7 @@ def test_closing_rejects_every_request():
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 80), min_size=1, max_size=30), st.integers(1, 4))
-def test_any_requests_of_any_number_of_threads_end_within_the_limit(limit, sizes, num_threads):
+def test_concurrent_requests_stay_within_the_limit(limit, sizes, num_threads):
     budget, work, lock, peaks = ByteBudget(limit), list(sizes), threading.Lock(), []
 
     def run():

@@ -21,7 +21,7 @@ def answer_of(target, **arguments):
         return warm.ask(target, **arguments)
 
 
-def test_one_process_answers_every_question_and_is_taken_over(squares):
+def test_one_process_answers_all_requests(squares):
     with WarmWorker("cpu*2") as warm:
         assert warm.ask(ANSWER, number=1)["number"] == 2
         with pytest.raises(EncoderError, match="a negative number") as caught:
@@ -49,11 +49,11 @@ def test_a_worker_is_kept_for_the_next_field(squares):
     assert not any(Path(f"/proc/{pid}").exists() for pid in first + second)
 
 
-def test_a_sample_that_kills_is_quarantined_by_fresh_workers_alone(squares):
+def test_a_crashing_sample_is_quarantined_by_fresh_workers(squares):
     with WarmWorker("cpu") as warm:
         squares.run(["a", "b"], warm=warm)
         result = squares.run(["c", "bad crash-encode"], warm=warm)
-    assert [(sample, why.reason) for sample, why in result.failed] == [(1, "encoder-crash")]
+    assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, "encoder-crash")]
     assert squares.times("encode", "bad") >= 3, "once on a used worker, twice alone on fresh ones"
 
 
@@ -81,7 +81,7 @@ def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
     build.stdout.close()
 
 
-def test_a_process_that_dies_at_a_question_is_an_error():
+def test_a_process_that_dies_during_a_request_is_an_error():
     with WarmWorker("cpu") as warm, pytest.raises(WorkerError, match="cannot be started") as caught:
         warm.ask(ANSWER, number=100)
     assert "SIGKILL" in caught.value.why
@@ -112,14 +112,14 @@ def test_a_worker_that_prints_a_lot_does_not_block(squares, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_group_are_left_to_the_build(number):
+def test_workers_ignore_group_signals(number):
     with WarmWorker("cpu") as warm:
         assert warm.ask(ANSWER, number=1)["number"] == 2
         os.kill(warm._waiting[0][1].pid, number)
         assert warm.ask(ANSWER, number=1)["number"] == 2
 
 
-def test_how_a_process_ended_is_reported():
+def test_exit_codes_are_reported():
     process = WorkerProcess(devices_for("cpu", needs_torch=False)[0].variables)
     process.kill()
     assert process.ended() == "was ended by SIGKILL"

@@ -61,7 +61,7 @@ def test_equal_encoder_input_is_copied(squares, tmp_path):
 
 
 @pytest.mark.parametrize("workers", ["cpu*1", "cpu*3"])
-def test_equal_bytes_that_no_plan_has_found_are_kept_once(toy, workers):
+def test_equal_items_are_stored_once(toy, workers):
     """The same key twice, in one batch, block or shard and in several: one item, counted once."""
     result = toy.run(["twin", "one", "twin", *TEXTS[:20], "twin"], device=workers, workers=int(workers[-1]))
     assert settled(result) == list(range(24))
@@ -69,11 +69,11 @@ def test_equal_bytes_that_no_plan_has_found_are_kept_once(toy, workers):
     assert result.encoded == len(toy.stored()) == 22 * variants
 
 
-def test_failures_are_reported_with_what_was_read(toy):
+def test_failures_keep_their_content_hash(toy):
     result = toy.run(["a fail-prepare", "b fail-encode", "c unusable-prepare", "d"])
-    why = dict(result.failed)
-    assert {sample: one.reason for sample, one in why.items()} == {0: "bad-toy", 1: "bad-toy", 2: "truncated"}
-    assert why[1].content == content_hash(b"b fail-encode")
+    failures = dict(result.failed)
+    assert {sample: one.reason for sample, one in failures.items()} == {0: "bad-toy", 1: "bad-toy", 2: "truncated"}
+    assert failures[1].content == content_hash(b"b fail-encode")
     assert settled(result) == [0, 1, 2, 3]
 
 
@@ -91,7 +91,7 @@ def test_memory_that_is_not_enough_fails_one_sample(toy):
     """In a bounded process the worker is replaced and the sample tried alone; elsewhere the sample fails at once."""
     result = toy.run([*TEXTS[:6], "hungry memory-prepare"])
     reason = "out-of-memory" if toy.name == "squares" else "record-too-large"
-    assert [(sample, why.reason) for sample, why in result.failed] == [(6, reason)]
+    assert [(sample, failure.reason) for sample, failure in result.failed] == [(6, reason)]
     assert settled(result) == list(range(7))
 
 
@@ -123,7 +123,7 @@ def test_a_dead_encoder_quarantines_no_good_samples(toy):
 
 
 @pytest.mark.slow
-def test_a_device_that_dies_later_ends_the_build(toy):
+def test_a_lost_device_ends_the_build_after_retries(toy):
     """Every sample succeeds until one moment; from then on each worker dies, also on samples that were fine."""
     with pytest.raises(WorkerError, match="keep dying"):
         toy.run([f"v{number}" for number in range(30)], producer={"dead": 12})
@@ -144,7 +144,7 @@ def test_a_lost_device_is_tried_again(squares):
         squares.run(["w lostalways-encode"])
 
 
-def test_a_bug_is_raised_with_its_trace(words):
+def test_a_bug_is_raised_with_its_traceback(words):
     with pytest.raises(RuntimeError, match="w bug-prepare") as caught:
         words.run(["w bug-prepare"])
     assert "a bug" in str(caught.value.__notes__)
@@ -170,7 +170,7 @@ def test_a_thread_that_hangs_is_left_alone(words, short_deadline):
     assert len(words.stored()) == result.encoded
 
 
-def test_what_a_killed_worker_committed_counts(words, monkeypatch):
+def test_commits_of_a_killed_worker_count(words, monkeypatch):
     """It is neither encoded again nor lost, and its event is written."""
     monkeypatch.setenv(failpoint.VARIABLE, "after-commit:2:die")
     events = words.folder / "events"
@@ -182,7 +182,7 @@ def test_what_a_killed_worker_committed_counts(words, monkeypatch):
     assert sum(load_index(folder).items for folder in words.paths.sealed_shards()) == result.encoded
 
 
-def test_events_name_what_is_durable(toy):
+def test_events_name_committed_keys(toy):
     events = toy.folder / "events"
     seen = []
 
@@ -213,7 +213,7 @@ def test_a_stop_request_commits_the_running_batch(toy, workers):
     assert result.encoded == len(toy.stored())
 
 
-def test_jobs_are_taken_as_there_is_room(words):
+def test_jobs_start_when_memory_is_free(words):
     taken = []
 
     def jobs():

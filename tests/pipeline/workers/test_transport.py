@@ -38,8 +38,8 @@ def received(build_end, count):
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), json_values), max_size=6))
 def test_messages_arrive_complete_and_in_order_both_ways(messages):
-    build_end, theirs = channel_pair()
-    channel = Channel(theirs)
+    build_end, worker_end = channel_pair()
+    channel = Channel(worker_end)
     for parts in messages:
         build_end.send("down", **parts)
         channel.send("up", **parts)
@@ -50,10 +50,10 @@ def test_messages_arrive_complete_and_in_order_both_ways(messages):
 
 
 def test_the_build_never_waits_for_a_worker_that_does_not_read():
-    build_end, theirs = channel_pair()
+    build_end, worker_end = channel_pair()
     for number in range(20):
         build_end.send("big", text="x" * 1_000_000, number=number)
-    channel, found = Channel(theirs), []
+    channel, found = Channel(worker_end), []
     reader = threading.Thread(target=lambda: found.extend(channel.receive()["number"] for _ in range(20)))
     reader.start()
     while reader.is_alive():
@@ -65,8 +65,8 @@ def test_the_build_never_waits_for_a_worker_that_does_not_read():
 
 def sent(**parts):
     """Parts of a message as they arrive."""
-    build_end, theirs = channel_pair()
-    channel = Channel(theirs)
+    build_end, worker_end = channel_pair()
+    channel = Channel(worker_end)
     try:
         channel.send("down", **parts)
         return {name: part for name, part in received(build_end, 1)[0].items() if name != "kind"}
@@ -75,7 +75,7 @@ def sent(**parts):
         build_end.close()
 
 
-def test_jobs_settings_and_failures_come_back_as_they_went():
+def test_jobs_settings_and_failures_round_trip():
     outputs = (Output(item=3, group=0, variant=1), Output(item=4, group=2))
     inputs = {"image": {"path": "a\udcff.png"}}
     job = Job(sample=1, name="a\udcff.png", inputs=inputs, content=bytes(16), outputs=outputs, cost=7)
@@ -105,7 +105,7 @@ OF_THE_BUILD = (CacheLockedError, InterruptedBuildError)  # no worker raises the
 @pytest.mark.parametrize(
     "kind", [one for one in subclasses(LatentcacheError) if hasattr(errors, one.__name__) and one not in OF_THE_BUILD]
 )
-def test_every_error_keeps_class_words_and_status(kind):
+def test_errors_keep_class_message_and_status(kind):
     error = kind("what", where="where", why="why", fix="fix", slug="slug")
     found = as_error(json.loads(json.dumps(error_form(error))))
     assert type(found) is kind

@@ -30,16 +30,16 @@ def seconds_until_stuck(watch, look, limit=5000, every=0.5):
     return None
 
 
-def test_a_step_that_does_not_end_is_found_while_the_heart_beats():
+def test_a_hanging_step_is_found_despite_heartbeats():
     watch = Watchdog(10, on_cpu=True)
     assert seconds_until_stuck(watch, lambda n: (n, [step()])) == 10.5
 
 
-def test_steps_that_follow_each_other_are_fine_without_end():
+def test_short_steps_never_time_out():
     assert seconds_until_stuck(Watchdog(2, on_cpu=True), lambda n: (n, [step(n)])) is None
 
 
-def test_a_process_that_was_stopped_shows_no_sign_of_life():
+def test_a_stopped_process_has_no_heartbeat():
     watch = Watchdog(3, on_cpu=True)
     assert seconds_until_stuck(watch, lambda n: (1 + min(n, 10), [step(n)])) == pytest.approx(10 * 0.5 + 3.5)
     assert "sign of life" in watch.stuck(11, [], 0.5)
@@ -58,13 +58,13 @@ def test_a_process_that_is_being_started_has_more_time():
         (PREPARING, (1,), False, 10.0),
     ],
 )
-def test_each_stage_has_its_time(stage, items, on_cpu, expected):
+def test_each_stage_has_its_deadline(stage, items, on_cpu, expected):
     slot = FIRST_PREPARER if stage == PREPARING else ENCODER
     look = [step(1, stage, slot, items)]
     assert seconds_until_stuck(Watchdog(10, on_cpu=on_cpu), lambda n: (n, look)) == expected + 0.5
 
 
-def test_a_build_that_was_asleep_accuses_no_worker():
+def test_a_suspended_build_blames_no_worker():
     watch = Watchdog(10, on_cpu=True)
     watch.stuck(1, [step()], 0.1)
     assert watch.stuck(1, [step()], 3600.0) == ""
@@ -82,14 +82,14 @@ def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
     if not memfd:
         monkeypatch.delattr(os, "memfd_create")
     file = anonymous_file()
-    mine, theirs = ActivityBoard(2, file.fileno()), ActivityBoard(2, file.fileno())
-    theirs.beat()
-    with theirs.activity(ENCODER, ENCODING, [3, 4]), theirs.activity(FIRST_PREPARER + 1, PREPARING, [5]):
-        assert [(one.row, one.stage, one.items) for one in mine.steps()] == [
+    board, worker_board = ActivityBoard(2, file.fileno()), ActivityBoard(2, file.fileno())
+    worker_board.beat()
+    with worker_board.activity(ENCODER, ENCODING, [3, 4]), worker_board.activity(FIRST_PREPARER + 1, PREPARING, [5]):
+        assert [(one.row, one.stage, one.items) for one in board.steps()] == [
             (0, ENCODING, (3, 4)),
             (2, PREPARING, (5,)),
         ]
-    assert (mine.beats, mine.steps()) == (1, [])
+    assert (board.beats, board.steps()) == (1, [])
     file.close()
 
 

@@ -29,8 +29,8 @@ def test_jobs_are_made_by_the_batch_and_not_prepared(lines, words, tmp_path):
 def test_a_job_that_fails_in_the_call_is_reported_with_its_content(lines):
     (job,) = lines.jobs(["bad fail-make"])
     result = lines.run(["a", "bad fail-make", "c"], workers=0)
-    ((sample, why),) = result.failed
-    assert (sample, why.reason, why.content, result.encoded) == (1, "bad-toy", job.content, 2)
+    ((sample, failure),) = result.failed
+    assert (sample, failure.reason, failure.content, result.encoded) == (1, "bad-toy", job.content, 2)
 
 
 @pytest.mark.parametrize("order", ["memory", "unusable"])
@@ -39,7 +39,7 @@ def test_jobs_of_a_call_that_fails_are_made_one_by_one(lines, order, workers):
     """Only the job that fails by itself is lost; memory of a bounded worker ends it, and it is replaced."""
     result = lines.run(["a", f"b {order}-make {order}-prepare", "c"], workers=workers)
     reason = {"memory": "record-too-large", "unusable": "truncated"}[order]
-    assert [(sample, why.reason) for sample, why in result.failed] == [(1, reason)]
+    assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, reason)]
     assert result.encoded == 2
 
 
@@ -48,8 +48,8 @@ def test_committed_jobs_of_a_unit_are_left_out(lines, tmp_path):
     load_catalog(lines.paths).save_lookup(tmp_path / "lookup")
     result = lines.run(TEXTS[:6], workers=0, lookup=str(tmp_path / "lookup"))
     assert (result.encoded, result.progress.skipped) == (2, 4)
-    twins = lines.run(["twin", "twin", "one"], workers=0)
-    assert (twins.encoded, twins.failed) == (2, [])
+    result = lines.run(["twin", "twin", "one"], workers=0)
+    assert (result.encoded, result.failed) == (2, [])
     assert calls(lines) == {2: 1, 3: 1, 4: 1}
 
 

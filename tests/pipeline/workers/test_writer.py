@@ -43,7 +43,7 @@ class Bench:
         return {key.tobytes() for key in np.asarray(load_catalog(self.paths).keys())}
 
 
-def test_everything_that_was_put_is_in_the_sealed_shard(tmp_path):
+def test_the_sealed_shard_holds_every_item(tmp_path):
     bench, made = Bench(tmp_path), entries(20)
     for start in range(0, 20, 6):
         bench.writer.put(made[start : start + 6])
@@ -55,7 +55,7 @@ def test_everything_that_was_put_is_in_the_sealed_shard(tmp_path):
 
 
 @pytest.mark.parametrize("most", [1, 3, 7])
-def test_commits_have_at_most_so_many_items(tmp_path, most):
+def test_commits_are_limited_in_items(tmp_path, most):
     bench, made = Bench(tmp_path, commit_every=most), entries(7)
     bench.writer.put(made)
     bench.writer.finish()
@@ -63,7 +63,7 @@ def test_commits_have_at_most_so_many_items(tmp_path, most):
 
 
 @pytest.mark.parametrize("flush", [True, False])
-def test_a_commit_comes_after_a_while_or_when_requested(tmp_path, monkeypatch, flush):
+def test_commits_happen_by_time_or_on_request(tmp_path, monkeypatch, flush):
     monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
     bench, made = Bench(tmp_path), entries(2)
     bench.writer.put(made[:1])

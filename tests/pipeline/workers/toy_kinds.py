@@ -117,26 +117,26 @@ class ToyProducer(Producer):
         if stage == "encode" and self.log("any", "item") >= self.dead:
             signal.raise_signal(signal.SIGSEGV)  # of this thread: through the process, it would go on
         for order in words[1:]:
-            what, _, where = order.partition("-")
-            if where != stage:
+            action, _, target = order.partition("-")
+            if target != stage:
                 continue
-            if what == "crash" or (what == "once" and not before):
+            if action == "crash" or (action == "once" and not before):
                 signal.raise_signal(signal.SIGSEGV)  # of this thread: through the process, it would go on
-            elif what == "stoponce" and not before:
+            elif action == "stoponce" and not before:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            elif what == "hang" or (what == "hangonce" and not before):
+            elif action == "hang" or (action == "hangonce" and not before):
                 time.sleep(600)
-            elif what == "sleep":
+            elif action == "sleep":
                 time.sleep(0.05)
-            elif what == "fail":
+            elif action == "fail":
                 return Failure(reason="bad-toy", detail=words[0])
-            elif what == "unusable":
+            elif action == "unusable":
                 raise UnusableSampleError("cannot be used", slug="truncated", fix="replace it")
-            elif what == "memory":
+            elif action == "memory":
                 raise MemoryError
-            elif what == "bug":
+            elif action == "bug":
                 raise ZeroDivisionError("a bug")
-            elif what == "lostalways" or (what == "lost" and not before):
+            elif action == "lostalways" or (action == "lost" and not before):
                 raise DeviceError("the device failed")
         return None
 

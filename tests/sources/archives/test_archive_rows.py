@@ -75,7 +75,7 @@ PLAIN = b'{"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}'  # a data s
 @pytest.mark.parametrize(
     ("feature", "found"), [(b'{"_type": "Image"}', ["image"]), (b'{"_type": "Audio"}', []), (PLAIN, ["image"])]
 )
-def test_what_datasets_says_of_a_column_decides(tmp_path: Path, feature: bytes, found: list[str]) -> None:
+def test_the_datasets_feature_decides_the_column(tmp_path: Path, feature: bytes, found: list[str]) -> None:
     metadata = {b"huggingface": b'{"info": {"features": {"image": %s}}}' % feature}
     data = table().replace_schema_metadata(metadata)
     assert images_of(as_parquet(tmp_path / "a.parquet", data)) == found

@@ -35,7 +35,7 @@ def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):
     assert list(found.samples.inputs["caption"].text)[:2] == ["caption 0", "new"]
 
 
-def test_the_caption_of_a_rejected_image_is_no_unused_one(tmp_path):
+def test_captions_of_rejected_images_are_not_unused(tmp_path):
     write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.webp", b"x"), ("a.txt", b"a"), ("b.png", png(2))])
     found = scan(tmp_path)
     assert [item.reason for item in found.rejected] == ["two-images"]

@@ -42,7 +42,7 @@ def samples(*, with_spans: bool = True) -> SampleTable:
     )
 
 
-def test_every_place_gives_the_same_bytes(root: Path) -> None:
+def test_every_archive_gives_the_same_bytes(root: Path) -> None:
     for place in places(samples(), [0, 1, 2]):
         data, memo = read_image(root, place)
         assert data == DATA
@@ -66,7 +66,7 @@ def test_every_place_gives_the_same_bytes(root: Path) -> None:
         ({"path": ".", "offset": 0, "bytes": 5}, "not-regular"),
     ],
 )
-def test_places_that_are_not_there(root: Path, place: dict[str, object], cause: str) -> None:
+def test_missing_members(root: Path, place: dict[str, object], cause: str) -> None:
     with pytest.raises(UnusableSampleError) as error:
         read_image(root, place)
     assert error.value.slug == cause

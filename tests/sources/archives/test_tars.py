@@ -55,7 +55,7 @@ def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
     ("cut", "left", "words"),
     [(900, [], "member 1 (a.jpg) ends at byte"), (1600, ["a.jpg"], "is cut short"), (2100, ["a.jpg"], "(b.jpg)")],
 )
-def test_a_truncated_tar_gives_what_is_whole(tmp_path: Path, cut: int, left: list[str], words: str) -> None:
+def test_a_truncated_tar_gives_its_complete_members(tmp_path: Path, cut: int, left: list[str], words: str) -> None:
     path = made(tmp_path / "some.tar", [("a.jpg", bytes(600)), ("b.jpg", bytes(600)), ("c.jpg", b"c")])
     path.write_bytes(path.read_bytes()[:cut])
     found, error = until_fault(path)
@@ -65,7 +65,7 @@ def test_a_truncated_tar_gives_what_is_whole(tmp_path: Path, cut: int, left: lis
     assert error.fix
 
 
-def test_a_tar_without_its_end_is_whole(tmp_path: Path) -> None:
+def test_a_tar_without_end_blocks_is_complete(tmp_path: Path) -> None:
     path = made(tmp_path / "some.tar", [("a.jpg", b"a")])
     path.write_bytes(path.read_bytes()[:1024])
     assert [one.name for one in read(path)] == ["a.jpg"]
@@ -73,7 +73,7 @@ def test_a_tar_without_its_end_is_whole(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=4096), st.integers(0, 3))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_end_in_members_or_in_a_reason(tmp_path: Path, noise: bytes, at: int) -> None:
+def test_any_bytes_give_members_or_a_reason(tmp_path: Path, noise: bytes, at: int) -> None:
     path = made(tmp_path / "some.tar", [("a.jpg", bytes(300)), (LONG, b"b")], tarfile.PAX_FORMAT)
     data = bytearray(path.read_bytes())
     data[at * 512 : at * 512 + len(noise)] = noise

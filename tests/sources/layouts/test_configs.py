@@ -72,8 +72,8 @@ def test_kohya_dataset_toml(tmp_path):
     two = "2 images have the captions of 0:cats, not those of 1:cats, the first is cats/a.jpg"
     assert details["in-two-sets"] == two
     assert details["config-ignored"] == "1 setting of dataset.toml has no effect here: batch_size"
-    asks = "flip_aug = true (--flip), resolution = 768 (--resolution), shuffle_caption = true (--shuffle-tags)"
-    assert details["config-asks"] == f"the entries follow options, not dataset.toml: {asks}"
+    conflicts = "flip_aug = true (--flip), resolution = 768 (--resolution), shuffle_caption = true (--shuffle-tags)"
+    assert details["config-asks"] == f"the entries follow options, not dataset.toml: {conflicts}"
     assert rows(scan(tmp_path)) == rows(found)
     plain = scan(tmp_path, SourceOptions(layout="folder"))
     assert len(plain.samples) == 5
@@ -95,10 +95,10 @@ def test_captions_that_kohya_draws(tmp_path):
     put(tmp_path, {"dataset.toml": text})
     found = scan(tmp_path)
     assert rows(found) == [("a/x.jpg", "a {red|blue} cat\0a dog", 1), ("a/y.jpg", "{one}", 1)]
-    (asks,) = found.notes
-    assert (asks.reason, asks.count) == ("config-asks", 4)
-    assert 'caption_separator = ";" (--tag-separator)' in asks.detail
-    assert "caption_tag_dropout_rate = 0.1 (captions with fewer tags, and --caption-lines all)" in asks.detail
+    (note,) = found.notes
+    assert (note.reason, note.count) == ("config-asks", 4)
+    assert 'caption_separator = ";" (--tag-separator)' in note.detail
+    assert "caption_tag_dropout_rate = 0.1 (captions with fewer tags, and --caption-lines all)" in note.detail
 
 
 def test_kohya_metadata(tmp_path, monkeypatch):

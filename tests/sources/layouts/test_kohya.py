@@ -72,8 +72,8 @@ def test_regularization_images_are_as_many_as_training_images(train, reg):
     sets = [ImageSet(folder="", balance="x", repeats=train)]
     sets += [ImageSet(folder="", balance="x", repeats=each, is_reg=True) for _, each in reg]
     found = balanced(sets, [1, *(count for count, _ in reg)])
-    mine = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at].tolist()]
-    assert mine == (by_rounds(train, each) if (each := [n for count, n in reg for _ in range(count)]) else [])
+    numbers = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at].tolist()]
+    assert numbers == (by_rounds(train, each) if (each := [n for count, n in reg for _ in range(count)]) else [])
 
 
 def test_regularization_images_that_the_trainer_leaves_out(tmp_path):
@@ -97,7 +97,7 @@ def test_regularization_images_that_the_trainer_leaves_out(tmp_path):
         ("001_b/b.jpg", "001 is hardly a number of repeats"),
     ],
 )
-def test_names_that_may_mean_something_else(tmp_path, name, why):
+def test_ambiguous_folder_names(tmp_path, name, why):
     put(tmp_path, {"10_cat/a.jpg": "x", name: "x"})
     with pytest.raises(SourceAmbiguousError) as caught:
         scan(tmp_path)
