@@ -1,4 +1,4 @@
-"""Settings for all tests: property tests are judged by what they find, not by how busy the machine is."""
+"""Settings for all tests; property tests have no deadline, because the machine may be busy."""
 
 import gc
 import os
@@ -15,12 +15,12 @@ from latentcache.fields.registry import VARIABLE, field_kinds
 from latentcache.store import gather
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # else every process of a test would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # otherwise every child process would ignore it, too
 
-# A process of a test compiles this package once and not every time: a third of the time of a short command.
+# Child processes share compiled bytecode: this saves a third of the time of a short command.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Test processes share the cores: threads of OpenMP that waited for each other took most of the time of training.
+# Test processes share the cores: OpenMP threads that wait for each other slow down training.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
@@ -31,7 +31,7 @@ settings.load_profile("latentcache")
 
 @pytest.fixture(autouse=True)
 def kinds_of_this_test_only():
-    """Forget field kinds that a test registered, so that the next one has the help and the workers of a user."""
+    """Forget field kinds that a test registered."""
     before = os.environ.get(VARIABLE)
     yield
     if os.environ.get(VARIABLE) != before:
@@ -42,7 +42,7 @@ def kinds_of_this_test_only():
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The compiled library, made by the rule of the Makefile."""
+    """Compile the library with the rule of the Makefile."""
     if not shutil.which("make") or not shutil.which("cc"):
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("native") / "_gather.so"
@@ -52,20 +52,20 @@ def library(tmp_path_factory):
 
 @pytest.fixture(params=["python", "compiled"])
 def each_way(request, monkeypatch):
-    """Reading without and with the compiled library."""
+    """Run the test without and with the compiled library."""
     found = gather.Library(request.getfixturevalue("library")) if request.param == "compiled" else None
     monkeypatch.setattr(gather, "LIBRARY", found)
     return request.param
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without ``-m`` and without a test's own name, what takes minutes or a GPU stays out."""
+    """Deselect slow and GPU tests unless ``-m`` or a test name selects them."""
     if config.getoption("-m") or any("::" in word for word in config.args):
         return
     items[:] = [item for item in items if not {"slow", "gpu"} & {mark.name for mark in item.iter_markers()}]
 
 
 def pytest_collection_finish() -> None:
-    """What collecting imported stays; looking through it again took a second of every collection of garbage."""
+    """Freeze the imported objects: each garbage collection takes a second less."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Bits that flip in files of a cache."""
+"""Flip bits in files of a cache."""
 
 from latentcache.store.snapshot import open_snapshot
 
@@ -14,7 +14,7 @@ def flip(path, offset, mask=1):
 
 
 def damage_payload(cache, row=0, bit=0x10, field="latents", place=5):
-    """Flip one bit in the payload of one row's entry; gives the name of the sample."""
+    """Flip one bit in the payload of a row's entry; return the sample name."""
     snapshot = open_snapshot(cache)
     rows = snapshot.fields[field]
     entry = int(rows.entry[row])

@@ -1,4 +1,4 @@
-"""Descriptions of models from a folder or word and settings."""
+"""Describe models from a folder or model name and settings."""
 
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.fields.latents import LatentsSettings

@@ -1,4 +1,4 @@
-"""Builds whose workers are threads: for tests of encoders, where another process would import torch once more."""
+"""Builds with threads as workers, for encoder tests: a worker process would import torch again."""
 
 import json
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from latentcache.pipeline.workers.transport import as_error
 
 
 def _ask(self, target, /, **arguments):
-    """The answer of a worker process, given here; it travels as JSON all the same."""
+    """Answer a worker request in this process; the answer passes through JSON."""
     device = devices_for("cpu", needs_torch=False)[0].name
     head = {"target": target, "device": device, "arguments": json.loads(json.dumps(arguments))}
     answer = json.loads(json.dumps(process.answer(head)))
@@ -21,6 +21,6 @@ def _ask(self, target, /, **arguments):
 
 @contextmanager
 def in_threads():
-    """Builds of this block start no process."""
+    """Run builds without worker processes."""
     with patch.object(scheduler, "worker_count", lambda *_: 0), patch.object(process.WarmWorker, "ask", _ask):
         yield

@@ -1,4 +1,4 @@
-"""Tiny diffusion pipelines with random weights, saved as a user's folder is."""
+"""Tiny diffusion pipelines with random weights, saved in the layout of diffusers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flux_transformer(text, pooled):
 
 
 def tiny_unet(text, pooled=0):
-    """A denoiser for embeddings of these widths; with pooled ones, that of SDXL."""
+    """A denoiser for embeddings of these widths; SDXL's if there are pooled ones."""
     more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8} if pooled else {}
     more |= {"projection_class_embeddings_input_dim": pooled + 6 * 8} if pooled else {}
     return diffusers.UNet2DConditionModel(
@@ -110,7 +110,7 @@ def tiny_vae(channels=4, scaling=0.13025, shift=None):
 
 
 def parts_of(name: str) -> dict[str, Any]:
-    """The text encoders and tokenizers of a pipeline, random."""
+    """Create the random text encoders and tokenizers of a pipeline."""
     projected = transformers.CLIPTextModelWithProjection
     match name:
         case "StableDiffusionPipeline":
@@ -142,7 +142,7 @@ def parts_of(name: str) -> dict[str, Any]:
 
 
 def make_pipeline(name: str, folder: Path, *, seed: int = 0, vae: Any = None) -> Any:
-    """Save a pipeline whose transformer and scheduler are missing; gives it as it was saved."""
+    """Save a pipeline without transformer and scheduler, and return it."""
     torch.manual_seed(seed)
     cls = getattr(diffusers, name)
     given = parts_of(name) | {"vae": vae}

@@ -1,4 +1,4 @@
-"""Chat templates in the styles that models have, each with and without tags on what the assistant says."""
+"""Chat templates of several styles, each with and without generation tags."""
 
 
 def tagged(template):
@@ -9,7 +9,7 @@ def untagged(template):
     return template.replace("<<", "").replace(">>", "")
 
 
-# A default system message, a header for each turn, a line end after each turn.
+# A default system message, a header and a line end for each turn.
 CHATML = (
     "{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- endif %}"
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
@@ -34,7 +34,7 @@ MISTRAL = (
     "{%- if m.role == 'user' %}{{- '[INST] ' + m.content + ' [/INST]' }}"
     "{%- else %}<<{{- ' ' + m.content + eos_token }}>>{%- endif %}{%- endfor %}"
 )
-# The system message goes into the first turn of the user; the assistant is called model.
+# The system message is part of the first user turn; the assistant is called model.
 GEMMA = (
     "{{- bos_token }}{%- set first = '' %}{%- set turns = messages %}"
     "{%- if messages[0].role == 'system' %}{%- set first = messages[0].content + '\\n\\n' %}"
@@ -45,7 +45,7 @@ GEMMA = (
     "{%- else %}{{- m.content | trim + '<end_of_turn>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"
 )
-# An empty thought before the last answer only; thoughts of earlier answers are taken out.
+# An empty thought before the last answer; earlier thoughts are removed.
 THINKING = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
     "{%- if m.role == 'assistant' %}<<"
@@ -55,11 +55,11 @@ THINKING = (
     "{%- else %}{{- m.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-# Never prompts for an answer when asked to: its header is not learned all the same.
+# Ignores add_generation_prompt: the assistant header is not learned.
 UNASKED = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}{{- m.content + '<|im_end|>\\n' }}{%- endfor %}"
 )
-# Writes the number of turns at the top: every turn changes what stands before it.
+# Writes the number of turns first: every turn changes the text before it.
 COUNTING = (
     "{{- messages | length }}{%- for m in messages %}{{- '<|im_start|>' + m.role + ':' + m.content + '<|im_end|>' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant:' }}{%- endif %}"

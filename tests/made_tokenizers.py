@@ -1,4 +1,4 @@
-"""Tokenizers as a user's folder has them, trained here on the docstrings of the standard library."""
+"""Tokenizers trained on the docstrings of the standard library."""
 
 import argparse
 import asyncio
@@ -40,7 +40,7 @@ def texts():
 
 
 def byte_level(split=None, *, special=CHATML_TOKENS, first=True, nfc=False, vocab_size=600, **model):
-    """Byte-level BPE: GPT-2's splitting, or a regex and bytes; special tokens before or after the vocabulary."""
+    """Train byte-level BPE with GPT-2's split or a regex; special tokens first or last."""
     tokenizer = Tokenizer(models.BPE(**model))
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -57,7 +57,7 @@ def byte_level(split=None, *, special=CHATML_TOKENS, first=True, nfc=False, voca
 
 
 def unigram(special=("<unk>", "<s>", "</s>")):
-    """As converted SentencePiece models are: Metaspace and scores, control tokens in the vocabulary."""
+    """Train a Unigram tokenizer in the layout of converted SentencePiece models."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     trainer = trainers.UnigramTrainer(
@@ -68,7 +68,7 @@ def unigram(special=("<unk>", "<s>", "</s>")):
 
 
 def save(tokenizer, folder, *, template=None, roles=None, bos_first=None, **config):
-    """A folder as ``save_pretrained`` leaves it."""
+    """Save a folder in the layout of ``save_pretrained``."""
     folder.mkdir(parents=True, exist_ok=True)
     if bos_first:
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,4 +1,4 @@
-"""Small videos, made with PyAV, and their frames in a plain loop."""
+"""Small videos written with PyAV, and their frames in a plain loop."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +16,7 @@ KINDS = {
 
 
 def pixels(number, height, width, seed=0):
-    """Frame ``number`` (H, W, 3): gradients that move, and a bar at a height that says the number."""
+    """Frame ``number`` (H, W, 3): moving gradients and a bar whose height encodes the number."""
     y, x = np.mgrid[:height, :width]
     red, green, blue = np.random.default_rng(seed).integers(0, 256, 3)
     frame = np.stack([x * 2 + number * 9 + red, y * 3 + green, x + y + 5 * number + blue], axis=-1) % 256
@@ -69,7 +69,7 @@ def write_video(
 
 
 def write_sound(path):
-    """An mp4 file with a second of silence and no video stream."""
+    """Write an mp4 file with a second of silence and no video stream."""
     with av.open(str(path), "w", format="mp4") as file:
         sound = file.add_stream("aac", rate=48000)
         silence = av.AudioFrame.from_ndarray(np.zeros((2, 48000), dtype=np.float32), format="fltp", layout="stereo")
@@ -79,7 +79,7 @@ def write_sound(path):
 
 
 def plain_frames(path: Path):
-    """(N, H, W, 3) all frames of a video as they are stored, and their times in seconds."""
+    """Decode all frames (N, H, W, 3) and their times in seconds."""
     with av.open(str(path)) as file:
         found = [(frame.to_ndarray(format="rgb24"), frame.pts * frame.time_base) for frame in file.decode(video=0)]
     return np.stack([frame for frame, _ in found]), [time for _, time in found]

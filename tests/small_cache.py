@@ -1,4 +1,4 @@
-"""Commands run in this process, and a small cache of a few images: shared by the tests of the upper folders."""
+"""Commands run in this process, and a small cache of a few images."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ class Done:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The one object on stdout."""
+        """The JSON object on stdout."""
         assert self.out.count("\n") == 1, self.out + self.err
         value = json.loads(self.out)
         assert self.out.isascii()
@@ -44,7 +44,7 @@ class Done:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Its error, checked to be on stderr in the same words."""
+        """The error; it must also be on stderr."""
         found = self.json["error"]
         assert set(found) - {"holder"} == {"slug", "what", "where", "why", "fix"}
         assert found["slug"]
@@ -57,7 +57,7 @@ class Done:
 
 @pytest.fixture
 def run(capsys):
-    """Runs a command; gives status, stdout and stderr."""
+    """Run a command; return status, stdout and stderr."""
 
     def command(*words):
         capsys.readouterr()
@@ -70,7 +70,7 @@ def run(capsys):
 
 
 def draw(path, size=(96, 64), seed=0):
-    """An image of noise; ``size`` is (width, height)."""
+    """Draw an image of noise; ``size`` is (width, height)."""
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(noise).save(path)
@@ -87,7 +87,7 @@ def draw_four(folder):
 
 
 def build(data, out, **more):
-    """Build ``out`` from ``data`` with the stub encoder on a small grid; gives the report."""
+    """Build ``out`` from ``data`` with the stub encoder on a small grid; return the report."""
     wanted = {"model": "stub", "resolutions": (64,), "bucket_step": 8}
     recipe = wanted | {name: more.pop(name) for name in list(more) if name in _RECIPE_FIELDS}
     return build_cache(BuildSettings(data=data, out=out, fields={"latents": LatentsSettings(**recipe)}, **more))
@@ -108,7 +108,7 @@ def cache(data, tmp_path):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """A data folder and its finished cache, for tests that change neither."""
+    """A data folder and its finished cache, for tests that do not change them."""
     folder = tmp_path_factory.mktemp("shared")
     build(draw_four(folder / "data"), folder / "cache")
     return folder / "data", folder / "cache"
@@ -130,7 +130,7 @@ sys.exit(main(words))
 
 
 def as_nobody(warm, words):
-    """Status, stdout and stderr of a command run by a user without rights, after a similar one as root."""
+    """Run a command as an unprivileged user, after a similar one as root."""
     given = json.dumps([[str(word) for word in part] for part in (warm, words)])
     done = subprocess.run([sys.executable, "-c", _AS_NOBODY, given], capture_output=True, text=True, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
@@ -145,7 +145,7 @@ def open_folder():
 
 
 def of_three_sizes(folder, count):
-    """A cache of ``count`` images in three buckets in turn: seventeen are six batches of three."""
+    """A cache of ``count`` images in three buckets in turn; 17 images give six batches of three."""
     for number in range(count):
         draw(folder / "data" / f"{number:02}.png", [(96, 64), (64, 96), (80, 80)][number % 3], seed=number)
     build(folder / "data", folder / "cache")
@@ -153,6 +153,6 @@ def of_three_sizes(folder, count):
 
 
 def counts(samples, encoded=0, cached=0, quarantined=0, *, duplicates=0, no_caption=1):
-    """``counts`` of a build; one of four drawn images has no caption."""
+    """Expected ``counts`` of a build; one of four drawn images has no caption."""
     made = {"samples": samples, "encoded": encoded, "cached": cached, "duplicates": duplicates}
     return made | {"quarantined": quarantined, "no_caption": no_caption}

@@ -1,4 +1,4 @@
-"""Small files of records and caches of their tokens, by the stub tokenizer: shared by tests of ragged fields."""
+"""Small record files and token caches of the stub tokenizer."""
 
 import dataclasses
 import json
@@ -20,19 +20,19 @@ _RECIPE_FIELDS = {one.name for one in dataclasses.fields(InputIdsSettings)}
 
 
 def texts(count, longest=60, seed=0):
-    """``count`` different texts; with ``longest`` of 4000 about 130 of them fill two blocks."""
+    """``count`` different texts; about 130 with ``longest=4000`` fill two blocks."""
     draw = random.Random(seed)
     return [f"{number}: {'ab é' * draw.randint(0, longest // 4)}" for number in range(count)]
 
 
 def write_texts(path, lines):
-    """One record a line; a tuple is written as its first part."""
+    """Write one record per line; of a tuple, write the first item."""
     path.write_text("".join(f"{json.dumps({'text': one}) if isinstance(one, str) else one[0]}\n" for one in lines))
     return path
 
 
 def build(data, cache=None, **settings):
-    """A build by the stub tokenizer, in this process unless ``workers`` says otherwise."""
+    """Build with the stub tokenizer, by default in this process."""
     given = {"workers": 0, "out": cache} | settings
     recipe = {"tokenizer": "stub"} | {name: given.pop(name) for name in list(given) if name in _RECIPE_FIELDS}
     source = {name: given.pop(name) for name in ("datasets", "text_lines") if name in given}
@@ -42,17 +42,17 @@ def build(data, cache=None, **settings):
 
 
 def opened(cache):
-    """The current snapshot and a reader of it."""
+    """Open the current snapshot and a reader."""
     snapshot = open_snapshot(cache)
     return snapshot, EntryReader(CachePaths(cache), snapshot)
 
 
 def spoken(snapshot, reader):
-    """Every document as text; the ids of the stub are bytes, and the last one ends the text."""
+    """Decode every document; ids of the stub are bytes, and the last one ends the text."""
     rows = range(len(snapshot.fields[FIELD]))
     return [bytes(reader.read(FIELD, row)[:-1].astype("u1")).decode() for row in rows]
 
 
 def tamper(cache, block=0, place=200):
-    """Change a byte of the ids of the block of a row; gives the sample's name."""
+    """Change a byte in a row's block of ids; return the sample name."""
     return damage_payload(cache, row=block, bit=1, field=FIELD, place=place)

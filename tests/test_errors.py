@@ -25,7 +25,7 @@ def make(cls, **parts):
 
 
 def branch_of(cls):
-    """The class just below :class:`LatentcacheError` that this one belongs to."""
+    """Return the ancestor directly below :class:`LatentcacheError`."""
     return cls if cls is LatentcacheError else cls.__mro__[cls.__mro__.index(LatentcacheError) - 1]
 
 
@@ -78,7 +78,7 @@ def test_errors_are_python_exceptions(name, builtin):
 
 
 def test_the_catalog_lists_every_slug_that_the_package_uses():
-    """A slug is the class's own, or given at the place that raises it."""
+    """A slug is that of the class, or an argument of the raise."""
     rows = {one.name: one for one in catalog()}
     used = {"output"}  # of the command line's own class
     for path in PACKAGE.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Failpoints: nothing without the variable, and exactly what it says with it."""
+"""Failpoints do nothing without the variable."""
 
 import errno
 import os

@@ -27,7 +27,7 @@ class Size(Value):
 
 
 class Named(Size):
-    """A value with one more part."""
+    """A value with one more field."""
 
     name: str = ""
 

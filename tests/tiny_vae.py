@@ -1,11 +1,11 @@
-"""A tiny seeded AutoencoderKL with two levels, made and saved by diffusers itself."""
+"""A tiny seeded AutoencoderKL with two levels, saved by diffusers."""
 
 import diffusers
 import torch
 
 
 def tiny_vae(folder, *, seed=7, **config):
-    """The folder of the model; the same seed gives the same weights."""
+    """Create the model's folder; the same seed gives the same weights."""
     torch.manual_seed(seed)
     model = diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 2,

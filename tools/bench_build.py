@@ -43,7 +43,7 @@ Times = dict[str, list[float]]
 
 
 def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """(wall seconds, CPU seconds of this process, its threads and the workers it waited for)."""
+    """(wall seconds, CPU seconds of this process, its threads and its finished workers)."""
     gc.collect()
     wall, cpu = time.perf_counter(), _cpu_seconds()
     work()
@@ -51,7 +51,7 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def run_rounds(bench: Bench, rounds: int, names: Sequence[str]) -> dict[str, Times]:
-    """Wall and CPU seconds of these systems; one round before them warms caches and is not counted."""
+    """Measure wall and CPU seconds of these systems; one warm-up round is not counted."""
     times: dict[str, Times] = {"wall": {name: [] for name in names}, "cpu": {name: [] for name in names}}
     for number in range(rounds + 1):
         turned = [*names[number % len(names) :], *names[: number % len(names)]]
@@ -66,7 +66,7 @@ def run_rounds(bench: Bench, rounds: int, names: Sequence[str]) -> dict[str, Tim
 
 
 def by_command(bench: Bench) -> dict[str, Any]:
-    """One build as a person runs it: start of the program, imports and model included."""
+    """Time a build by the command, with start, imports and model."""
     bench.clear()
     words = [sys.executable, "-m", "latentcache", "build", bench.data, "--out", bench.work / "cache", "--json"]
     words += ["--model", bench.model, "--resolution", "256", "--bucket-step", "32", "--resample", "lanczos-u8"]
@@ -79,7 +79,7 @@ def by_command(bench: Bench) -> dict[str, Any]:
 
 
 def measure(bench: Bench, rounds: int, names: Sequence[str], *, memory: bool) -> dict[str, Any]:
-    """Everything about one encoder."""
+    """Run all measures of one encoder."""
     found: dict[str, Any] = {"encoder": bench.name, "images": bench.images, "threads": bench.torch_threads}
     found |= {"seconds": run_rounds(bench, rounds, names), "command": by_command(bench)}
     if memory:
@@ -88,7 +88,7 @@ def measure(bench: Bench, rounds: int, names: Sequence[str], *, memory: bool) ->
 
 
 def summary(result: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """System -> images a second, efficiency, CPU milliseconds a image and MiB."""
+    """Map each system to images per second, efficiency, CPU milliseconds per image and MiB."""
     wall, cpu, count = result["seconds"]["wall"], result["seconds"]["cpu"], result["images"]
     found = {}
     for name in wall:
@@ -105,7 +105,7 @@ def summary(result: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """One encoder as Markdown."""
+    """Format one encoder as Markdown."""
     head = "img/s, median | best | efficiency, median | worst | CPU ms a image | MiB"
     lines = [f"| {result['encoder']} | {head} |", "|---|" + "---:|" * 6]
     for name, row in summary(result).items():
@@ -118,7 +118,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def again_table(found: Times, count: int) -> str:
-    """Second builds as Markdown."""
+    """Format second builds as Markdown."""
     lines = ["| a second build | files/s, median | best |", "|---|---:|---:|"]
     labels = {"young": "right after, all files hashed again", "touched": "files touched", "old": "nothing touched"}
     for name, label in labels.items():
@@ -128,7 +128,7 @@ def again_table(found: Times, count: int) -> str:
 
 
 def check_table(found: dict[str, float]) -> str:
-    """What was stored, as Markdown."""
+    """Format the differences of stored latents as Markdown."""
     lines = ["| what is stored, against a reference | |", "|---|---:|"]
     return "\n".join(lines + [f"| {name} | {value:.3g} |" for name, value in found.items()])
 
@@ -186,7 +186,7 @@ def run_all(folder: Path, counts: Counts, options: argparse.Namespace) -> dict[s
 
 
 def peak_in_here(bench: Bench, system: str) -> int:
-    """Bytes this process and its workers hold at the peak of one system, above what it held before."""
+    """Measure the peak memory of one system with its workers, above the start, in a new process."""
     bench.clear()
     gc.collect()
     with Watch() as watch:

@@ -36,7 +36,7 @@ from gpu_models import Scene
 from gpu_text import text_encoders
 from gpu_timing import Row, calibrate, ceiling, limited
 
-#: Seconds of each part; a part is stopped after half as much again.
+#: Time of each part in seconds; a part is stopped after 1.5 times as long.
 BUDGETS = {
     "calibrate": 20,
     "encoders": 150,
@@ -54,7 +54,7 @@ Part = Callable[[Callable[[], float]], Iterable[Row]]
 
 
 def parts(scene: Scene, folder: Path, found: Mapping[str, Any]) -> dict[str, Part]:
-    """All parts by name, in their order."""
+    """Map the name of each part to its function, in order."""
     return {
         "calibrate": lambda left: calibrate(scene),
         "encoders": lambda left: rates(scene, ceiling(found["calibrate"]["rows"]), left),
@@ -68,7 +68,7 @@ def parts(scene: Scene, folder: Path, found: Mapping[str, Any]) -> dict[str, Par
 
 
 def run_part(part: Part, budget_s: float) -> dict[str, Any]:
-    """Its rows, how long it took, and what went wrong where; rows are printed as they come."""
+    """Run one part: rows, time and errors; rows are printed as they arrive."""
     started = time.monotonic()
     found: dict[str, Any] = {"rows": [], "error": None}
     try:
@@ -86,7 +86,7 @@ def run_part(part: Part, budget_s: float) -> dict[str, Any]:
 
 
 def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """What an H200 should reach, and what was found; None where it was not measured."""
+    """Return expected and measured values of an H200; None if not measured."""
     encoders, builds = found["encoders"]["rows"], found["builds"]["rows"]
     sdxl = [row for row in encoders if row["model"] == "SDXL KL" and row.get("side") == 1024 and "img/s" in row]
     plain = [row for row in sdxl if row["variant"].startswith("bf16")]
@@ -117,7 +117,7 @@ def _bar(name: str, wanted: float, found: float | None) -> Row:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """All tables."""
+    """Format all tables."""
     lines = [f"{result['device']}, torch {result['torch']}{', tiny: shapes, no figures' if result['tiny'] else ''}"]
     for name, part in result["parts"].items():
         lines.append(f"\n### {name} ({part['seconds']:.0f} s)\n")
@@ -126,7 +126,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows as Markdown; a column for every name that any row has."""
+    """Format rows as Markdown, with a column for every key."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     lines += [f"| {' | '.join(_cell(row.get(name)) for name in names)} |" for row in rows]

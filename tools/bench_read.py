@@ -64,12 +64,12 @@ PARTS = ("cold", "waiting", "start", "warm", "profile", "prompts", "tokens")
 
 
 def log(words: str) -> None:
-    """Progress: a whole run takes half an hour."""
+    """Print progress: a full run takes half an hour."""
     print(words, file=sys.stderr, flush=True)
 
 
 def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epoch]]:
-    """Order -> name -> what serves an epoch of batches."""
+    """Map order and name to the function that serves an epoch of batches."""
     plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1]))
     other |= peers(folder / "peers", data, BATCH)
     other = {name: multiplied(epoch) for name, epoch in other.items()}
@@ -78,7 +78,7 @@ def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epo
 
 
 def seconds_per_batch(epoch: Epoch, plan: list[list[int]]) -> float:
-    """Workers are started before the clock is, and the first batch is not counted."""
+    """Measure seconds per batch, without the start of workers and the first batch."""
     iterator = epoch(plan)
     next(iterator)
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def seconds_per_batch(epoch: Epoch, plan: list[list[int]]) -> float:
 
 
 def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bool) -> dict[str, list[float]]:
-    """Seconds a batch; the first round warms the page cache and is not counted."""
+    """Measure seconds per batch; the first round warms the page cache and is not counted."""
     times: dict[str, list[float]] = {name: [] for name in epochs}
     random = np.random.default_rng(1)
     for number in range(rounds + 1):
@@ -103,7 +103,7 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
 
 
 def bench_prompts(folder: Path, prompts: Prompts, megabytes: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a batch of latents and embeddings; ``memcpy`` copies as many bytes as a batch has."""
+    """Measure seconds per batch of latents and embeddings; ``memcpy`` copies as many bytes."""
     count = max((megabytes << 20) // prompts.size, 2 * BATCH)
     write_prompts(folder / "cache", prompts, count)
     source = np.random.default_rng(4).integers(0, 256, count * prompts.size, dtype=np.uint8).data
@@ -116,7 +116,7 @@ def bench_prompts(folder: Path, prompts: Prompts, megabytes: int, rounds: int) -
 
 
 def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
-    """Candidates from a cold page cache: all that read a disk, without worker processes."""
+    """Measure candidates from a cold page cache: all that read a disk, without workers."""
     names = ["loader()", "loader(), three resolutions", "cat, loader()"]
     names += [*others(folder, (data.shape[0], data.shape[1])), *peers(folder / "peers", data, BATCH)]
     return [name for name in names if "2 workers" not in name]
@@ -125,7 +125,7 @@ def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
 def bench_cold(
     folder: Path, names: Iterable[str], count: int, size: int, rounds: int
 ) -> dict[str, list[list[float]]]:
-    """(seconds to the first batch, seconds a batch, MiB read from the disk), each time in a new process."""
+    """Measure (seconds to the first batch, seconds per batch, MiB read), each in a new process."""
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, rows in found.items():
@@ -156,12 +156,12 @@ def cat(cache: Path) -> None:
 
 
 def cold_child(name: str, folder: Path, count: int, size: int) -> None:
-    """Serve part of an epoch and print what it took."""
+    """Serve part of an epoch and print its times."""
     data = np.broadcast_to(np.zeros(1, np.uint8), (count, size))
     plan = np.random.default_rng(7).permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
     batches = max(2, len(plan) // COLD_PART)
     plain = others(folder, (count, size))
-    if "loader()" not in name and name not in plain:  # imports its library now
+    if "loader()" not in name and name not in plain:  # imports the library before the clock starts
         plain = peers(folder / "peers", data, BATCH, formats=name.split(",")[:1])
     before, start = disk_mib(), time.perf_counter()
     if name == "cat, loader()":
@@ -175,13 +175,13 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
 
 
 def disk_mib() -> float:
-    """MiB that this process had read from a disk."""
+    """Return the MiB that this process has read from a disk."""
     lines = Path("/proc/self/io").read_text("ascii").splitlines()
     return int(next(line for line in lines if line.startswith("read_bytes")).split()[1]) / 2**20
 
 
 def busy() -> None:
-    """4 ms of numpy, which holds the interpreter only in part."""
+    """4 ms of numpy, which holds the GIL part of the time."""
     end, values = time.perf_counter() + COMPUTE_S, np.ones(1 << 14, np.float32)
     while time.perf_counter() < end:
         np.sqrt(values, out=values)
@@ -195,7 +195,7 @@ def multiplying() -> None:
 
 
 def spinning() -> None:
-    """4 ms of pure Python, which never lets the interpreter go of its own accord."""
+    """4 ms of pure Python, which holds the GIL."""
     end = time.perf_counter() + COMPUTE_S
     while time.perf_counter() < end:
         pass
@@ -207,7 +207,7 @@ STEPS: dict[str, Callable[[], None]] = {
 
 
 def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds that each step waits for its batch."""
+    """Measure the milliseconds that each step waits for its batch."""
     cache = open_cache(folder / "cache")
     waits: dict[str, list[float]] = {}
     options: list[dict[str, Any]] = [{}, {"prefetch": 0}]
@@ -215,7 +215,7 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
         for option in options:
             for name, step in STEPS.items():
                 loader = cache.loader(batch_size=BATCH, remainder="drop", **option)
-                for _ in loader:  # entries are proven and buffers made: what every later epoch finds
+                for _ in loader:  # the first epoch verifies checksums and allocates buffers
                     pass
                 words = ", ".join(f"{key}={value}" for key, value in option.items())
                 waits.setdefault(f"loader({words}) beside {name}", []).extend(step_waits(iter(loader), step))
@@ -223,9 +223,9 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]:
-    """Milliseconds of each wait but the first two, in which the loader has yet to see how long a step takes.
+    """Return the milliseconds of each wait except the first two, before the loader knows the step time.
 
-    A step holds its batch until it has the next, as a loop does.
+    A step keeps its batch until it has the next one.
     """
     waits: list[float] = []
     batch = next(iterator)
@@ -237,7 +237,7 @@ def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]
     return waits[2:-1]
 
 
-#: What a batch's time goes to -> where it is in the package.
+#: Stage of a batch -> its functions in the package.
 STAGES: dict[str, tuple[Any, str]] = {
     "read; the library also proves and scales": (gather.Reading, "finish"),
     "scale and shift without the library": (Affine, "apply"),
@@ -246,11 +246,11 @@ STAGES: dict[str, tuple[Any, str]] = {
 
 
 def bench_profile(folder: Path, epochs: int) -> dict[str, float]:
-    """CPU microseconds of a batch by what they go to; other work on the machine hardly changes them."""
+    """Measure CPU microseconds per batch and stage; other processes hardly change them."""
     cache = open_cache(folder / "cache")
     depths = {depth: cache.loader(batch_size=BATCH, remainder="drop", prefetch=depth) for depth in (0, 2)}
     spent, totals = dict.fromkeys(STAGES, 0.0), dict.fromkeys(depths, 0.0)
-    for number in range(epochs + 1):  # the first warms everything and is not counted
+    for number in range(epochs + 1):  # warm-up, not counted
         for depth, loader in depths.items():
             with contextlib.ExitStack() as stack:
                 for name, (owner, function) in STAGES.items() if number and not depth else ():
@@ -269,7 +269,7 @@ def bench_profile(folder: Path, epochs: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, function: str, other: Any) -> Iterator[None]:
-    """Have another function in the place of one."""
+    """Replace one function during a block."""
     real = getattr(owner, function)
     setattr(owner, function, other)
     try:
@@ -280,7 +280,7 @@ def replaced(owner: Any, function: str, other: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def timed(owner: Any, function: str, spent: dict[str, float], name: str) -> Iterator[None]:
-    """Add the CPU seconds of each call of a function to ``spent``."""
+    """Wrap a function to add its CPU seconds to ``spent``."""
     real = getattr(owner, function)
 
     def measured(*words: Any, **options: Any) -> Any:
@@ -312,7 +312,7 @@ print(1000 * first, anonymous() - before)
 
 
 def bench_start(folder: Path) -> tuple[float, float]:
-    """(ms from opening to the first batch, MiB of anonymous memory after an epoch) in a process of its own."""
+    """Measure (ms from open to the first batch, MiB of anonymous memory after an epoch) in a new process."""
     command = [sys.executable, "-c", _CHILD, str(folder / "cache")]
     first, memory = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return float(first), float(memory)
@@ -323,13 +323,12 @@ def ratios_of(times: dict[str, list[float]], name: str) -> list[float]:
 
 
 def table(first: str, heads: Sequence[str], rows: dict[str, list[str]]) -> str:
-    """Markdown."""
     lines = [f"| {first} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     return "\n".join(lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()])
 
 
 def warm_table(results: dict[int, dict[str, list[float]]]) -> str:
-    """How many times as quick as memcpy (middle half of the rounds), and thousand samples a second."""
+    """Format the speed relative to memcpy (middle half of the rounds) and thousand samples per second."""
     heads = [f"{kib} KiB, x memcpy" for kib in results] + [f"{kib} KiB, k samples/s" for kib in results]
     rows: dict[str, list[str]] = {}
     for name in next(iter(results.values())):
@@ -340,7 +339,7 @@ def warm_table(results: dict[int, dict[str, list[float]]]) -> str:
 
 
 def prompts_table(results: dict[str, dict[str, list[float]]]) -> str:
-    """How many times as quick as memcpy, and samples a second."""
+    """Format the speed relative to memcpy, and samples per second."""
     rows = {
         name: [
             f"{statistics.median(ratios_of(times, name)):.2f}, {BATCH / statistics.median(times[name]):.0f}"
@@ -352,7 +351,7 @@ def prompts_table(results: dict[str, dict[str, list[float]]]) -> str:
 
 
 def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
-    """Ms to the first batch, samples a second, and MiB read from the disk."""
+    """Format ms to the first batch, samples per second, and MiB read from the disk."""
     rows: dict[str, list[str]] = {}
     for name in next(iter(results.values())):
         medians = [np.median(found[name], axis=0) for found in results.values()]
@@ -361,7 +360,7 @@ def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
 
 
 def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: Sequence[str]) -> dict[str, Any]:
-    """The chosen parts for payloads of one size; of readers ``memcpy`` and those with a word of ``only``."""
+    """Run the chosen parts for one payload size; ``only`` selects readers beside ``memcpy``."""
     found: dict[str, Any] = {}
 
     def is_chosen(name: str) -> bool:
@@ -374,7 +373,7 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: S
         if "cold" in parts:
             names = filter(is_chosen, cold_names(folder, data))
             found["cold"] = bench_cold(folder, names, len(data), data.shape[1], min(rounds, 3))
-        evict(folder)  # reads at random places leave small pages in the page cache
+        evict(folder)  # random reads leave small pages in the page cache
         cat(folder / "three")
         cat(folder / "cache")
         if "waiting" in parts:
@@ -391,7 +390,7 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str], only: S
 
 
 def report(results: dict[int, dict[str, Any]]) -> str:
-    """All tables."""
+    """Format all tables."""
     some = next(iter(results.values()))
     warm = {order: {kib: found[order] for kib, found in results.items()} for order in ORDERS if order in some}
     parts = [f"{order}\n\n{warm_table(found)}" for order, found in warm.items()]

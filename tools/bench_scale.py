@@ -47,7 +47,7 @@ from latentcache.verify.collect import collect
 
 _NUM_BUCKETS = 24
 _MIB, _GIB = 1 << 20, 1 << 30
-#: MiB per million rows that a part holds at its peak; a part that needs more than there is does not start.
+#: Peak MiB per million rows of each part; a part that needs more than the free memory is skipped.
 _NEEDS = {
     "make": 700,
     "plan": 100,
@@ -59,7 +59,7 @@ _NEEDS = {
     "jpegs": 400,
     **dict.fromkeys(("texts", "build", "second build", "verify", "verify --full", "first batch", "collect"), 500),
 }
-#: Files behind all links of the part ``jpegs``.
+#: Number of files behind the links of the part ``jpegs``.
 _JPEGS = 200
 
 Found = dict[str, float]
@@ -72,7 +72,7 @@ def make(rows: int, folder: Path) -> Found:
 
 
 def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
-    """One epoch of 24 skewed buckets on 4 ranks, and the rest of it on 3."""
+    """Plan one epoch of 24 skewed buckets on 4 ranks, and its rest on 3."""
     rng = np.random.default_rng(0)
     part = rng.dirichlet(np.ones(_NUM_BUCKETS) * 0.5)
     bucket = rng.choice(_NUM_BUCKETS, p=part, size=rows).astype(np.int32)
@@ -88,12 +88,12 @@ def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
 
 
 def mixed(rows: int, folder: Path) -> Found:
-    """The same of two sources with three quarters and one quarter of the samples, and equal weights."""
+    """Plan two sources with three quarters and one quarter of the samples, and equal weights."""
     return plan(rows, folder, weighted=True)
 
 
 def rank(rows: int, folder: Path) -> Found:
-    """What a training rank loads before its first read: snapshot, plan, and where the first batch is."""
+    """Load a training rank up to its first read: snapshot, plan and the position of the first batch."""
     started = time.perf_counter()
     cache = open_cache(folder / "cache")
     loader = cache.loader(batch_size=16, rank=0, world_size=4, fields=("latents",))
@@ -107,14 +107,14 @@ def rank(rows: int, folder: Path) -> Found:
 
 
 def catalog(rows: int, folder: Path) -> Found:
-    """The committed items, as a build looks them up."""
+    """Look up the committed items as a build does."""
     started = time.perf_counter()
-    count = len(load_catalog(CachePaths(folder / "cache")))  # makes its columns
+    count = len(load_catalog(CachePaths(folder / "cache")))  # loads its columns
     return {"seconds": time.perf_counter() - started, "checked": float(count == rows)}
 
 
 def listing(rows: int, folder: Path) -> Found:
-    """List the folder and stat each file, and nothing else."""
+    """List the folder and stat each file."""
     started = time.perf_counter()
     count, folders = 0, [str(folder / "data")]
     while folders:
@@ -128,7 +128,7 @@ def listing(rows: int, folder: Path) -> Found:
 
 
 def new_image(rows: int, folder: Path) -> Found:
-    """A build that finds one new image."""
+    """Build with one new image."""
     Image.new("RGB", (64, 64), (1, 2, 3)).save(folder / "data" / "00000" / "new.png")
     started = time.perf_counter()
     report = build_cache(build_settings(folder / "data", folder / "cache"))
@@ -156,7 +156,7 @@ def jpegs(rows: int, folder: Path) -> Found:
 
 
 def texts(rows: int, folder: Path) -> Found:
-    """One file of short records: 230 bytes at the mean."""
+    """Write one file of short records: 230 bytes on average."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "texts.jsonl").open("w", encoding="ascii") as file:
         for number in range(rows):
@@ -165,7 +165,7 @@ def texts(rows: int, folder: Path) -> Found:
 
 
 def build(rows: int, folder: Path) -> Found:
-    """A build of the records, with one worker process."""
+    """Build the records with one worker process."""
     fields = {"input_ids": InputIdsSettings(tokenizer="stub")}
     settings = BuildSettings(data=folder / "texts.jsonl", out=folder / "tokens", fields=fields)
     report = build_cache(settings)
@@ -173,25 +173,25 @@ def build(rows: int, folder: Path) -> Found:
 
 
 def check(rows: int, folder: Path, *, full: bool = False) -> Found:
-    """A check of the records: their file is stated, indexes and columns are read."""
+    """Check the records: stat their file, read indexes and columns."""
     report = verify_cache(folder / "tokens", full=full)
     return {"checked": float(report.counts["ok"] == rows)}
 
 
 def full_check(rows: int, folder: Path) -> Found:
-    """A check that reads every record and every token."""
+    """Check every record and every token."""
     return check(rows, folder, full=True)
 
 
 def first_batch(rows: int, folder: Path) -> Found:
-    """What a rank does before its first step: open, pack into rows of 2048 tokens, plan, read one batch."""
+    """Start a rank: open, pack into rows of 2048 tokens, plan, read one batch."""
     view = open_cache(folder / "tokens").rows(pack=2048)
     batch = next(iter(view.loader(batch_size=8, rank=0, world_size=4)))
     return {"checked": float(len(batch["input_ids"]) == 8)}
 
 
 def garbage(rows: int, folder: Path) -> Found:
-    """A collection that finds nothing."""
+    """Run gc with nothing to delete."""
     return {"checked": float(collect(folder / "tokens", apply=True).unreferenced == 0)}
 
 
@@ -203,7 +203,7 @@ PARTS: Mapping[str, Callable[[int, Path], Found]] = {
 
 
 def in_own_process(part: str, rows: int, folder: Path, free_bytes: int) -> dict[str, Any]:
-    """One part in a fresh interpreter, or why it did not run."""
+    """Run one part in a new interpreter; return its row or the reason why it did not run."""
     if _NEEDS[part] * _MIB * rows // 1_000_000 > free_bytes:
         return {"part": part, "rows": rows, "not run": "not enough memory free"}
     words = [sys.executable, __file__, "--alone", part, str(rows), str(folder)]
@@ -217,7 +217,7 @@ def in_own_process(part: str, rows: int, folder: Path, free_bytes: int) -> dict[
 
 
 def alone(part: str, rows: int, folder: Path) -> Found:
-    """One part, its seconds of wall and processor time, and its peak of MiB above the interpreter."""
+    """Run one part; return wall and processor seconds, and peak MiB above the interpreter."""
     before, cpu, started = _most_bytes(), _cpu(), time.perf_counter()
     found = PARTS[part](rows, folder)
     times = {"seconds": time.perf_counter() - started, "cpu_s": _cpu() - cpu}
@@ -225,13 +225,13 @@ def alone(part: str, rows: int, folder: Path) -> Found:
 
 
 def _cpu() -> float:
-    """Processor seconds of this process and of its workers that have ended."""
+    """Processor seconds of this process and its finished workers."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
-    """All parts as Markdown, with the cost of a new image beyond the listing."""
+    """Format all parts as Markdown, with the cost of a new image beyond the listing."""
     lines = ["| part | rows | s | CPU s | us per row | peak, MiB | bytes per row |", "|---|" + "---:|" * 6]
     for row in _with_differences(found):
         about = f"| {row['part']} | {row['rows']:,} |"
@@ -257,13 +257,13 @@ def _with_differences(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def free_memory() -> int:
-    """Bytes that the system says are available."""
+    """Return the available bytes of the system."""
     lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _most_bytes() -> int:
-    """The peak of this process; ``ru_maxrss`` would count its parent's before it was another program."""
+    """Return the peak of this process; ``ru_maxrss`` would include that of its parent."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 

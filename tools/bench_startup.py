@@ -29,7 +29,7 @@ BARE = "python -c pass"
 
 
 def commands(cache: Path) -> dict[str, list[str]]:
-    """What is compared."""
+    """Return the compared commands."""
     return {
         BARE: [sys.executable, "-c", "pass"],
         "latentcache --help": [PROGRAM, "--help"],
@@ -43,7 +43,7 @@ def commands(cache: Path) -> dict[str, list[str]]:
 
 
 def small_cache(folder: Path, count: int = 40) -> Path:
-    """A cache of drawn images, made without torch."""
+    """Create a cache of drawn images without torch."""
     make_images(folder / "images", count, side=96)
     build = [PROGRAM, "build", str(folder / "images"), "--model", "stub", "--resolution", "128", "--quiet"]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
@@ -51,9 +51,9 @@ def small_cache(folder: Path, count: int = 40) -> Path:
 
 
 def measure(todo: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of each command in each round; one round before is not counted, it writes the bytecode."""
+    """Measure processor seconds per command and round; a first round writes the bytecode."""
     times: dict[str, list[float]] = {name: [] for name in todo}
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every start would compile the package
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start compiles the package
     for number in range(rounds + 1):
         for name, command in todo.items():
             before = used()
@@ -64,13 +64,13 @@ def measure(todo: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[fl
 
 
 def used() -> float:
-    """Processor seconds of all processes that have ended."""
+    """Processor seconds of all finished child processes."""
     found = resource.getrusage(resource.RUSAGE_CHILDREN)
     return found.ru_utime + found.ru_stime
 
 
 def table(times: Mapping[str, Sequence[float]]) -> str:
-    """The result as Markdown: median and best in ms of processor time."""
+    """Format median and best processor time in ms as Markdown."""
     lines = ["| command | median ms | best ms |", "|---|---:|---:|"]
     for name, values in times.items():
         lines.append(f"| `{name}` | {1000 * statistics.median(values):.0f} | {1000 * min(values):.0f} |")

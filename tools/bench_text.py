@@ -32,7 +32,7 @@ from latentcache import BuildSettings, build_cache
 from latentcache.fields.prompt_embeds import PromptSettings
 
 BATCH = 8
-#: Tokens of captions: median, spread of the logarithm, most.
+#: Tokens per caption: median, sigma of the logarithm, maximum.
 MEDIAN, SIGMA, MOST = 40, 0.8, 250
 PIPELINES = ("PixArtSigmaPipeline", "FluxPipeline", "StableDiffusionXLPipeline")
 WORDS = [f"{first}{second}{third}" for first in "bdfglm" for second in "aeiou" for third in "nrst"]
@@ -43,14 +43,14 @@ Times = dict[str, dict[str, list[float]]]
 
 
 def captions(count: int) -> list[str]:
-    """Distinct captions of random words."""
+    """Create distinct captions of random words."""
     random = np.random.default_rng(0)
     sizes = np.clip(random.lognormal(np.log(MEDIAN), SIGMA, count), 3, MOST).astype(int)
     return [" ".join(random.choice(WORDS, size)) for size in sizes]
 
 
 def t5(size: Size) -> tuple[Any, Any]:
-    """A T5 encoder and a tokenizer with one token for each word."""
+    """Create a T5 encoder and a tokenizer with one token per word."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), *((f"▁{word}", -3.0) for word in WORDS)]
     config = transformers.T5Config(
         vocab_size=len(pieces),
@@ -64,7 +64,7 @@ def t5(size: Size) -> tuple[Any, Any]:
 
 
 def clip(size: Size, cls: Any = transformers.CLIPTextModel) -> tuple[Any, Any]:
-    """A CLIP text encoder and a tokenizer with one token for each word."""
+    """Create a CLIP text encoder and a tokenizer with one token per word."""
     letters = sorted(set("".join(WORDS)))
     merges = [pair for word in WORDS for pair in ((word[0], word[1]), (word[:2], f"{word[2]}</w>"))]
     pieces = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{one}</w>" for one in letters)]
@@ -87,7 +87,7 @@ def clip(size: Size, cls: Any = transformers.CLIPTextModel) -> tuple[Any, Any]:
 
 
 def make_pipeline(name: str, folder: Path, size: Size) -> Any:
-    """A pipeline of text encoders alone, saved."""
+    """Save a pipeline of text encoders only."""
     torch.manual_seed(0)
     more: dict[str, Any] = dict.fromkeys(("vae", "transformer", "scheduler", "unet"))
     if name == "PixArtSigmaPipeline":
@@ -111,7 +111,7 @@ def make_pipeline(name: str, folder: Path, size: Size) -> Any:
 
 
 def plain_loop(pipe: Any, texts: Sequence[str]) -> float:
-    """Captions a second of the loop that one writes: batches in the order of the data."""
+    """Measure captions per second of a plain loop in data order."""
     guided = {} if type(pipe).__name__ == "FluxPipeline" else {"do_classifier_free_guidance": False}
     started = time.perf_counter()
     with torch.inference_mode():
@@ -122,7 +122,7 @@ def plain_loop(pipe: Any, texts: Sequence[str]) -> float:
 
 
 def built(data: Path, pipeline: Path, out: Path) -> tuple[float, float]:
-    """Captions a second of a build, which also writes them: of its encoding, and of all of its time."""
+    """Measure captions per second of a build: of the encoding, and of the whole command."""
     fields = {"prompt_embeds": PromptSettings(text_encoder=str(pipeline), text_storage_dtype="bfloat16")}
     started = time.perf_counter()
     report = build_cache(BuildSettings(data=data, out=out, fields=fields, device="cpu"))
@@ -144,7 +144,7 @@ def make_data(folder: Path, texts: Sequence[str]) -> Path:
 
 
 def measure(folder: Path, count: int, rounds: int, size: Size, names: Sequence[str] = PIPELINES) -> Times:
-    """Captions a second: pipeline -> candidate -> rounds. The first round is not counted."""
+    """Measure captions per second: pipeline -> candidate -> rounds, without the first round."""
     texts, times = captions(count), Times()
     data = make_data(folder / "data", texts)
     for name in names:
@@ -164,7 +164,7 @@ def measure(folder: Path, count: int, rounds: int, size: Size, names: Sequence[s
 
 
 def table(times: Times) -> str:
-    """Medians, and the median and range of the ratios of rounds."""
+    """Format medians, and median and range of the ratios of rounds."""
     heads = "| pipeline | build, captions/s | whole build, captions/s | loop, captions/s | build / loop |"
     lines = [heads, "|---|---:|---:|---:|---:|"]
     for name, rates in times.items():

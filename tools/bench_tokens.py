@@ -44,13 +44,13 @@ Times = dict[str, list[tuple[float, float]]]
 
 
 def lengths(count: int, seed: int) -> NDArray[np.int64]:
-    """Log-normal lengths with a mean of about 1055 tokens, at most 32 rows."""
+    """Draw log-normal lengths with a mean of about 1055 tokens, at most 32 rows."""
     drawn = np.random.default_rng(seed).lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, count)
     return np.clip(drawn, 2, 32 * LENGTH).astype(np.int64)
 
 
 def make_cache(folder: Path, sizes: NDArray[np.int64]) -> tuple[Path, list[NDArray[np.uint16]]]:
-    """A cache of such documents by the byte tokenizer, and their ids."""
+    """Create a cache of such documents with the byte tokenizer; return it and the ids."""
     letters = np.random.default_rng(1)
     texts = [letters.integers(97, 123, int(size)).astype(np.uint8).tobytes().decode() for size in sizes]
     (folder / "documents.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -66,7 +66,7 @@ def build(data: Path, cache: Path, **settings: Any) -> None:
 
 
 def own_ways(rows: Any) -> dict[str, Epoch]:
-    """A view of rows, the default options first."""
+    """List views of rows, the default options first."""
     return {
         "latentcache, loader()": lambda plan: iter(rows.loader(batch_size=BATCH, seed=len(plan))),
         "latentcache, loader(prefetch=0)": lambda plan: iter(
@@ -77,7 +77,7 @@ def own_ways(rows: Any) -> dict[str, Epoch]:
 
 
 def bench_read(folder: Path, documents: int, rounds: int) -> dict[str, Any]:
-    """(CPU, wall) seconds per padded row of each candidate, and bytes on disk per token."""
+    """Measure (CPU, wall) seconds per padded row of each candidate, and bytes on disk per token."""
     cache, ids = make_cache(folder, lengths(documents, 0))
     peers, missing = token_peers(folder, ids, LENGTH)
     found = own_ways(open_cache(cache).rows(pad=LENGTH, overflow="truncate_right")) | peers
@@ -88,14 +88,14 @@ def bench_read(folder: Path, documents: int, rounds: int) -> dict[str, Any]:
 
 
 def bench_packed(folder: Path, documents: int, rounds: int) -> Times:
-    """(CPU, wall) seconds per packed row of the loader and of a loop over a flat file with the same rows."""
+    """Measure (CPU, wall) seconds per packed row of the loader and of a loop over a flat file."""
     cache, ids = make_cache(folder, np.minimum(lengths(documents, 0), LENGTH))
     rows = open_cache(cache).rows(pack=LENGTH)
     return interleaved(own_ways(rows) | {PACKED_FLOOR: by_hand(folder, ids, rows.row_plans[0])}, len(rows), rounds)
 
 
 def by_hand(folder: Path, ids: Sequence[NDArray[np.uint16]], plan: Any) -> Epoch:
-    """Packed rows of a flat file, as one writes them: ids, mask, labels and positions."""
+    """Pack rows of a flat file by hand: ids, mask, labels and positions."""
     np.concatenate(ids).tofile(folder / "packed.bin")
     tokens = np.memmap(folder / "packed.bin", np.uint16, "r")
     starts = np.cumsum([0, *map(len, ids)]).tolist()
@@ -120,7 +120,7 @@ def by_hand(folder: Path, ids: Sequence[NDArray[np.uint16]], plan: Any) -> Epoch
 
 
 def interleaved(epochs: dict[str, Epoch], count: int, rounds: int) -> Times:
-    """Seconds per row; the first round is not counted."""
+    """Measure seconds per row without the first round."""
     times: Times = {name: [] for name in epochs}
     random = np.random.default_rng(2)
     for number in range(rounds + 1):
@@ -133,7 +133,7 @@ def interleaved(epochs: dict[str, Epoch], count: int, rounds: int) -> Times:
 
 
 def per_row(epoch: Epoch, plan: list[list[int]]) -> tuple[float, float]:
-    """(CPU, wall) seconds per row; iterators are opened before the clock is."""
+    """Measure (CPU, wall) seconds per row; iterators are opened before the clock starts."""
     batches = epoch(plan)
     cpu, wall, rows = time.process_time(), time.perf_counter(), 0
     for batch in batches:
@@ -142,7 +142,7 @@ def per_row(epoch: Epoch, plan: list[list[int]]) -> tuple[float, float]:
 
 
 def bench_packing(folder: Path, documents: int = PACKED_DOCUMENTS) -> dict[str, float]:
-    """Packing efficiency, rows and CPU seconds per million documents of one global plan."""
+    """Measure packing efficiency, rows and CPU seconds per million documents of one global plan."""
     sizes = np.minimum(lengths(documents, 3), LENGTH)
     spans = np.column_stack([np.zeros_like(sizes), sizes]).astype(np.uint32)
     ends = np.arange(1, len(sizes) + 1, dtype=np.int64)
@@ -156,7 +156,7 @@ def bench_packing(folder: Path, documents: int = PACKED_DOCUMENTS) -> dict[str, 
 
 
 def bench_build(folder: Path, texts: list[str], rounds: int) -> dict[str, float]:
-    """CPU seconds per MB of text: transformers, the reference engine, the fast engine, a whole build."""
+    """Measure CPU seconds per MB of text: transformers, the reference engine, tiktoken, a whole build."""
     from transformers import AutoTokenizer
 
     home, data = train(folder, texts), folder / "texts.jsonl"
@@ -188,7 +188,7 @@ def bench_build(folder: Path, texts: list[str], rounds: int) -> dict[str, float]
 
 
 def train(folder: Path, texts: list[str]) -> Path:
-    """A folder with a byte-level BPE tokenizer as transformers saves one."""
+    """Save a byte-level BPE tokenizer in the layout of transformers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer, home = Tokenizer(models.BPE()), folder / "tokenizer"
@@ -209,7 +209,7 @@ def train(folder: Path, texts: list[str]) -> Path:
 
 
 def texts_of_this_environment(megabytes: float) -> list[str]:
-    """Python sources of the standard library, in pieces of at most 8 kB."""
+    """Read Python sources of the standard library in pieces of at most 8 kB."""
     found: list[str] = []
     left = int(megabytes * 1e6)
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
@@ -222,7 +222,7 @@ def texts_of_this_environment(megabytes: float) -> list[str]:
 
 
 def rows_table(times: Times, floors: Sequence[str]) -> str:
-    """Ratios to the floors, in CPU seconds, as Markdown."""
+    """Format ratios of CPU seconds to the floors as Markdown."""
     lines = [f"| candidate | {' | '.join(f'CPU, x {floor}' for floor in floors)} | rows per CPU s | rows/s |"]
     lines.append("|---|" + "---:|" * (len(floors) + 2))
     for name, rounds in times.items():
@@ -234,12 +234,12 @@ def rows_table(times: Times, floors: Sequence[str]) -> str:
 
 
 def packed_table(times: Times) -> str:
-    """Packed rows as Markdown."""
+    """Format packed rows as Markdown."""
     return f"packed rows of {LENGTH} tokens, batches of {BATCH}\n\n" + rows_table(times, [PACKED_FLOOR])
 
 
 def read_table(found: dict[str, Any]) -> str:
-    """Padded rows as Markdown."""
+    """Format padded rows as Markdown."""
     head = f"padded rows of {LENGTH} tokens, batches of {BATCH}, shuffled, {found['tokens']:,} tokens"
     tail = [f"{found['bytes_per_token']:.2f} bytes per token on disk, columns and reports included"]
     tail += [f"not run: {line}" for line in found["missing"]]
@@ -247,7 +247,7 @@ def read_table(found: dict[str, Any]) -> str:
 
 
 def numbers_line(found: dict[str, float]) -> str:
-    """Numbers by name on one line."""
+    """Format named numbers on one line."""
     return ", ".join(f"{key} {value:.4g}" for key, value in found.items())
 
 

@@ -37,13 +37,13 @@ from latentcache.verify.verify import verify_cache
 
 _MIB = 1 << 20
 PLAIN = "plain read and xxh3"
-#: Entry -> side of the image that gives its latents; 0: embeddings of 8 KiB, packed in blocks.
+#: Entry size -> side of the image of its latents; 0: embeddings of 8 KiB, packed in blocks.
 FORMS = {"512 KiB": 1024, "128 KiB": 512, "32 KiB": 256, "blocks": 0}
 Stages = Mapping[str, Callable[[], Any]]
 
 
 def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Samples per second of the fast check, its parts and a second build; memory of a process that only checks."""
+    """Measure samples per second of the fast check, its parts and a second build, and memory of a check."""
     _alone("make", count, rounds, folder, 64)
     memory = _alone("memory", count, rounds, folder)
     data, cache = folder / "data", folder / "cache"
@@ -60,7 +60,7 @@ def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def measure_memory(count: int, folder: Path) -> dict[str, Any]:
-    """Peak MiB of this process before and after one fast check."""
+    """Return the peak MiB of this process before and after one fast check."""
     before = _peak_mib()
     report = verify_cache(folder / "cache")
     if report.counts["ok"] != count:
@@ -69,7 +69,7 @@ def measure_memory(count: int, folder: Path) -> dict[str, Any]:
 
 
 def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
-    """Bytes per second of the payload scan beside plain reading and hashing in pieces of 1 MiB."""
+    """Measure bytes per second of the payload scan, and of plain reading and hashing in pieces of 1 MiB."""
     cache = folder / "cache"
     snapshot = open_snapshot(cache)
     field = list(snapshot.fields)[-1]
@@ -95,7 +95,7 @@ def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def make_full(mib: int, side: int, folder: Path) -> None:
-    """A cache of about ``mib`` MiB."""
+    """Create a cache of about ``mib`` MiB."""
     if side:
         shape = (CHANNELS, side // 8, side // 8)
         some, count = noise(64, shape), max(mib * _MIB // (2 * CHANNELS * (side // 8) ** 2), 1)
@@ -107,7 +107,7 @@ def make_full(mib: int, side: int, folder: Path) -> None:
 
 
 def whole(cache: Path) -> tuple[Check, dict[str, Any]]:
-    """All entries of a cache, their indexes checked."""
+    """Check the indexes of a cache; return all entries."""
     check = Check(open_snapshot(cache))
     chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in check.views.items()}
     check_entries(check, chosen)
@@ -115,7 +115,7 @@ def whole(cache: Path) -> tuple[Check, dict[str, Any]]:
 
 
 def _timed(stages: Stages, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Wall and processor seconds of each round; one before them fills the page cache."""
+    """Measure wall and processor seconds per round; a first round fills the page cache."""
     wall: dict[str, list[float]] = {name: [] for name in stages}
     cpu: dict[str, list[float]] = {name: [] for name in stages}
     for number in range(rounds + 1):
@@ -129,13 +129,13 @@ def _timed(stages: Stages, rounds: int) -> tuple[dict[str, list[float]], dict[st
 
 
 def _ratios(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Speed of each stage against plain reading: median of the rounds' pairs."""
+    """Compare each stage with plain reading: median over pairs of rounds."""
     pairs = {name: zip(times[PLAIN], found, strict=True) for name, found in times.items()}
     return {name: statistics.median(one / other for one, other in both) for name, both in pairs.items()}
 
 
 def tables(many: Sequence[dict[str, Any]], full: Mapping[str, dict[str, Any]]) -> str:
-    """The results as Markdown."""
+    """Format the results as Markdown."""
     names = list(many[0]["rates"]) if many else []
     lines = ["| samples | " + " | ".join(f"{name}, /s" for name in names) + " | peak MiB (before) |"]
     lines.append("|" + "---:|" * (len(names) + 2))
@@ -158,13 +158,13 @@ def tables(many: Sequence[dict[str, Any]], full: Mapping[str, dict[str, Any]]) -
 
 
 def many_rows(count: int, rounds: int) -> dict[str, Any]:
-    """:func:`measure_many` in a fresh interpreter and a folder of its own."""
+    """Run :func:`measure_many` in a new interpreter and folder."""
     with tempfile.TemporaryDirectory() as folder:
         return _alone("many", count, rounds, Path(folder))
 
 
 def full_checks(mib: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """:func:`measure_full` of each form in the same way."""
+    """Run :func:`measure_full` of each form in a new interpreter and folder."""
     found = {}
     for form, side in FORMS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def main() -> None:
 
 
 def _read_plainly(file: Path) -> int:
-    """Checksums of a whole file, read sequentially into one buffer."""
+    """Hash a whole file, read sequentially into one buffer."""
     buffer, total = bytearray(_MIB), 0
     descriptor = os.open(file, os.O_RDONLY)
     while found := os.readv(descriptor, [buffer]):
@@ -224,7 +224,7 @@ def _read_plainly(file: Path) -> int:
 
 
 def _peak_mib() -> float:
-    """Peak memory of this process; the system's count for a child begins with its parent's."""
+    """Return the peak memory of this process; ``ru_maxrss`` would include that of its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 

@@ -32,7 +32,7 @@ AFFINE = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
 
 def version_1(package: Any) -> SimpleNamespace:
-    """The calls of the version before format 1."""
+    """Calls of the version before format 1."""
     limits: Any = module("read_limits")
     recipe = module("latentcache.recipe")
     affine = replace(limits.ENCODER, normalisation=recipe.Normalisation(**AFFINE))
@@ -57,7 +57,7 @@ def version_1(package: Any) -> SimpleNamespace:
 
 
 def version_2(package: Any) -> SimpleNamespace:
-    """The calls of format 1."""
+    """Calls of format 1."""
     made, size = module("synthetic_caches"), module("latentcache.geometry.sizes").Size
     latents = module("latentcache.fields.latents").LatentsSettings(model="stub", resolutions=(256,))
     ids = module("latentcache.fields.input_ids").InputIdsSettings(tokenizer="stub")
@@ -78,7 +78,7 @@ def version_2(package: Any) -> SimpleNamespace:
 
 
 def works(calls: SimpleNamespace, shared: Path, own: Path) -> dict[str, Any]:
-    """Name -> work, called with the round."""
+    """Map each name to work that takes the round."""
     numpy, package = module("numpy"), module("latentcache")
     found: dict[str, Any] = {}
     for name, data in (("images", shared / "images"), ("records", shared / "texts.jsonl")):
@@ -105,14 +105,14 @@ def works(calls: SimpleNamespace, shared: Path, own: Path) -> dict[str, Any]:
 
 
 def epoch(loader: Any) -> None:
-    """All batches of one epoch."""
+    """Read all batches of one epoch."""
     loader.set_epoch(loader.epoch + 1)
     for _ in loader:
         pass
 
 
 def child(number: str, shared: Path, own: Path) -> None:
-    """Do what standard input asks for, one line each; answer with wall and processor seconds."""
+    """Run the work named on each line of stdin; answer with wall and processor seconds."""
     calls = (version_1 if number == "1" else version_2)(module("latentcache"))
     todo = works(calls, shared, own)
     print(json.dumps(list(todo)), flush=True)
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def compare(folder: Path, given: argparse.Namespace) -> dict[str, list[list[list[float]]]]:
-    """Work -> (wall, processor) seconds of each round, of the old version and of the new one."""
+    """Map work to (wall, processor) seconds per round, of the old and the new version."""
     module("make_images").make_images(folder / "images", given.images, side=400)
     lines = (json.dumps({"text": f"{n}: " + "a line of text " * (n % given.text)}) for n in range(given.records))
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n", "utf-8")

@@ -20,14 +20,14 @@ from PIL import Image, ImageOps
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.images.resize import resize_crop
 
-#: Between two looks at the memory; each costs about 0.3 ms a process.
+#: Interval of memory samples; each costs about 0.3 ms per process.
 _LOOK_S = 0.01
-#: Images whose pixels and latents are compared.
+#: Number of images whose pixels and latents are compared.
 _COMPARED = 40
 
 
 class Watch:
-    """Samples the proportional memory of this process and its children while it is entered."""
+    """Samples the proportional memory of this process and its children inside ``with``."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -37,7 +37,7 @@ class Watch:
 
     @property
     def gained(self) -> int:
-        """Bytes at the peak above those held when this was made."""
+        """Peak bytes above those at the start."""
         return self._peak - self._before
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class Watch:
 
 
 def held_bytes() -> int:
-    """Proportional set size of this process and its children; pages shared by n of them count 1/n in each."""
+    """Sum the proportional set size of this process and its children; a page shared by n counts 1/n."""
     pids = ["self"]
     for task in Path("/proc/self/task").iterdir():
         pids += _text(task / "children").split()
@@ -64,17 +64,17 @@ def held_bytes() -> int:
 
 
 def memory_of(tool: str, bench: Bench, system: str) -> int:
-    """Bytes at the peak of one system in a process of its own, above what it held before."""
+    """Return the peak bytes of one system in a new process, above its start."""
     words = [sys.executable, tool, "--memory-of", bench.name, system, str(bench.data.parent)]
     found: int = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     return found
 
 
 def stored_as_referred(folder: Path) -> dict[str, float]:
-    """The largest differences of a float32 build from references; all images are built, some are compared.
+    """Compute the largest differences of a float32 build from references, for some of the images.
 
-    Latents: from each image encoded alone by the autoencoder's own ``encode``, in their standard deviations.
-    Pixels: from Pillow's decoder and resize, in levels, and the fraction of samples that differ at all.
+    Latents: from each image encoded alone by the autoencoder's own ``encode``, in standard deviations.
+    Pixels: from Pillow's decoder and resize, in levels, and the fraction of different samples.
     """
     settings = latents_settings(str(folder / "vae"), storage="float32", resample="lanczos-u8")
     cache = folder / "stored"
@@ -103,7 +103,7 @@ def stored_as_referred(folder: Path) -> dict[str, float]:
 
 
 def _stored(cache: Path) -> dict[str, Any]:
-    """Sample name -> latent."""
+    """Map each sample name to its latent."""
     found = {}
     with open_cache(cache) as found_cache:
         for batch in found_cache.read(scaled=False).loader(batch_size=8, seed=0, remainder="partial"):
@@ -129,7 +129,7 @@ def _pss(pid: str) -> int:
 
 
 def _text(path: Path) -> str:
-    """The text of a file of the kernel; nothing where its process has ended."""
+    """Read a file of /proc; empty if its process has ended."""
     try:
         return path.read_text("ascii")
     except OSError:

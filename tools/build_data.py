@@ -37,31 +37,31 @@ TINY_SIDE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many images of each kind."""
+    """Number of images of each kind."""
 
     jpegs: int = 192
-    """Of about one megapixel."""
+    """JPEGs of about one megapixel."""
     large: int = 24
-    """JPEGs of about twelve."""
+    """JPEGs of about twelve megapixels."""
     pngs: int = 8
     odd: int = 4
-    """Stored turned, grey, transparent and as WebP."""
+    """Rotated by EXIF, grey, transparent and WebP images."""
 
     @property
     def images(self) -> int:
-        """All of them."""
+        """Total number of images."""
         return self.jpegs + self.large + self.pngs + self.odd
 
 
 def latents_settings(model: str, *, storage: str | None = None, resample: str | None = None) -> LatentsSettings:
-    """Buckets of 256 x 256, 224 x 288 and 288 x 224."""
+    """Return buckets of 256 x 256, 224 x 288 and 288 x 224."""
     return LatentsSettings(
         model=model, resolutions=(RESOLUTION,), bucket_step=32, storage_dtype=storage, resample=resample
     )
 
 
 def opened(settings: LatentsSettings, device: str = "cpu") -> tuple[LatentsRecipe, Encoder]:
-    """The recipe of these settings, and its encoder as a build opens it."""
+    """Return the recipe of these settings, and its encoder."""
     found = describe(settings, Cached(), DescribeContext(device=device))
     assert isinstance(found.recipe, LatentsRecipe)
     model = ModelDescription(**found.producer, spec=found.recipe.encoder)
@@ -69,7 +69,7 @@ def opened(settings: LatentsSettings, device: str = "cpu") -> tuple[LatentsRecip
 
 
 def draw_data(folder: Path, counts: Counts) -> list[Path]:
-    """The images, in the order of their names."""
+    """Return the images in the order of their names."""
     folder.mkdir(parents=True)
     for number in range(counts.jpegs):
         _cut(number, SMALL_SIDE).save(folder / f"a{number:04}.jpg", quality=90)
@@ -83,7 +83,7 @@ def draw_data(folder: Path, counts: Counts) -> list[Path]:
 
 
 def draw_tiny(folder: Path, count: int) -> None:
-    """Small JPEGs, for builds that only look whether anything has changed."""
+    """Draw small JPEGs for builds that only detect changes."""
     folder.mkdir(parents=True)
     image = _scene(0, SMALL_SIDE)
     across = image.width - TINY_SIDE
@@ -94,7 +94,7 @@ def draw_tiny(folder: Path, count: int) -> None:
 
 
 def small_vae(folder: Path) -> str:
-    """A seeded AutoencoderKL of two small levels without attention, saved as diffusers saves one."""
+    """Save a seeded AutoencoderKL of two small levels without attention."""
     torch.manual_seed(0)
     blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
     vae = AutoencoderKL(
@@ -105,7 +105,7 @@ def small_vae(folder: Path) -> str:
 
 
 def placed(path: Path, recipe: LatentsRecipe) -> tuple[Pixels, Placement]:
-    """The decoded image (H, W, 3) and where a build puts it."""
+    """Decode an image (H, W, 3) and place it as a build does."""
     pixels = decode(path.read_bytes(), recipe.pixels)
     (table,) = recipe.geometry.tables()
     size = Size(pixels.shape[0], pixels.shape[1])
@@ -113,7 +113,7 @@ def placed(path: Path, recipe: LatentsRecipe) -> tuple[Pixels, Placement]:
 
 
 def batches_in_memory(data: Path, recipe: LatentsRecipe, batch: int = BATCH) -> list[Pixels]:
-    """The batches (B, H, W, 3) a build makes of these files, decoded and resized beforehand."""
+    """Decode and resize the batches (B, H, W, 3) that a build makes of these files."""
     by_bucket: dict[Size, list[Pixels]] = {}
     for path in sorted(data.iterdir()):
         pixels, placement = placed(path, recipe)
@@ -127,7 +127,7 @@ def _scene(number: int, side: int) -> Image.Image:
 
 
 def _cut(number: int, side: int) -> Image.Image:
-    """The scene of this number's aspect without a few rows and columns, so that no two files are equal."""
+    """Draw the scene of this number's aspect with a different crop per file."""
     image, shift = _scene(number % len(ASPECTS), side), number // len(ASPECTS)
     return image.crop((shift, shift, image.width, image.height))
 

@@ -28,7 +28,7 @@ from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 
 WORKERS = 2
-#: Bytes after which the sequential loop begins another file.
+#: Size limit of a file of the sequential loop.
 SHARD_BYTES = 64 << 20
 
 Encode = Callable[[Tensor], Tensor]
@@ -37,14 +37,14 @@ Encode = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One image and its cut."""
+    """One image and its crop."""
 
     path: Path
     placement: Placement
 
 
 class Images(Dataset[tuple[Tensor, str]]):
-    """Images as normalized floats, (3, H, W) in [-1, 1]: Pillow and the two usual transforms."""
+    """Load images as normalized floats, (3, H, W) in [-1, 1], with Pillow and two transforms."""
 
     def __init__(self, plan: Sequence[Planned]) -> None:
         self.plan = plan
@@ -80,7 +80,7 @@ class BucketBatches:
 
 
 def sleeping(delay_ms: int) -> Encode:
-    """As long as the stub encoder takes: a pause for each image, then block means."""
+    """Pause like the stub encoder, then compute block means."""
 
     def encode(images: Tensor) -> Tensor:
         time.sleep(delay_ms / 1000 * len(images))
@@ -91,7 +91,7 @@ def sleeping(delay_ms: int) -> Encode:
 
 
 def with_vae(folder: str) -> Encode:
-    """A sample of the posterior, as these loops keep it."""
+    """Draw a sample of the posterior."""
     vae = AutoencoderKL.from_pretrained(folder, local_files_only=True).eval()
 
     def encode(images: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def with_vae(folder: str) -> Encode:
 def diffusers_loop(
     plan: Sequence[Planned], out: Path, encode: Encode, *, batch: int, workers: int = WORKERS, device: str = "cpu"
 ) -> int:
-    """One file with ``torch.save`` for each latent. Returns how many."""
+    """Write one file with ``torch.save`` per latent; return their number."""
     out.mkdir()
     done = 0
     for latents, names in _encoded(plan, encode, batch, workers, device):
@@ -117,7 +117,7 @@ def diffusers_loop(
 def sequential_loop(
     plan: Sequence[Planned], out: Path, encode: Encode, *, batch: int, workers: int = WORKERS, device: str = "cpu"
 ) -> int:
-    """Latents appended to large files with an index beside them. Returns how many."""
+    """Append latents to large files with an index; return their number."""
     out.mkdir()
     index: list[dict[str, Any]] = []
     file, number = (out / "0.bin").open("wb"), 0
@@ -138,7 +138,7 @@ def sequential_loop(
 def _encoded(
     plan: Sequence[Planned], encode: Encode, batch: int, workers: int, device: str
 ) -> Iterator[tuple[Tensor, Sequence[str]]]:
-    """Latents on the host, batch after batch."""
+    """Yield latents on the host, batch by batch."""
     loader = DataLoader(
         Images(plan), batch_sampler=BucketBatches(plan, batch), num_workers=workers, pin_memory=device != "cpu"
     )

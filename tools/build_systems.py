@@ -25,7 +25,7 @@ PURE = "encoder alone"
 
 
 class Kept:
-    """An encoder that stays open after a build, so that no system loads a model while the clock runs."""
+    """An encoder that stays open after a build, so that no system's time includes loading."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -34,12 +34,12 @@ class Kept:
         return getattr(self._encoder, name)
 
     def close(self) -> None:
-        """Not yet."""
+        """Keep the encoder open."""
 
 
 @contextmanager
 def inside(encoder: Encoder) -> Iterator[None]:
-    """Builds have their worker in a thread of this process, with this encoder, which is open already."""
+    """Builds have their worker in a thread of this process, with this open encoder."""
     with (
         patch("latentcache.encoders.vae.producer.open_encoder", lambda *_, **__: encoder),
         patch("latentcache.pipeline.workers.scheduler.WorkerProcess", lambda *_, **__: WorkerThread()),
@@ -50,14 +50,14 @@ def inside(encoder: Encoder) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One encoder and the images, ready to be run by every system."""
+    """One encoder and the images, for all systems."""
 
     name: str
     model: str
     data: Path
     work: Path
     torch_threads: int
-    """With which the encoder computes, in every system."""
+    """Torch threads of the encoder in every system."""
     encoder: Encoder
     peer: Encode
     batches: list[Pixels]
@@ -65,12 +65,12 @@ class Bench:
     images: int = field(default=0)
 
     def clear(self) -> None:
-        """Remove what the last system has written."""
+        """Delete the output of the last system."""
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
 
     def build(self, resample: str) -> None:
-        """One build with the encoder that is open already, so that all systems run the same object."""
+        """Build with the open encoder, so that all systems use the same one."""
         settings = BuildSettings(
             data=self.data,
             out=self.work / "cache",
@@ -85,7 +85,7 @@ class Bench:
 
 
 def bench_for(name: str, folder: Path) -> Bench:
-    """``sim10``, ``sim2``: the stub with that delay; ``vae``, ``vae-all``: the small VAE with one thread or all."""
+    """Create the bench: ``sim10`` and ``sim2`` are stubs with that delay; ``vae`` has one thread, ``vae-all`` all."""
     is_stub = name.startswith("sim")
     model = f"stub:delay_ms={name.removeprefix('sim')}" if is_stub else str(folder / "vae")
     threads = len(os.sched_getaffinity(0)) if name == "vae-all" else 1
@@ -108,20 +108,20 @@ def bench_for(name: str, folder: Path) -> Bench:
 
 
 def encode_alone(bench: Bench) -> None:
-    """The batches of a build, from memory, latents thrown away."""
+    """Encode the batches of a build from memory and discard the latents."""
     torch.set_num_threads(bench.torch_threads)
     for batch in bench.batches:
         bench.encoder.encode(batch)
 
 
 def whole_build(bench: Bench) -> None:
-    """``build_cache``, everything included."""
+    """Run ``build_cache``."""
     torch.set_num_threads(bench.torch_threads)
     bench.build("lanczos-u8")
 
 
 def pillow_build(bench: Bench) -> None:
-    """The same with Pillow alone; the other decoder is patched out."""
+    """Run ``build_cache`` with Pillow only; the other decoder is patched out."""
     torch.set_num_threads(bench.torch_threads)
     with ExitStack() as stack:
         stack.enter_context(patch("latentcache.images.decode.turbo_pixels", lambda *_: None))
@@ -129,13 +129,13 @@ def pillow_build(bench: Bench) -> None:
 
 
 def one_file_each(bench: Bench) -> None:
-    """The DataLoader loop with torch.save."""
+    """Run the DataLoader loop with torch.save."""
     torch.set_num_threads(bench.torch_threads)
     _expect(diffusers_loop(bench.plan, bench.work / "files", bench.peer, batch=BATCH), bench)
 
 
 def large_files(bench: Bench) -> None:
-    """The DataLoader loop with sequential files."""
+    """Run the DataLoader loop with sequential files."""
     torch.set_num_threads(bench.torch_threads)
     _expect(sequential_loop(bench.plan, bench.work / "files", bench.peer, batch=BATCH), bench)
 
@@ -150,7 +150,7 @@ SYSTEMS: Mapping[str, Callable[[Bench], None]] = {
 
 
 def again(data: Path, work: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds of builds that reuse everything: of young files, of touched ones, and of unchanged old ones."""
+    """Measure seconds of builds that reuse everything: young, touched and unchanged old files."""
     times: dict[str, list[float]] = {"young": [], "touched": [], "old": []}
     settings = BuildSettings(
         data=data, out=work / "cache", fields={"latents": latents_settings("stub")}, device="cpu"
@@ -163,7 +163,7 @@ def again(data: Path, work: Path, rounds: int) -> dict[str, list[float]]:
         times["touched"].append(_seconds_of(settings))
         times["young"].append(_seconds_of(settings))
         time.sleep(2.1)
-        build_cache(settings)  # hashes once more: now the memo is trusted
+        build_cache(settings)  # hashes once more: the memo is trusted from then on
         times["old"].append(_seconds_of(settings))
     return times
 

@@ -1,8 +1,7 @@
-"""The whole tool on forty drawn images: build, info, verify, edit one, verify, build, plan, read.
+"""Demonstrate the tool on forty drawn images: build, info, verify, edit one, verify, build, plan, read.
 
-Runs the installed command line exactly as a user would and shows each command before its output. Every exit
-status is checked, and so are the counts of the JSON form, asked for once more in silence: the demo fails
-loudly when the tool does not do what it says. Cost: about ten seconds; no network, no model weights.
+Runs the installed command line, and shows each command before its output. Checks every exit status and the counts of
+the JSON output, and fails if one is wrong. Cost: about ten seconds; no network, no model weights.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def show(*words: object, status: int = 0) -> None:
-    """Run one command for the eyes: its line in bold, then its own output, its exit status checked."""
+    """Show one command in bold and its output; check its exit status."""
     say("latentcache " + shlex.join(map(str, words)), prefix="$ ")
     found = subprocess.run([PROGRAM, *map(str, words)], check=False).returncode
     expect(f"exit status of {words[0]}", status, found)
@@ -87,7 +86,7 @@ def show(*words: object, status: int = 0) -> None:
 
 
 def run_json(*words: object, status: int = 0) -> dict[str, Any]:
-    """Run one command for its JSON, in silence."""
+    """Run one command for its JSON, without output."""
     command = [str(PROGRAM), *map(str, words), "--json"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     expect(f"exit status of {shlex.join(command[1:])}", status, done.returncode, more=done.stderr)
@@ -97,18 +96,18 @@ def run_json(*words: object, status: int = 0) -> dict[str, Any]:
 
 
 def entry_keys() -> set[str]:
-    """Keys of all committed entries."""
+    """Return the keys of all committed entries."""
     return {entry["key"] for entry in run_json("info", CACHE, "--entries")["entries"]}
 
 
 def needed_keys(keys: set[str], edited: str) -> set[str]:
-    """Those of ``keys`` that belong to images other than the edited one."""
+    """Return the ``keys`` of images other than the edited one."""
     entries = run_json("info", CACHE, "--entries")["entries"]
     return {e["key"] for e in entries if e["key"] in keys and e["paths"] and edited not in e["paths"]}
 
 
 def edit(path: Path) -> None:
-    """Flip one image and save it under its name."""
+    """Flip one image and overwrite its file."""
     with Image.open(path) as image:
         flipped = ImageOps.mirror(ImageOps.exif_transpose(image))
     flipped.save(path)
@@ -123,7 +122,7 @@ def check_one_stale(answer: dict[str, Any], edited: Path) -> None:
 
 
 def read_one_epoch(steps: int) -> None:
-    """Read all batches of an epoch as a training loop would."""
+    """Read all batches of an epoch as a training loop does."""
     say(f'latentcache.open_cache("{CACHE}").loader(batch_size={BATCH_SIZE}, seed=0)', prefix=">>> ")
     loader = latentcache.open_cache(CACHE).loader(batch_size=BATCH_SIZE, seed=0)
     shapes: Counter[tuple[int, ...]] = Counter()
@@ -140,7 +139,7 @@ def read_one_epoch(steps: int) -> None:
 
 
 def expect(what: str, expected: object, found: object, *, more: str = "") -> None:
-    """Go on only when the tool did what it says."""
+    """Exit with an error unless the values are equal."""
     if found != expected:
         fail(f"{what}: expected {expected!r}, found {found!r}\n{more}".rstrip())
 
@@ -151,14 +150,14 @@ def fail(message: str) -> NoReturn:
 
 
 def say(text: str, *, prefix: str = "") -> None:
-    """One line in bold on a terminal, plain elsewhere."""
+    """Print one line, in bold on a terminal."""
     is_bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     line = f"{prefix}{text}"
     print(f"\n\033[1m{line}\033[0m" if is_bold else f"\n{line}", flush=True)
 
 
 def display() -> str:
-    """The program as one would type it here."""
+    """Return the program as a user types it."""
     return os.path.relpath(PROGRAM)
 
 

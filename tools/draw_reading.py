@@ -1,6 +1,6 @@
-"""Draw the times that ``bench_read --json`` wrote: how fast each way of reading is, in multiples of a memory copy.
+"""Draw the times of ``bench_read --json``: the speed of each reader in multiples of a memory copy.
 
-Of a library that was measured in several ways the fastest is drawn, and its name says which.
+If a library was measured in several ways, the fastest is drawn and named.
 
     python tools/draw_reading.py times.json docs/reading.svg
 """
@@ -28,7 +28,7 @@ STYLE = """
 
 
 def ratios(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """Median multiple of ``memcpy``: the loader first, then the fastest way of each library, fastest first."""
+    """Return median multiples of ``memcpy``: the loader first, then the fastest way of each library."""
     found = {
         name: statistics.median(copy / own for copy, own in zip(times["memcpy"], taken, strict=True))
         for name, taken in times.items()
@@ -41,7 +41,7 @@ def ratios(times: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def panel(kib: int, found: Mapping[str, float], top: int) -> list[str]:
-    """One size: a bar for each candidate."""
+    """Draw one size: a bar per candidate."""
     scale = (RIGHT - LEFT) / max(1.0, *found.values())
     copy = LEFT + scale
     lines = [f'<text class="head" x="12" y="{top + 18}">{kib} KiB a sample</text>']

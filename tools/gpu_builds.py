@@ -35,14 +35,14 @@ from latentcache.images.resize import resize_crop
 from latentcache.pipeline.report import BuildReport, Silent
 
 BATCH = 8
-#: The other ways are several times slower: rates are per image, so they are given fewer.
+#: Fewer images for other ways, which are several times slower; rates are per image.
 SLOW_PART = 4
 _IMAGES = Path(__file__).with_name("gpu_images.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A model on disk, open once, and the recipe of its builds."""
+    """A model on disk, its open encoder, and the recipe of its builds."""
 
     scene: Scene
     folder: Path
@@ -51,7 +51,7 @@ class Ready:
     encoder: Encoder
 
     def build(self, data: Path, *, resample: str, observer: Silent | None = None, batch: int = BATCH) -> BuildReport:
-        """One build into a fresh folder, with the open encoder."""
+        """Build into a new folder with the open encoder."""
         cache = self.folder / "cache"
         shutil.rmtree(cache, ignore_errors=True)
         fields = {"latents": replace(self.settings, resample=resample)}
@@ -73,7 +73,7 @@ def prepared(scene: Scene, folder: Path) -> Ready:
 
 
 def whole_builds(scene: Scene, folder: Path, left: Callable[[], float]) -> Iterator[Row]:
-    """2 and 12 megapixels: the encoder alone, a build, a DataLoader loop."""
+    """Measure 2 and 12 megapixels: the encoder alone, a build, a DataLoader loop."""
     ready = prepared(scene, folder)
     for label, side, count in scene.pick((("2 MP", 1414, 800), ("12 MP", 3464, 200)), (("2 MP", 160, 10),)):
         draw(folder / label, count, side)
@@ -88,7 +88,7 @@ def whole_builds(scene: Scene, folder: Path, left: Callable[[], float]) -> Itera
 
 
 def _systems(ready: Ready, data: Path, count: int) -> dict[str, tuple[int, Callable[[], object]]]:
-    """Name -> how many images it encodes, and what does it. The encoder has run once before its clock starts."""
+    """Map each system to its number of images and its function. The encoder has run once before."""
     plan = _plan(data, ready.recipe, count)
     batches = _batches(plan[: 16 * BATCH], ready.recipe)
     fewer = plan[: count // SLOW_PART]
@@ -101,7 +101,7 @@ def _systems(ready: Ready, data: Path, count: int) -> dict[str, tuple[int, Calla
 
 
 def memory_drill(scene: Scene, folder: Path) -> Iterator[Row]:
-    """A batch that cannot fit, and two calls that fail though they could: every image must come out."""
+    """Run a batch too large for memory and two calls that fail: every image must be encoded."""
     data = folder / "drill"
     draw(data, scene.pick(600, 10), scene.pick(1414, 160))
     ready = prepared(scene, folder)
@@ -135,12 +135,12 @@ def draw(data: Path, count: int, side: int) -> None:
 
 
 class Scarce:
-    """An encoder whose device has less memory than it seems.
+    """An encoder whose device pretends to have less memory.
 
     Args:
         encoder: The real one.
         fails: Numbers of the calls that fail, from 0.
-        most: Images that fit.
+        most: Maximum number of images.
     """
 
     def __init__(self, encoder: Encoder, *, fails: Sequence[int], most: int | None) -> None:
@@ -150,7 +150,7 @@ class Scarce:
         return getattr(self._encoder, name)
 
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Any:
-        """As the encoder, or no memory."""
+        """Encode, or raise out of memory."""
         self._check(len(images))
         return self._encoder.submit(images, precise=precise)
 
@@ -182,7 +182,7 @@ def _measured(scene: Scene, images: int, work: Callable[[], object]) -> Row:
 
 @contextlib.contextmanager
 def _utilization(scene: Scene) -> Iterator[Callable[[], list[int]]]:
-    """What nvidia-smi says of the device every 200 ms, after the end; nothing where it is missing."""
+    """Record nvidia-smi every 200 ms; empty if it is missing."""
     tool = shutil.which("nvidia-smi") if scene.cuda else None
     if tool is None:
         yield list
@@ -198,7 +198,7 @@ def _utilization(scene: Scene) -> Iterator[Callable[[], list[int]]]:
 
 
 def _plan(data: Path, recipe: LatentsRecipe, count: int) -> list[Planned]:
-    """The cuts of all images, from their headers."""
+    """Return the crops of all images from their headers."""
     (table,) = recipe.geometry.tables()
     found = []
     for path in sorted(data.iterdir())[:count]:
@@ -209,7 +209,7 @@ def _plan(data: Path, recipe: LatentsRecipe, count: int) -> list[Planned]:
 
 
 def _batches(plan: Sequence[Planned], recipe: LatentsRecipe) -> list[Pixels]:
-    """Images of the first bucket, decoded and cut, in batches."""
+    """Decode and crop images of the first bucket, in batches."""
     bucket = plan[0].placement.bucket
     cut = [
         resize_crop(placed(item.path, recipe)[0], item.placement, recipe.pixels.resample)

@@ -34,7 +34,7 @@ OURS = Variant(name="bf16, channels last", last=True)
 
 
 def variants(model: Model) -> list[Variant]:
-    """What is compared at one shape. New ways of the package to run an encoder join here."""
+    """Return the variants compared at one shape. Add new ways to run an encoder here."""
     found = [
         Variant(name="fp32 (TF32), contiguous", dtype=torch.float32, tf32=True),
         OURS,
@@ -47,7 +47,7 @@ def variants(model: Model) -> list[Variant]:
 
 
 def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> Iterator[Row]:
-    """Images a second of every model, size, batch and variant, while time is left."""
+    """Measure images per second of every model, size, batch and variant, while time remains."""
     for side in scene.pick((1024, 512), (64,)):
         for model in MODELS:
             if left() > 0:
@@ -57,7 +57,7 @@ def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> Itera
 
 
 def attention(scene: Scene) -> Iterator[Row]:
-    """The middle block of an f8 autoencoder alone: one head of 512, for 512 x 512 and 1024 x 1024 pixels."""
+    """Measure the middle block of an f8 autoencoder: one head of 512, for 512 x 512 and 1024 x 1024 pixels."""
     width = scene.pick(512, 32)
     backends = {
         "SDPA math": SDPBackend.MATH,
@@ -75,7 +75,7 @@ def attention(scene: Scene) -> Iterator[Row]:
 
 
 def precision(scene: Scene) -> Iterator[Row]:
-    """How far other precisions, layouts and batches move latents, in their standard deviation."""
+    """Measure how much other precisions, layouts and batches change latents, in standard deviations."""
     side, model = scene.pick(512, 64), MODELS[0]
     with torch.inference_mode(), _settings(Variant(name="", tf32=False)):
         exact = latents_of(
@@ -103,7 +103,7 @@ def precision(scene: Scene) -> Iterator[Row]:
 
 
 def _rates_of(scene: Scene, model: Model, side: int, matmul_flops: float) -> Iterator[Row]:
-    """One model at one size: all variants at one batch, all batches of one variant."""
+    """Measure one model at one size: all variants at one batch, all batches of one variant."""
     flops = _flops(model, scene, side)
     middle = scene.pick(4, 2)
     plan = [(variant, middle) for variant in variants(model)]
@@ -130,7 +130,7 @@ def _row(scene: Scene, model: Model, module: nn.Module, values: Tensor, variant:
 
 
 def _with_ceiling(row: Row, flops: float, matmul_flops: float) -> Row:
-    """Adds the work of a image, unfolded, and what part of the matrix product's rate that is."""
+    """Add the operations per image (without the rewrite) and the fraction of the matrix product's rate."""
     if "img/s" not in row:
         return row
     percent = 100 * row["img/s"] * flops / matmul_flops if matmul_flops else 0.0
@@ -138,7 +138,7 @@ def _with_ceiling(row: Row, flops: float, matmul_flops: float) -> Row:
 
 
 def _flops(model: Model, scene: Scene, side: int) -> float:
-    """Floating point operations of one image through the unfolded encoder, counted without computing."""
+    """Count floating point operations of one image (without the rewrite), without computing."""
     with torch.device("meta"), torch.inference_mode(), FlopCounterMode(display=False) as counter:
         module = encoder_half(model, replace(scene, device="meta"), BF16, last=False)
         values = torch.empty(1, 3, side, side, dtype=BF16)
@@ -174,7 +174,7 @@ def _failed(error: RuntimeError) -> Row:
 
 @contextlib.contextmanager
 def _settings(variant: Variant) -> Iterator[None]:
-    """The switches of torch for one variant, put back afterwards."""
+    """Set torch's switches for one variant, and restore them."""
     matmul, conv, tries = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cudnn.benchmark
     before = matmul.allow_tf32, conv.allow_tf32
     matmul.allow_tf32 = conv.allow_tf32 = variant.tf32

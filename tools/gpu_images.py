@@ -1,4 +1,4 @@
-"""Draws one share of many large JPEGs; ``bench_gpu`` runs it once per core. Imports no torch, so it starts at once.
+"""Draw one part of many large JPEGs; ``bench_gpu`` runs it once per core. Imports no torch, for a quick start.
 
 python tools/gpu_images.py FOLDER COUNT SIDE SHARES SHARE
 """
@@ -15,7 +15,7 @@ ASPECTS = ((1, 1), (4, 3), (3, 4))
 
 
 def main(words: list[str]) -> None:
-    """Images SHARE, SHARE + SHARES, ...: crops of one scene of each aspect, so that no two files are equal."""
+    """Draw images SHARE, SHARE + SHARES, ...: different crops of one scene per aspect."""
     folder, (count, side, shares, share) = Path(words[0]), map(int, words[1:])
     scenes = {}
     for number in range(share, count, shares):

@@ -21,7 +21,7 @@ _WIDTH, _PRODUCTS, _EPOCHS, _MIB = 4096, 20, 3, 256
 
 
 def loader_beside_steps(scene: Scene, folder: Path) -> Iterator[Row]:
-    """A row for each size of latents: steps alone, fed by the loader, and with a plain copy; the wait for a batch."""
+    """Return a row per latent size: steps alone, with the loader, and with a plain copy; the wait for a batch."""
     width, mib, sizes = (64, 4, (32,)) if scene.tiny else (_WIDTH, _MIB, (512, 128, 32))
     weights = torch.randn(width, width, device=scene.device, dtype=torch.bfloat16)
 
@@ -48,11 +48,11 @@ def loader_beside_steps(scene: Scene, folder: Path) -> Iterator[Row]:
 
 
 def _fed(scene: Scene, loader: Loader, step: Callable[[dict[str, Any]], None]) -> tuple[float, list[float]]:
-    """Seconds of a step that the loader feeds, and milliseconds of each wait, after a first epoch."""
+    """Measure seconds per step with the loader, and milliseconds of each wait, after a first epoch."""
     waits: list[float] = []
     started = 0.0
     for epoch in range(_EPOCHS):
-        if epoch == 1:  # the first proves the entries and makes the buffers
+        if epoch == 1:  # verifies checksums and allocates buffers
             wait(scene)
             waits.clear()
             started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Autoencoders and text encoders of full size with random weights, made from their configurations: no downloads.
+"""Autoencoders and text encoders of full size with random weights; nothing is downloaded.
 
-Speed, memory and the relations between precisions depend on shapes, not on what the weights were trained to do.
-Configurations are those published with the models named beside them; ``tiny`` ones have the same classes and blocks.
+Speed, memory and relations between precisions depend on shapes, not on trained weights. Configurations are those of
+the named models; ``tiny`` ones have the same classes and blocks.
 """
 
 from __future__ import annotations
@@ -127,23 +127,23 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Where and how large everything is."""
+    """The device and the size of the models."""
 
     device: str
     tiny: bool
 
     @property
     def cuda(self) -> bool:
-        """Whether there is a device of its own."""
+        """True for a CUDA device."""
         return self.device.startswith("cuda")
 
     def pick(self, full: Any, tiny: Any) -> Any:
-        """One of two sizes."""
+        """Return one of two sizes."""
         return tiny if self.tiny else full
 
 
 def make(model: Model, scene: Scene, device: str = "cpu") -> nn.Module:
-    """The whole autoencoder in float32, always with the same weights on one device, where they are made."""
+    """Create the whole autoencoder in float32; weights are equal for each run on a device."""
     torch.manual_seed(0)
     diffusers.utils.logging.set_verbosity_error()
     with torch.device(device):
@@ -156,13 +156,13 @@ def _made(model: Model, scene: Scene) -> nn.Module:
 
 
 def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, as_conv2d: bool = False) -> nn.Module:
-    """The encoder half on the device.
+    """Create the encoder half on the device.
 
     Args:
-        model: Which one.
-        scene: Where.
-        dtype: Of weights and activations.
-        last: Channels last.
+        model: The autoencoder.
+        scene: Device and sizes.
+        dtype: Type of weights and activations.
+        last: Use channels last.
         as_conv2d: Rewrite its causal Conv3d as Conv2d.
     """
     module = drop_decoder(make(model, scene, scene.device)).to(scene.device, dtype)
@@ -174,7 +174,7 @@ def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, 
 
 
 def images(scene: Scene, batch: int, side: int, dtype: torch.dtype, *, last: bool) -> Tensor:
-    """(B, 3, side, side) of smooth noise in [-1, 1]."""
+    """Create (B, 3, side, side) of smooth noise in [-1, 1]."""
     made = torch.Generator().manual_seed(side)
     coarse = torch.rand(batch, 3, max(side // 16, 2), max(side // 16, 2), generator=made)
     smooth = nn.functional.interpolate(coarse, size=(side, side), mode="bicubic").mul_(2).sub_(1).clamp_(-1, 1)
@@ -183,7 +183,7 @@ def images(scene: Scene, batch: int, side: int, dtype: torch.dtype, *, last: boo
 
 
 def latents_of(model: Model, module: nn.Module, values: Tensor) -> Tensor:
-    """What ``encode`` gives: the mode of its posterior, or its latent."""
+    """Return the mode of the posterior, or the latent, of ``encode``."""
     found: Any = module.encode(values.unsqueeze(2) if model.clips else values)  # type: ignore[operator]
     for name in ("latent_dist", "latent", "latents"):
         found = getattr(found, name, found)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-#: Tokens in a batch of captions that are sorted by length.
+#: Tokens per batch of sorted captions.
 TOKENS = 16384
 LONGEST = 512
 _T5_XXL = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
@@ -20,20 +20,20 @@ _T5_TINY = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 
 
 
 def text_encoders(scene: Scene) -> Iterator[Row]:
-    """Captions a second."""
+    """Measure captions per second."""
     with torch.inference_mode():
         yield from _t5(scene)
         yield from _clip(scene)
 
 
 def lengths(count: int) -> NDArray[np.int64]:
-    """Tokens of captions: log-normal about 60, from 5 to 512."""
+    """Draw tokens per caption: log-normal about 60, from 5 to 512."""
     drawn = np.random.default_rng(0).lognormal(np.log(60), 0.8, count)
     return np.clip(drawn, 5, LONGEST).astype(np.int64)
 
 
 def sorted_batches(tokens: NDArray[np.int64], budget: int) -> Iterator[tuple[int, int]]:
-    """(captions, padded length) of batches of captions in the order of their lengths, each within the budget."""
+    """Return (captions, padded length) of batches of sorted captions within the budget."""
     ordered, first = np.sort(tokens)[::-1], 0
     while first < len(ordered):
         longest = int(ordered[first])
@@ -74,7 +74,7 @@ def _clip(scene: Scene) -> Iterator[Row]:
 
 
 def _made(make: object, scene: Scene) -> nn.Module:
-    """A model with random weights in bf16, made on the device: float32 on the host first would take minutes."""
+    """Create a model with random bf16 weights on the device; float32 on the host would take minutes."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

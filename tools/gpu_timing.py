@@ -1,4 +1,4 @@
-"""How ``bench_gpu`` times what runs on a device, and what its ceilings are."""
+"""Timing of device work for ``bench_gpu``, and its ceilings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = dict[str, Any]
 
 
 class PartTimeoutError(Exception):
-    """A part took longer than it may."""
+    """A part exceeded its time."""
 
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise ``PartTimeoutError`` in the main thread when this takes longer; a kernel that runs is waited for."""
+    """Raise ``PartTimeoutError`` in the main thread after a timeout; a running kernel is not interrupted."""
 
     def raise_it(number: int, frame: FrameType | None) -> None:
         raise PartTimeoutError(f"stopped after {seconds:.0f} s")
@@ -39,13 +39,13 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def wait(scene: Scene) -> None:
-    """Until the device has done what it was given."""
+    """Wait for the device."""
     if scene.cuda:
         torch.cuda.synchronize()
 
 
 def seconds_per_call(scene: Scene, work: Callable[[], object], *, least_s: float = 0.25) -> float:
-    """Seconds of a call, after one that is not counted; at least three calls and a quarter of a second."""
+    """Measure seconds per call after a warm-up: at least three calls and a quarter of a second."""
     work()
     wait(scene)
     calls, started = 0, time.perf_counter()
@@ -59,7 +59,7 @@ def seconds_per_call(scene: Scene, work: Callable[[], object], *, least_s: float
 
 
 def peak_mib(scene: Scene, work: Callable[[], object]) -> float:
-    """MiB that a call takes on the device beyond what was there; 0 without one."""
+    """Measure the additional MiB of a call on the device; 0 without a device."""
     if not scene.cuda:
         return 0.0
     wait(scene)
@@ -71,7 +71,7 @@ def peak_mib(scene: Scene, work: Callable[[], object]) -> float:
 
 
 def calibrate(scene: Scene) -> list[Row]:
-    """Ceilings: matrix product and convolution in bf16, copies on the device and to it."""
+    """Measure ceilings: matrix product and convolution in bf16, copies on the device and to it."""
     size = scene.pick(8192, 64)
     a, b = (torch.randn(size, size, device=scene.device, dtype=torch.bfloat16) for _ in range(2))
     matmul = 2 * size**3 / seconds_per_call(scene, lambda: a @ b) / 1e12
@@ -98,5 +98,5 @@ def calibrate(scene: Scene) -> list[Row]:
 
 
 def ceiling(rows: list[Row]) -> float:
-    """FLOP/s of the matrix product; 0 where it was not measured."""
+    """Return FLOP/s of the matrix product; 0 if not measured."""
     return next((row["found"] * 1e12 for row in rows if row["what"] == "bf16 matrix product"), 0.0)

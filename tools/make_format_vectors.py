@@ -53,11 +53,11 @@ class VectorRecipe(FieldRecipe):
         return self.stored
 
     def identity(self) -> dict[str, Any]:
-        """What enters the id."""
+        """Return the fields of the id."""
         return {"dtype": self.spec.dtype, "rule": 1}
 
     def as_json(self) -> dict[str, Any]:
-        """The identity and a number that has no part in it."""
+        """Return the fields of the id, and a number outside of it."""
         return self.identity() | {"scale": 0.18215}
 
     @cached_property
@@ -67,14 +67,14 @@ class VectorRecipe(FieldRecipe):
 
 
 class Plane(FieldKind):
-    """One float16 array per entry, with a same-hash and a crop; one of them fits into a page, one does not."""
+    """One float16 array per entry, with a pixel hash and a crop; one fits into a page, one does not."""
 
     name, kind, packing, inputs = "example_plane", 200, "entry", ("image",)
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "quality": ("<f4", ())}
 
 
 class Vector(FieldKind):
-    """Blocks of float32 vectors of one length."""
+    """Blocks of float32 vectors of equal length."""
 
     name, kind, packing, inputs = "example_vector", 201, "block", ("image",)
 
@@ -103,12 +103,12 @@ FIELDS: tuple[tuple[FieldKind, FieldSpec, tuple[Group, ...]], ...] = (
 
 
 def recipe_of(kind: FieldKind, spec: FieldSpec) -> VectorRecipe:
-    """The recipe of a field."""
+    """Return the recipe of a field."""
     return VectorRecipe(kind=kind.name, stored=spec)
 
 
 def values_of(number: int, count: int, dtype: str) -> NDArray[Any]:
-    """(count,) values by a formula."""
+    """Compute (count,) values by a formula."""
     rising = (np.arange(count) * (2 * number + 3) + number) % 251
     return (rising + 0x3F00 if dtype == "bfloat16" else rising / 8 if dtype == "float32" else rising * 300).astype(
         numpy_dtype(dtype)
@@ -116,12 +116,12 @@ def values_of(number: int, count: int, dtype: str) -> NDArray[Any]:
 
 
 def group_of(number: int, groups: tuple[Group, ...]) -> int:
-    """The group of a sample."""
+    """Return the group of a sample."""
     return int(number == 3) if len(groups) > 1 else 0
 
 
 def item_of(number: int, kind: FieldKind, spec: FieldSpec, groups: tuple[Group, ...]) -> Item:
-    """The item of a sample in a field."""
+    """Return the item of a sample in a field."""
     group = groups[group_of(number, groups)]
     key = entry_key(
         kind=kind.kind, content=content_of(number), recipe=recipe_of(kind, spec).recipe_id[:8], dims=group.dims
@@ -136,12 +136,12 @@ def item_of(number: int, kind: FieldKind, spec: FieldSpec, groups: tuple[Group, 
 
 
 def content_of(number: int) -> bytes:
-    """The content hash of a sample's image."""
+    """Return the content hash of a sample's image."""
     return content_hash(NAMES[number].encode("utf-8", "surrogateescape"))
 
 
 def samples() -> SampleTable:
-    """Four samples."""
+    """Return four samples."""
     count = len(NAMES)
     names = Strings.of(NAMES)
     content = np.frombuffer(b"".join(map(content_of, range(count))), dtype=np.uint8).reshape(count, 16)
@@ -222,7 +222,7 @@ def _publish(paths: CachePaths) -> None:
 
 
 def _expected(sample: int, kind: FieldKind, spec: FieldSpec, groups: tuple[Group, ...]) -> dict[str, Any]:
-    """What any reader must find for a row."""
+    """Return the values of a row that every reader must find."""
     item = item_of(sample, kind, spec, groups)
     return {
         "field": kind.name,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-#: Width and height in units, in the order in which images take them.
+#: Width and height in units, in the order of the images.
 ASPECTS: tuple[tuple[int, int], ...] = ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16))
 #: The file formats, likewise. Seven and five share no factor, so that every aspect comes in every format.
 SUFFIXES: tuple[str, ...] = (".jpg", ".jpg", ".png", ".jpg", ".webp", ".jpg", ".png")
@@ -32,7 +32,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
     "gray": (128, 130, 136),
 }
 SHAPES: tuple[str, ...] = ("circle", "square", "triangle", "ring", "star")
-#: EXIF tag 0x0112 and the turn that takes the upright image to the stored one.
+#: Value of EXIF tag 0x0112, and the transposition from the upright to the stored image.
 ORIENTATION_TAG = 0x0112
 STORED_TURNS: dict[int, Image.Transpose] = {
     3: Image.Transpose.ROTATE_180,
@@ -43,7 +43,7 @@ STORED_TURNS: dict[int, Image.Transpose] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What one image shows: enough to draw it and to describe it."""
+    """The content of one image, for drawing and caption."""
 
     width: int
     height: int
@@ -54,7 +54,7 @@ class Scene:
     has_text: bool
 
     def caption(self) -> str:
-        """One sentence, as a person would label the image."""
+        """Return one sentence that describes the image."""
         listed = " and ".join(f"{_article(color)} {color} {shape}" for color, shape in self.shapes)
         writing = ", with lines of small writing" if self.has_text else ""
         return f"{listed} on {_article(self.sky)} {self.sky} to {self.ground} gradient{writing}"
@@ -77,7 +77,7 @@ def make_images(folder: Path, count: int, seed: int = 0, side: int = 640) -> lis
 
 
 def draw(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """The image of a scene, RGB."""
+    """Draw the image of a scene, RGB."""
     image = Image.fromarray(_gradient(scene, rng))
     pen = ImageDraw.Draw(image)
     for color, shape in scene.shapes:
@@ -89,7 +89,7 @@ def draw(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def invent(aspect: tuple[int, int], side: int, rng: np.random.Generator) -> Scene:
-    """A scene of the given aspect ratio, its area within a few per cent of ``side`` squared."""
+    """Create a scene of the given aspect ratio, its area within a few per cent of ``side`` squared."""
     scale = side * rng.uniform(0.96, 1.04) / (aspect[0] * aspect[1]) ** 0.5
     names = list(COLORS)
     sky, ground = (names[i] for i in rng.choice(len(names), 2, replace=False))
@@ -134,7 +134,7 @@ def _save(image: Image.Image, path: Path, index: int) -> None:
 
 
 def _with_transparency(image: Image.Image) -> Image.Image:
-    """RGBA: opaque in the middle, fading to nothing at the corners."""
+    """Make RGBA: opaque in the middle, transparent at the corners."""
     fade = Image.radial_gradient("L").point(lambda level: max(0, min(255, 2 * (255 - level)))).resize(image.size)
     clear = image.convert("RGBA")
     clear.putalpha(fade)
@@ -142,7 +142,7 @@ def _with_transparency(image: Image.Image) -> Image.Image:
 
 
 def _gradient(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """(H, W, 3): a smooth slope between two colors with two slow waves across it."""
+    """Draw (H, W, 3): a gradient of two colors with two slow waves."""
     y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float64)
     y, x = y / scene.height, x / scene.width
     slope = np.clip(y + 0.25 * (x - 0.5) * rng.uniform(-1, 1), 0, 1)[..., None]
@@ -159,7 +159,7 @@ def _varied(color: tuple[int, int, int], rng: np.random.Generator) -> tuple[int,
 
 
 def _placement(scene: Scene, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Centre x, centre y and radius in pixels, inside the image."""
+    """Return center x, center y and radius in pixels, inside the image."""
     radius = min(scene.width, scene.height) * rng.uniform(0.12, 0.3)
     return (
         float(rng.uniform(radius, scene.width - radius)),
@@ -183,7 +183,7 @@ def _draw_shape(
 
 
 def _corners(x: float, y: float, radius: float, points: int, depth: float) -> list[tuple[float, float]]:
-    """Corners on a circle; every second one at ``depth`` of the radius."""
+    """Return corners on a circle; every second one at ``depth`` of the radius."""
     turn = np.pi / 4 if points == 4 else -np.pi / 2
     angles = turn + 2 * np.pi * np.arange(points) / points
     reach = radius * np.where(np.arange(points) % 2, depth, 1.0)
@@ -192,7 +192,7 @@ def _corners(x: float, y: float, radius: float, points: int, depth: float) -> li
 
 
 def _draw_writing(pen: ImageDraw.ImageDraw, scene: Scene, rng: np.random.Generator) -> None:
-    """Short dark strokes in rows, as fine and as regular as small print."""
+    """Draw short dark strokes in rows, like small print."""
     line = max(scene.height // 48, 4)
     top = int(rng.uniform(0.55, 0.75) * scene.height)
     for row in range(int(rng.integers(3, 6))):

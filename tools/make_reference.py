@@ -63,7 +63,7 @@ class Slug(NamedTuple):
     meaning: str
 
 
-#: Slugs of single places, beside those of the classes: name -> (exit code, meaning).
+#: Slugs without a class: name -> (exit code, meaning).
 SPECIFIC: Mapping[str, tuple[int, str]] = {
     "bug": (70, "A fault of latentcache itself; LATENTCACHE_DEBUG=1 shows the traceback."),
     "cache-kind": (3, "DATA holds other inputs than the fields of the cache."),
@@ -89,7 +89,7 @@ SPECIFIC: Mapping[str, tuple[int, str]] = {
 
 
 def catalog() -> tuple[Slug, ...]:
-    """Every error slug with its exit code and meaning, sorted by name."""
+    """Return every error slug with its exit code and meaning, sorted by name."""
     found = {name: Slug(name=name, exit_code=code, meaning=text) for name, (code, text) in SPECIFIC.items()}
     classes: list[type[errors.LatentcacheError]] = errors.LatentcacheError.__subclasses__()
     for cls in classes:
@@ -103,13 +103,13 @@ def catalog() -> tuple[Slug, ...]:
 
 
 def commands() -> dict[str, Any]:
-    """The commands with their options, by name, in the order of the help."""
+    """Return the commands with their options, by name, in the order of the help."""
     group: Any = typer.main.get_command(application())
     return dict(group.commands)
 
 
 def cli_page() -> str:
-    """``cli.md``: the commands, then a section with a table of options for each."""
+    """Write ``cli.md``: the commands, then a section with an option table for each."""
     listed = [f"| [`latentcache {name}`](#latentcache-{name}) | {_first(c.help)} |" for name, c in commands().items()]
     table = "\n".join(["| command | purpose |", "|---|---|", *listed])
     sections = [_command(name, command) for name, command in commands().items()]
@@ -117,19 +117,19 @@ def cli_page() -> str:
 
 
 def errors_page() -> str:
-    """``errors.md``: the slugs, then one heading per class, in the order of the module."""
+    """Write ``errors.md``: the slugs, then one heading per class, in module order."""
     rows = [f"| `{one.name}` | {one.exit_code} | {one.meaning.replace('``', '`')} |" for one in catalog()]
     slugs = "\n".join(["| slug | exit status | meaning |", "|---|---|---|", *rows])
     return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, slugs, "## Classes", *map(_error, error_classes()))
 
 
 def python_page() -> str:
-    """``python.md``: what a program imports."""
+    """Write ``python.md``: the public names."""
     return _page("# Python", _WRITTEN_BY, python_reference.INTRO, *python_reference.sections())
 
 
 def pages() -> dict[Path, str]:
-    """What every page should hold."""
+    """Map every generated page to its expected text."""
     return {
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "errors.md": errors_page(),
@@ -138,12 +138,12 @@ def pages() -> dict[Path, str]:
 
 
 def outdated() -> list[Path]:
-    """Pages that hold something else."""
+    """Return the outdated pages."""
     return [path for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text]
 
 
 def error_classes() -> Iterator[type[errors.LatentcacheError]]:
-    """The classes of ``latentcache.errors`` in the order of their definition."""
+    """Return the classes of ``latentcache.errors`` in the order of their definition."""
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, errors.LatentcacheError):
             yield value
@@ -169,7 +169,7 @@ def _row(parameter: Any) -> str:
 
 
 def words_of(parameter: Any) -> list[str]:
-    """The flags of an option, none for an argument."""
+    """Return the flags of an option; empty for an argument."""
     return [word for word in (*parameter.opts, *parameter.secondary_opts) if word.startswith("-")]
 
 
@@ -188,7 +188,7 @@ def _error(kind: type[errors.LatentcacheError]) -> str:
 
 
 def _described(docstring: str) -> str:
-    """A docstring as Markdown: double backticks become single ones, arguments a list."""
+    """Convert a docstring to Markdown: double backticks become single ones, arguments a list."""
     text, _, arguments = docstring.replace("``", "`").partition("\n\nArgs:\n")
     if not arguments:
         return text

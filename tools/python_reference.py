@@ -1,6 +1,6 @@
-"""The page ``docs/reference/python.md``: signatures and docstrings of the public names.
+"""Generate ``docs/reference/python.md``: signatures and docstrings of the public names.
 
-Written by ``make_reference.py``, with the other pages.
+``make_reference.py`` writes it with the other pages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _WIDTH = 100
 
 
 def sections() -> Iterator[str]:
-    """One Markdown section for each name."""
+    """Return one Markdown section per name."""
     yield "\n".join(["| name | purpose |", "|---|---|", *map(_row, _named())])
     for value in _named():
         yield _section(value)
 
 
 def _named() -> list[Any]:
-    """Functions first, then classes; errors have a page of their own."""
+    """Sort functions before classes; errors have their own page."""
     public = [getattr(latentcache, name) for name in latentcache.__all__]
     functions = [value for value in public if inspect.isfunction(value)]
     classes = [value for value in public if inspect.isclass(value) and not issubclass(value, LatentcacheError)]
@@ -54,7 +54,7 @@ def _section(value: Any) -> str:
 
 
 def _fields(kind: type) -> list[str]:
-    """One list of the fields that have a text below them in the source."""
+    """List the fields that have a docstring in the source."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     items = []
     for field, text in itertools.pairwise(vars(definition)["body"]):
@@ -65,7 +65,7 @@ def _fields(kind: type) -> list[str]:
 
 
 def _members(kind: type) -> list[str]:
-    """Public methods and properties with a docstring, those of its parents first, in the order of definition."""
+    """Return public methods and properties with a docstring, inherited ones first."""
     names = [name for parent in reversed(kind.__mro__[:-1]) for name in vars(parent)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_") and _is_told(getattr(kind, name))]
 
@@ -86,7 +86,7 @@ def _described(name: str, value: Any) -> str:
 
 
 def signature(name: str, value: Any) -> str:
-    """As it is written in code: one line where it fits, else a line for each parameter."""
+    """Format a signature: one line if it fits, otherwise one line per parameter."""
     found = inspect.signature(value)
     kept = [part for part in found.parameters.values() if part.name != "self"]
     words = [str(_plain(part)) for part in kept]
@@ -113,7 +113,7 @@ def _text(annotation: Any) -> str:
 
 
 def to_markdown(docstring: str) -> str:
-    """A docstring of the house as Markdown: its sections become lists."""
+    """Convert a docstring to Markdown: its sections become lists."""
     text = re.sub(r":(?:meth|attr|class|func):`(\w+)`", r"`\1`", docstring.replace("``", "`"))
     text = re.sub(r"^(Args|Raises|Returns|Yields):\n", r"**\1**\n\n", text, flags=re.M)
     text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.M)
@@ -122,5 +122,5 @@ def to_markdown(docstring: str) -> str:
 
 
 def _without_arguments(docstring: str) -> str:
-    """Of a class whose objects other calls return: nobody writes its arguments."""
+    """Drop the arguments of a class that only other calls create."""
     return re.split(r"\n\n(?:Args|Raises):\n", docstring)[0]

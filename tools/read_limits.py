@@ -35,7 +35,7 @@ Epoch = Callable[[list[list[int]]], Iterator[Any]]
 
 
 def payloads(kib: int, count: int) -> NDArray[np.uint8]:
-    """(count, bytes) of finite values."""
+    """Create (count, bytes) of finite values."""
     side = SIDES[kib] // 8
     values = noise(count, (CHANNELS, side, side)).reshape(count, -1).view(np.uint8)
     found = aligned(*values.shape)
@@ -44,14 +44,14 @@ def payloads(kib: int, count: int) -> NDArray[np.uint8]:
 
 
 def aligned(rows: int, size: int) -> NDArray[np.uint8]:
-    """(rows, size) of memory that begins on 64 bytes: copies to elsewhere can take twice as long, by chance."""
+    """Allocate (rows, size) aligned to 64 bytes: unaligned copies can take twice as long."""
     memory = np.ones(rows * size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + rows * size].reshape(rows, size)
 
 
 def write_caches(folder: Path, kib: int, data: NDArray[np.uint8]) -> None:
-    """A cache of one bucket, and one of three buckets of about the same area in turn."""
+    """Create a cache of one bucket, and one of three buckets of similar area."""
     side, values = SIDES[kib], data.view(np.float16)
     square = values.reshape(-1, CHANNELS, side // 8, side // 8)
     made_latents(folder / "cache", [Size(side, side)] * len(data), list(square))
@@ -67,19 +67,19 @@ class Prompts:
     """Embeddings beside latents."""
 
     kib: int
-    """Of the latents."""
+    """Shape of the latents."""
     tokens: int
     width: int
     trimmed: bool = False
-    """True if captions have different lengths, so that the loader pads them and gives a mask."""
+    """True if captions have different lengths: the loader pads them and adds a mask."""
 
     @property
     def size(self) -> int:
-        """Bytes of a sample in a batch."""
+        """Bytes per sample in a batch."""
         return self.kib * 1024 + 2 * self.tokens * self.width
 
 
-#: What models of two kinds are trained on: CLIP beside latents of 128 KiB, T5 beside those of 512 KiB.
+#: Inputs of two models: CLIP with latents of 128 KiB, T5 with latents of 512 KiB.
 PROMPTS = {
     "latents, 77 x 2048": Prompts(kib=128, tokens=77, width=2048),
     "latents, 512 x 4096 and mask": Prompts(kib=512, tokens=512, width=4096, trimmed=True),
@@ -87,7 +87,7 @@ PROMPTS = {
 
 
 def write_prompts(cache: Path, prompts: Prompts, count: int) -> None:
-    """A cache of latents and embeddings of this shape."""
+    """Create a cache of latents and embeddings of this shape."""
     side, random = SIDES[prompts.kib], np.random.default_rng(3)
     values = payloads(prompts.kib, count).view(np.float16).reshape(-1, CHANNELS, side // 8, side // 8)
     embeds = noise(count, (prompts.tokens, prompts.width))
@@ -101,7 +101,7 @@ def key_of(row: int) -> bytes:
 
 
 class LmdbSet(torch.utils.data.Dataset[torch.Tensor]):
-    """One value per sample, as a training script would write it: opened where it is used."""
+    """A dataset of single values as in a training script; opened at first use."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -128,11 +128,11 @@ def write_peers(folder: Path, data: NDArray[np.uint8]) -> None:
 
 
 def data_loader(values: LmdbSet, workers: int) -> Epoch:
-    """Torch's own loader over single values, with as many processes."""
+    """Read with torch's DataLoader over single values, with as many processes."""
     dataset = LmdbSet(values.path) if workers else values
 
     def serve(plan: list[list[int]]) -> Iterator[Any]:
-        context = "spawn" if workers else None  # a process that holds the file may not open it again after a fork
+        context = "spawn" if workers else None  # a process with an open file may not open it again after a fork
         yield from torch.utils.data.DataLoader(
             dataset, batch_sampler=plan, num_workers=workers, multiprocessing_context=context
         )
@@ -141,7 +141,7 @@ def data_loader(values: LmdbSet, workers: int) -> Epoch:
 
 
 def multiplied(epoch: Epoch) -> Epoch:
-    """The same batches, scaled: one pass in place, less than the loader does."""
+    """Scale batches in place in one pass, which is less work than the loader's."""
 
     def serve(plan: list[list[int]]) -> Iterator[Any]:
         for batch in epoch(plan):
@@ -153,7 +153,7 @@ def multiplied(epoch: Epoch) -> Epoch:
 def ours(
     folder: Path, cache: str = "cache", *, scaled: bool = True, checksum: Any = "first", **options: Any
 ) -> Epoch:
-    """The public loader; its own plan has the same number of batches, in another shuffled order."""
+    """Read with the public loader; its own shuffled plan has as many batches."""
     opened = open_cache(folder / cache, checksum=checksum).read(scaled=scaled)
     loader = opened.loader(batch_size=BATCH, remainder="drop", **options)
 
@@ -165,7 +165,7 @@ def ours(
 
 
 def sequential(folder: Path, **options: Any) -> Epoch:
-    """The public loader, asked for the rows of the plan one batch after the other, without a thread."""
+    """Read the plan with the public loader, batch by batch, without a thread."""
     loader = open_cache(folder / "cache").loader(batch_size=BATCH, remainder="drop", **options)
 
     def serve(plan: list[list[int]]) -> Iterator[Any]:
@@ -176,13 +176,13 @@ def sequential(folder: Path, **options: Any) -> Epoch:
 
 
 def in_order(folder: Path, **options: Any) -> Epoch:
-    """The public loader in the order of the data set, with default options."""
+    """Read with the public loader in data order, with default options."""
     loader = open_cache(folder / "cache").loader(batch_size=BATCH, seed=None, remainder="drop", **options)
     return lambda plan: iter(loader)
 
 
 def memcpy(source: memoryview, size: int, targets: int) -> Epoch:
-    """A plain copy into as many buffers in turn."""
+    """Copy into as many buffers in turn."""
     buffers = [aligned(BATCH, size) for _ in range(targets)]
     places = [[row.data for row in buffer] for buffer in buffers]
 
@@ -196,7 +196,7 @@ def memcpy(source: memoryview, size: int, targets: int) -> Epoch:
 
 
 def shard_unchecked(folder: Path, size: int) -> Epoch:
-    """Payloads of the cache's shard read into two buffers in turn: no check, nothing that describes them."""
+    """Read payloads of the cache's shard into two buffers in turn, without checks or metadata."""
     snapshot = open_snapshot(folder / "cache")
     rows = snapshot.fields["latents"]
     starts = np.asarray(rows.offset)[np.asarray(rows.entry)].tolist()
@@ -214,7 +214,7 @@ def shard_unchecked(folder: Path, size: int) -> Epoch:
 
 
 def limits(folder: Path, data: NDArray[np.uint8]) -> dict[str, Epoch]:
-    """What no reader that checks can beat by much."""
+    """Copy without checks: the upper limits of a reader."""
     size, source = data.shape[1], data.reshape(-1).data
     raw = np.memmap(folder / "raw", np.uint8, "r", shape=(data.size,)).data
     return {
@@ -226,7 +226,7 @@ def limits(folder: Path, data: NDArray[np.uint8]) -> dict[str, Epoch]:
 
 
 def others(folder: Path, shape: tuple[int, int]) -> dict[str, Epoch]:
-    """The same payloads in other stores; all are opened when the first batch is asked for."""
+    """Read the payloads in other stores; all open at the first batch."""
     values, reused = LmdbSet(str(folder / "lmdb")), aligned(BATCH, shape[1])
     places = [row.data for row in reused]
 
@@ -266,5 +266,5 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def ways(folder: Path) -> dict[str, Epoch]:
-    """The public loader in its own shuffled order."""
+    """Read with the public loader in its own shuffled order."""
     return {name: ours(folder, **options) for name, options in WAYS.items()}

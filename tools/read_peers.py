@@ -53,14 +53,14 @@ WORKERS = (0, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A format: how it is written, and what reads it."""
+    """A format: its writer and its readers."""
 
     library: str
-    """What must be importable."""
+    """Module that must be importable."""
     write: Callable[[Path, NDArray[np.uint8]], None]
-    """Into a folder that is not there yet."""
+    """Write into a new folder."""
     open: Callable[[Path, Shape, int], dict[str, Epoch]]
-    """What reads it, by variant; nothing is opened before the first epoch."""
+    """Readers by variant; nothing is opened before the first epoch."""
 
 
 def peers(
@@ -93,19 +93,19 @@ def peers(
 
 
 def left_out() -> dict[str, str]:
-    """Peers that cannot run here -> why."""
+    """Map peers that cannot run here to the reason."""
     reasons = {name: _why_not(peer.library) for name, peer in PEERS.items()}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 def versions() -> dict[str, str]:
-    """Version of every library that takes part."""
+    """Return the version of every participating library."""
     libraries = sorted({peer.library for peer in PEERS.values() if not _why_not(peer.library)})
     return {library: str(getattr(_library(library), "__version__", "?")) for library in libraries}
 
 
 def is_sequential(plan: Plan) -> bool:
-    """Whether a plan reads the rows as they were written."""
+    """True if a plan reads the rows in storage order."""
     rows = [row for rows in plan for row in rows]
     return rows == sorted(rows)
 
@@ -120,7 +120,7 @@ def _why_not(library: str) -> str:
 
 
 def _library(name: str) -> Any:
-    """A library, imported when it is needed: each takes up to seconds, and most are not there."""
+    """Import a library when it is needed: imports take seconds, and most are missing."""
     if name == "streaming":
         try:
             importlib.import_module("torchvision")
@@ -141,7 +141,7 @@ def _per_worker_count(loader: Callable[[Plan, int], Iterator[Any]]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Files(Dataset[torch.Tensor]):
-    """One file per sample, as the caches of trainers have it."""
+    """Write one file per sample, as trainers' caches do."""
 
     folder: Path
     suffix: str
@@ -171,17 +171,17 @@ def save_npz(path: Path, payload: NDArray[np.uint8]) -> None:
 
 
 def load_pt(path: Path) -> torch.Tensor:
-    # The package never unpickles. Here it is the peer's own way that is measured, on files this tool has written.
+    # The package never unpickles. This measures the peer's own way on files of this tool.
     loaded: torch.Tensor = torch.load(path, weights_only=True)
     return loaded
 
 
 def save_pt(path: Path, payload: NDArray[np.uint8]) -> None:
-    torch.save(torch.from_numpy(payload.copy()), path)  # a view would be saved with all the payloads around it
+    torch.save(torch.from_numpy(payload.copy()), path)  # a view would be saved with its whole array
 
 
 def files(suffix: str, save: Callable[[Path, NDArray[np.uint8]], None], load: Callable[[Path], torch.Tensor]) -> Peer:
-    """A file per sample behind torch's own loader."""
+    """Read a file per sample with torch's DataLoader."""
 
     def write(folder: Path, payloads: NDArray[np.uint8]) -> None:
         folder.mkdir()
@@ -198,7 +198,7 @@ def files(suffix: str, save: Callable[[Path, NDArray[np.uint8]], None], load: Ca
 
 
 def as_batch(samples: list[dict[str, bytes]]) -> torch.Tensor:
-    """One copy, straight into the batch (in a worker: into fresh memory that is copied once more)."""
+    """Copy once, into the batch (in a worker: into fresh memory, copied again)."""
     return torch.from_numpy(np.stack([np.frombuffer(sample[NAME], np.uint8) for sample in samples]))
 
 
@@ -212,7 +212,7 @@ def write_mds(folder: Path, payloads: NDArray[np.uint8]) -> None:
 def open_mds(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
     @cache
     def dataset(workers: int) -> Any:
-        """One for each number of workers, or they wait for each other; one only, or the folder is refused."""
+        """Open one per number of workers, each through its own link: a folder cannot be opened twice."""
         alias = folder.with_name(f"{folder.name}-{workers}")
         if not alias.exists():
             alias.symlink_to(folder.name)
@@ -286,7 +286,7 @@ def open_tars(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
 
 
 def arrow_table(payloads: NDArray[np.uint8], *, binary: bool) -> Any:
-    """One column, of values of one length or of bytes."""
+    """Write one column of equal-length values or of bytes."""
     arrow = importlib.import_module("pyarrow")
     flat = arrow.py_buffer(np.ascontiguousarray(payloads).reshape(-1))
     count, size = payloads.shape
@@ -300,7 +300,7 @@ def arrow_table(payloads: NDArray[np.uint8], *, binary: bool) -> Any:
 
 
 def tensor_of(column: Any, size: int) -> torch.Tensor:
-    """(B, size) of a column of lists of one length; copied, because Arrow's memory may not be written to."""
+    """Copy (B, size) of a column of equal-length lists; Arrow's memory is read-only."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=True)
     return torch.from_numpy(values.reshape(-1, size).copy())
 
@@ -313,7 +313,7 @@ def write_datasets(folder: Path, payloads: NDArray[np.uint8]) -> None:
 
 
 def first_column(samples: Any) -> torch.Tensor:
-    """Of rows that came as one dictionary per sample."""
+    """Collate rows that are one dictionary per sample."""
     stacked: torch.Tensor = default_collate(samples)[NAME]
     return stacked
 
@@ -322,7 +322,7 @@ def open_datasets(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
     @cache
     def dataset(kind: str) -> Any:
         library = _library("datasets")
-        options = {"dtype": torch.uint8} if kind == "torch" else {}  # without: eight bytes for each
+        options = {"dtype": torch.uint8} if kind == "torch" else {}  # otherwise eight bytes each
         return library.load_from_disk(folder / kind).with_format(kind, **options)
 
     def arrow(plan: Plan) -> Iterator[Any]:
@@ -351,7 +351,7 @@ def open_lance(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
         for rows in plan:
             yield tensor_of(dataset().take(rows, columns=[NAME])[NAME], shape[1])
 
-    return {"take": take}  # no workers: it may not be forked, and its loader for spawned ones makes lists of numbers
+    return {"take": take}  # no workers: it may not be forked, and its spawn loader makes lists of numbers
 
 
 # tensordict
@@ -363,7 +363,7 @@ def write_tensordict(folder: Path, payloads: NDArray[np.uint8]) -> None:
 
 
 def memmap_column(samples: Any) -> torch.Tensor:
-    """Of rows that came as one tensordict, in memory of their own."""
+    """Collate rows that are one tensordict, in their own memory."""
     column = samples[NAME]
     return torch.empty(column.shape, dtype=column.dtype).copy_(column)
 

@@ -39,23 +39,23 @@ PROMPTS = PromptEmbeds()
 
 
 class _Bare(Latents):
-    """Latents whose own columns are not read from the heads of entries."""
+    """Latents whose columns are not read from entry heads."""
 
     columns = {}  # noqa: RUF012 - never written
 
 
 CHANNELS = 16
-#: Files of a folder, and bytes of payload that are committed together.
+#: Files per folder, and payload bytes per commit.
 _PER_FOLDER, _COMMIT_BYTES = 1000, 16 << 20
 
 
 def settings_of(*sizes: Size) -> LatentsSettings:
-    """The stub encoder and these buckets."""
+    """Describe the stub encoder with these buckets."""
     return LatentsSettings(model="stub", buckets=sizes)
 
 
 def described(*sizes: Size, normalization: Normalization | None = None) -> Described:
-    """The recipe of these buckets; a normalization comes with 16 channels."""
+    """Create the recipe of these buckets; with a normalization it has 16 channels."""
     found: Described = describe(settings_of(*sizes), Cached(), DescribeContext())
     assert isinstance(found.recipe, LatentsRecipe)
     if normalization is None:
@@ -65,7 +65,7 @@ def described(*sizes: Size, normalization: Normalization | None = None) -> Descr
 
 
 def table_of(names: Strings, size: NDArray[np.uint32], *, seed: int = 0, stat: Any = None) -> SampleTable:
-    """Images of these names and sizes (height, width) with invented contents and captions."""
+    """Create a table of images with these names, sizes (height, width), and invented contents and captions."""
     count = len(names)
     content = np.random.default_rng(seed).integers(1, 256, (count, 16), dtype=np.uint8)
     number = np.arange(count, dtype=np.int32)
@@ -81,14 +81,14 @@ def table_of(names: Strings, size: NDArray[np.uint32], *, seed: int = 0, stat: A
 
 
 def numbered(pattern: str, count: int) -> Strings:
-    """``pattern`` with the numbers from 0, all of one length."""
+    """Fill ``pattern`` with numbers from 0; all strings have one length."""
     data = "".join(pattern % number for number in range(count)).encode("ascii")
     ends = np.arange(1, count + 1, dtype=np.int64) * len(pattern % 0)
     return Strings(np.frombuffer(data, np.uint8), ends)
 
 
 def noise(count: int, shape: Sequence[int]) -> NDArray[np.float16]:
-    """(count, *shape) of finite values."""
+    """Create (count, *shape) of finite values."""
     return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32).astype(np.float16)
 
 
@@ -100,7 +100,7 @@ def write_shard(
     arrays: Iterator[NDArray[Any]],
     kind: FieldKind = KIND,
 ) -> None:
-    """One sealed shard with the items of a plan, in its order."""
+    """Write one sealed shard with the items of a plan, in order."""
     keys = kind.plan_keys(plan, kind.content(samples), recipe)
     paths.shards.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
@@ -123,7 +123,7 @@ def publish(
     plan: FieldPlan,
     prompts: tuple[PromptRecipe, FieldPlan] | None = None,
 ) -> None:
-    """The snapshot of plans whose items are all committed."""
+    """Publish the snapshot of plans whose items are all committed."""
     paths, catalog = CachePaths(cache), load_catalog(CachePaths(cache))
 
     def field_of(kind: FieldKind, recipe: FieldRecipe, plan: FieldPlan) -> FieldRows:
@@ -199,7 +199,7 @@ def made_latents(
 
 
 def made_cache(folder: Path, count: int, side: int) -> tuple[Path, Path]:
-    """A data folder of ``count`` small files, and the cache that a build of them might have made."""
+    """Create a data folder of ``count`` small files, and a cache equal to that of a build."""
     data, cache = folder / "data", folder / "cache"
     write_files(data, count)
     samples, found = known_files(data, side), described(Size(side, side))
@@ -213,7 +213,7 @@ def made_cache(folder: Path, count: int, side: int) -> tuple[Path, Path]:
 
 
 def stretched(folder: Path, count: int, side: int = 64) -> tuple[Path, Path]:
-    """The same with one real entry: an index of ``count`` entries, which no reader could open."""
+    """Create a cache of ``count`` entries with one real entry; no reader can open it."""
     data, cache = folder / "data", folder / "cache"
     write_files(data, count)
     samples, found = known_files(data, side, hashed=False), described(Size(side, side))
@@ -228,7 +228,7 @@ def stretched(folder: Path, count: int, side: int = 64) -> tuple[Path, Path]:
 
 
 def stretch_index(shard: Path, keys: NDArray[np.uint8]) -> None:
-    """Write an index that has the first entry of the shard under each of these keys."""
+    """Write an index with the first entry of the shard under each of these keys."""
     file, count = ColumnFile(shard / "index.safetensors"), len(keys)
     old = {name: np.asarray(file[name]) for name in file}
     keys = keys[np.lexsort(keys[:, 8:24].copy().view(">u8").astype(np.uint64).T[::-1])]
@@ -242,7 +242,7 @@ def stretch_index(shard: Path, keys: NDArray[np.uint8]) -> None:
 
 
 def write_files(data: Path, count: int) -> None:
-    """Files of a few bytes with the names of images, a thousand in a folder."""
+    """Create small files with image names, a thousand per folder."""
     for number in range(count):
         if number % _PER_FOLDER == 0:
             folder = data / f"{number // _PER_FOLDER:05}"

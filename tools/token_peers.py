@@ -59,7 +59,7 @@ def flat(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
 
 
 def megatron(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
-    """``.bin`` and ``.idx`` by ``IndexedDataset``, padded by hand."""
+    """Write ``.bin`` and ``.idx`` with ``IndexedDataset``; pad by hand."""
     library = importlib.import_module("megatron.core.datasets.indexed_dataset")
     prefix = str(folder / "megatron")
     builder = library.IndexedDatasetBuilder(prefix + ".bin", dtype=np.uint16)
@@ -71,7 +71,7 @@ def megatron(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
 
 
 def litdata(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
-    """Chunks of ``litdata.optimize``, by index, padded by hand. int32, as torch users do."""
+    """Write chunks with ``litdata.optimize``; read by index, pad by hand. int32, as torch users do."""
     library = importlib.import_module("litdata")
     writer = importlib.import_module("litdata.streaming.writer")
     (folder / "litdata").mkdir()
@@ -89,7 +89,7 @@ def litdata(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
 
 
 def mds(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
-    """MDS, by index, padded by hand."""
+    """Write MDS; read by index, pad by hand."""
     library = importlib.import_module("streaming")
     with library.MDSWriter(out=str(folder / "mds"), columns={"tokens": "ndarray:uint16"}) as out:
         for document in ids:
@@ -99,7 +99,7 @@ def mds(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
 
 
 def hugging_face(folder: Path, ids: Ids, length: int) -> dict[str, Epoch]:
-    """Arrow lists: padded beforehand, by TRL's collator, and by that of transformers."""
+    """Write Arrow lists; padded beforehand, by TRL's collator, and by that of transformers."""
     library = importlib.import_module("datasets")
     transformers = importlib.import_module("transformers")
     library.disable_progress_bars()
@@ -160,7 +160,7 @@ def token_peers(folder: Path, ids: Ids, length: int) -> tuple[dict[str, Epoch], 
 
 
 def _by_hand(document: Callable[[int], Any], plan: Plan, length: int) -> Iterator[Any]:
-    """What users of stores of ragged rows write."""
+    """Pad the rows of a ragged store by hand."""
     for rows in plan:
         out = torch.full((len(rows), length), PAD, dtype=torch.int64)
         mask = torch.zeros((len(rows), length), dtype=torch.int64)
@@ -172,7 +172,7 @@ def _by_hand(document: Callable[[int], Any], plan: Plan, length: int) -> Iterato
 
 
 def _any_tokenizer(folder: Path) -> Any:
-    """A tokenizer that does nothing but know its padding."""
+    """Create a tokenizer that only pads."""
     model = {"type": "WordLevel", "vocab": {"<pad>": PAD, "a": 1}, "unk_token": "a"}
     config = {"version": "1.0", "added_tokens": [], "model": model}
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))

@@ -1,4 +1,4 @@
-"""The package as text and syntax trees, for the tests of its structure. Nothing of it is imported here."""
+"""Parse the package into syntax trees for the structure tests, without importing it."""
 
 import ast
 from collections.abc import Iterator
@@ -12,28 +12,28 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Path relative to the repository -> syntax tree, for every module of the package."""
+    """Map each module path (relative to the repository) to its syntax tree."""
     paths = sorted(PACKAGE.rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"), str(path)) for path in paths}
 
 
 def folders() -> list[Path]:
-    """The folders of the package that are packages."""
+    """List the package folders."""
     return sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
-    """All functions and methods, nested ones too."""
+    """Yield all functions and methods, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def dotted(path: str) -> str:
-    """``latentcache/store/entry.py`` -> ``latentcache.store.entry``."""
+    """Convert ``latentcache/store/entry.py`` to ``latentcache.store.entry``."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def imports_at_load(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that run when the module is loaded: not those in functions or for type checkers."""
+    """Yield the imports that run at load time; skip those in functions or for type checkers."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -44,19 +44,18 @@ def imports_at_load(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def is_for_type_checkers(node: ast.AST) -> bool:
-    """True for ``if TYPE_CHECKING:``."""
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 def imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Dotted names an import may load: of ``from a import b`` both ``a.b`` and ``a``."""
+    """List the dotted names an import may load: ``from a import b`` gives ``a.b`` and ``a``."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
 
 
 def code_lines(node: Function) -> int:
-    """Lines of the body of a function, the docstring not counted."""
+    """Count the body lines of a function without its docstring."""
     docstring = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
     end = node.end_lineno or node.lineno
     inside = (docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0
@@ -64,7 +63,7 @@ def code_lines(node: Function) -> int:
 
 
 def public(tree: ast.Module) -> Iterator[ast.ClassDef | Function]:
-    """Functions and classes a caller may use, and the methods of those classes."""
+    """Yield public functions and classes, and the public methods of those classes."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_") and not _is_overload(node):
             yield node
@@ -78,7 +77,7 @@ def _is_overload(node: ast.ClassDef | Function) -> bool:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring and of every comment-like string after an attribute."""
+    """Yield line and text of every docstring, attribute docstrings included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value

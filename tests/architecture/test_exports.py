@@ -11,7 +11,7 @@ HEAVY = ["numpy", "torch", "lmdb", "PIL", "typer", "rich", "pydantic", "diffuser
 
 
 def run(code):
-    """What a fresh interpreter prints as JSON."""
+    """Run code in a fresh interpreter and parse its JSON output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -19,7 +19,7 @@ SEEDED = [
 
 
 def lint(folder):
-    """(exit status, output) of the linter on the package that lies in ``folder``."""
+    """Run the linter on the package in ``folder``; return exit status and output."""
     command = [LINTER, "--no-logo", "--no-cache"]
     environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

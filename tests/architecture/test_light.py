@@ -1,4 +1,4 @@
-"""Starting is quick: what a command does not need is not imported, as the interpreter itself reports."""
+"""Commands import only the modules they need."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ ARITHMETIC = {"numpy", "lmdb", "pydantic"}
 
 
 def imported(*words):
-    """(exit status, top-level names of every module that the command imported)."""
+    """Run a command; return its exit status and the top-level modules it imported."""
     command = [sys.executable, "-X", "importtime", PROGRAM, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
@@ -48,7 +48,7 @@ def test_help_imports_nothing_heavy():
         ["verify", "--full"],
         ["verify", "--sample", "2"],
         ["verify", "--untrusted"],
-        ["verify", "--reencode", "2"],  # torch comes with a real model only
+        ["verify", "--reencode", "2"],  # only real models need torch
         ["gc"],
         ["plan", "--batch-size", "2"],
     ],

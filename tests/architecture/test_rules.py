@@ -1,4 +1,4 @@
-"""How big, how tangled, how careful: limits that hold for every module. An exception is listed with its reason."""
+"""Limits on size, imports and dangerous calls of every module. Each exception has a reason."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -60,7 +60,7 @@ def test_imports_have_no_cycles():
 
 
 def test_the_engine_names_no_kind_of_field():
-    """No module, class or function is named after a kind, and no kind's name is compared with."""
+    """No module, class or function is named after a kind, and no code compares with a kind's name."""
     for path, tree in modules().items():
         if path.split("/")[1] in KIND_FOLDERS:
             continue

@@ -13,7 +13,7 @@ TOP = [path for path in folders() if path.parent == PACKAGE]
 
 
 def readme_tree():
-    """The lines of the README's drawing of the package, blanks collapsed."""
+    """Return the lines of the README's package tree with single spaces."""
     blocks = re.findall(r"^```.*?\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), flags=re.M | re.S)
     drawings = [block for block in blocks if re.search(r"^\s*latentcache/", block, flags=re.M)]
     assert len(drawings) == 1, "README.md draws the tree once, in a fenced block with a line latentcache/"

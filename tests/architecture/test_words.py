@@ -1,4 +1,4 @@
-"""Text of the project is true on any machine, and retired words of docs/glossary.md do not come back."""
+"""Check the text of the project for machine paths and retired words."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ MACHINE = re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me|Us" + r"er
 
 
 def retired():
-    """Retired words of the glossary that are marked with a star, as one pattern."""
+    """Return one pattern for the starred retired words of the glossary."""
     table = (ROOT / "docs" / "glossary.md").read_text("utf-8").partition("## Retired words")[2]
     words = re.findall(r"^\| `?([\w-]+)`? \* \|", table, flags=re.M)
     assert len(words) > 10
@@ -28,7 +28,7 @@ def retired():
 
 
 def texts():
-    """Every file that was written for this project."""
+    """List every text file of the project."""
     top = [path for path in ROOT.iterdir() if path.is_file()]
     below = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     chosen = [p for p in top + below if p.suffix in SUFFIXES and "__pycache__" not in p.parts]

@@ -18,7 +18,7 @@ COMMANDS = ("build", "merge", "verify", "info", "gc", "export", "plan")
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented_in_the_help(run, name):
-    """By ``build --help``; other commands only name the options of DATA and of fields."""
+    """``build --help`` shows all options; other commands name only the shared ones."""
     text = run(name, "--help").out
     for parameter in typer.main.get_command(application()).commands[name].params:
         word = parameter.opts[-1] if parameter.opts[-1][0] == "-" else parameter.metavar or parameter.name.upper()
@@ -110,7 +110,7 @@ def test_a_signal_after_the_json_output_is_ignored(run, monkeypatch, shared):
 
 @pytest.mark.parametrize("words", [["info", "--json"], ["verify"]])
 def test_a_closed_stdout_is_no_error(shared, words):
-    """``latentcache ... | true``: no traceback, no other status."""
+    """``latentcache ... | true`` prints no traceback and exits with the same status."""
     cache = shared[1]
     reader, writer = os.pipe()
     os.close(reader)

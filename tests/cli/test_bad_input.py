@@ -1,6 +1,6 @@
-"""Every bad input that people bring, and the words it gets: slug, what, where, why and fix, exactly.
+"""Bad input and its exact error: slug, what, where, why and fix.
 
-``{tmp}`` stands for the folder of the test; the data folder is ``{tmp}/data``, the cache ``{tmp}/cache``.
+``{tmp}`` is the folder of the test; the data folder is ``{tmp}/data``, the cache ``{tmp}/cache``.
 """
 
 import json
@@ -115,7 +115,7 @@ def test_a_cache_of_a_newer_format(run, cache, data):
     ],
 )
 def test_the_fix_of_a_damaged_snapshot_works(run, cache, data, name, damaged):
-    """A damaged snapshot: nothing can be said of single samples, and nothing is encoded again either."""
+    """verify stops at a damaged snapshot; the next build reuses every entry."""
     file = cache / "snapshots" / "000001" / name
     file.write_bytes(damaged(file.read_bytes()))
     done = run("verify", cache, "--json")

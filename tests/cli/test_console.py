@@ -21,7 +21,7 @@ def test_text_contains_no_terminal_escapes(text):
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """``emit`` decides the exit status and ignores signals from then on; give them back to pytest."""
+    """``emit`` makes the process ignore signals; restore the handlers for pytest."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGINT, before[0])

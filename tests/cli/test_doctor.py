@@ -1,4 +1,4 @@
-"""``doctor``: each problem is named, and each ``fix:`` line is run as printed."""
+"""``doctor`` names each problem, and each printed ``fix:`` command works."""
 
 import os
 import re
@@ -19,12 +19,12 @@ BIN = Path(sys.executable).parent
 
 
 def checks(done):
-    """The checks of a run by name."""
+    """Map check names to the results of a run."""
     return {check["name"]: check for check in done.json["checks"]}
 
 
 def run_build(check, folder):
-    """The exit status of a check's fix, run by a shell in another folder."""
+    """Run the fix of a check in a shell in another folder; return the exit status."""
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", check["fix"]], cwd=folder, env=environment, capture_output=True, check=False)
     return done.returncode
@@ -88,7 +88,7 @@ def test_named_encoders_are_described_without_data(run):
 
 
 def broken(folder):
-    """(words of ``doctor``, checks that have a problem) for data that a build would reject in part or as a whole."""
+    """(arguments of ``doctor``, failing checks) for data that a build would reject."""
     names = ("some images", "it's kohya", "listed", "bare", "page")
     for name in names[:3]:
         for number in range(2):

@@ -39,7 +39,7 @@ class Toy(FieldKind):
 
 @pytest.fixture
 def parse(monkeypatch):
-    """Runs a command with the options of the toy kind and those of the package; gives the request."""
+    """Run a command with the options of the toy kind and of the package; return the request."""
     kinds = registry.field_kinds() | {"toy": Toy()}
     monkeypatch.setattr(registry, "field_kinds", lambda: kinds)
     found = []

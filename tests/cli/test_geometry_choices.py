@@ -1,4 +1,4 @@
-"""Builds with chosen geometry: enlarged images are reported, small ones keep small, crops are stored as variants."""
+"""Builds with geometry options: upscaling, small images and random crops."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from latentcache.store.snapshot import open_snapshot
 
 @pytest.fixture
 def data(tmp_path):
-    """Two images that are wider than their bucket, and a small one."""
+    """Two images wider than their bucket, and a small one."""
     for number, size in enumerate([(160, 96), (150, 96), (24, 20)]):
         draw(tmp_path / "data" / f"p{number}.png", size, seed=number)
     return tmp_path / "data"

@@ -1,4 +1,4 @@
-"""A configuration of a trainer as DATA: build, verify, parts, repeats that change."""
+"""Trainer configurations as DATA: build, verify, parts and changed repeats."""
 
 import warnings
 

@@ -12,7 +12,7 @@ KEYS = {
 
 @pytest.fixture
 def kohya(tmp_path):
-    """Two sets, one caption, a small image, a duplicate and an orphan caption."""
+    """Two sets with one caption, a small image, a duplicate and an orphan caption."""
     folder = tmp_path / "kohya"
     for number in range(3):
         draw(folder / "10_sks dog" / f"a{number}.png", (128, 96), seed=number)

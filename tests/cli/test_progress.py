@@ -15,7 +15,7 @@ from latentcache.pipeline.workers.results import Progress
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that stands still unless it is moved."""
+    """A clock that moves only when the test advances it."""
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: now.s)
     return now
@@ -54,7 +54,7 @@ def test_quiet_shows_warnings_only(clock, capsys):
 
 
 def on_a_terminal(command):
-    """What a command writes to a terminal of 120 columns, and its status."""
+    """Run a command on a terminal of 120 columns; return its status and output."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(command, stdin=follower, stdout=subprocess.PIPE, stderr=follower, env=environment)
@@ -87,7 +87,7 @@ def test_the_progress_line_is_erased_on_a_terminal(data, tmp_path):
 
 
 def test_rates_start_with_the_first_encoded_item(clock, capsys):
-    """Reading 100 committed inputs took 100 s, then the encoder did 10 entries in 10 s."""
+    """Reading 100 committed inputs took 100 s; encoding 10 entries took 10 s."""
     display = BuildProgress(quiet=False)
     display.advanced(state())
     clock.s += 110

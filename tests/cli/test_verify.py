@@ -80,7 +80,7 @@ def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, with_bad, 
 
 
 def test_the_printed_command_repairs_a_damaged_entry(run, cache, data):
-    """As it is shown: take it out, build again."""
+    """The printed commands remove the entry and build it again."""
     damage_payload(cache)
     done = run("verify", cache, "--full")
     assert done.status == 1

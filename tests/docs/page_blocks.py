@@ -1,7 +1,7 @@
-"""Pages as programs: their console and Python blocks, run in order in one folder, outputs compared loosely.
+"""Run the console and Python blocks of a page in one folder and compare their output.
 
-A ``console`` block holds commands after ``$`` and, below each, what it prints; a ``python`` block is executed in one
-namespace for the whole page. In expected output a number stands for any number and ``…`` for anything.
+A ``console`` block has commands after ``$``, each followed by its output. ``python`` blocks share one namespace.
+In expected output a number matches any number and ``…`` matches anything.
 """
 
 import io
@@ -28,17 +28,17 @@ class Block:
     language: str
     text: str
     line: int
-    """Where the block's first line stands in its page."""
+    """Line number of the block in its page."""
 
 
 def blocks(page):
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page in order."""
     text = page.read_text("utf-8")
     return [Block(m[1], m[2], text[: m.start(2)].count("\n") + 1) for m in _BLOCK.finditer(text)]
 
 
 def run_page(page, folder):
-    """Run every console and Python block of a page in ``folder``, which is the current one; returns the namespace."""
+    """Run every console and Python block of a page in ``folder``; return the namespace."""
     (folder / "tools").symlink_to(ROOT / "tools")
     names = {"__name__": page.stem}
     for block in blocks(page):
@@ -51,7 +51,7 @@ def run_page(page, folder):
 
 
 def run_console(block, folder, page=""):
-    """Run the commands of one block in order and hold what each prints against the page."""
+    """Run the commands of one block and compare their output with the page."""
     status = 0
     for command, expected in parse(block.text):
         status, found = run_command(command, folder, status)
@@ -59,7 +59,7 @@ def run_console(block, folder, page=""):
 
 
 def run_command(command, folder, before=0):
-    """Status and output of one command; ours run in this process, which saves half a second of imports."""
+    """Run one command, in this process if it is ``latentcache``; return status and output."""
     if command.startswith("latentcache ") and not set(command) & set("|&;<>$*?`"):
         out = io.StringIO()
         with redirect_stdout(out), redirect_stderr(out), chdir(folder), patch.dict(os.environ, COLUMNS="100"):
@@ -73,7 +73,7 @@ def run_command(command, folder, before=0):
 
 
 def parse(text):
-    """[(command, expected output)] of a console block."""
+    """Split a console block into (command, expected output)."""
     steps = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -85,7 +85,7 @@ def parse(text):
 
 
 def agrees(expected, found):
-    """Whether ``found`` is what the page shows, up to numbers and to what ``…`` leaves open. No output: anything."""
+    """Compare output with the page; without expected output anything matches."""
     if not expected.strip():
         return True
     pieces = (re.escape(_plain(piece)) for piece in expected.strip().split("…"))
@@ -93,6 +93,6 @@ def agrees(expected, found):
 
 
 def _plain(text):
-    """Numbers, hex words and runs of blanks made equal."""
+    """Replace numbers, hex words and whitespace by placeholders."""
     numbered = _NUMBER.sub("0", text)
     return "\n".join(" ".join(line.split()) for line in numbered.splitlines())

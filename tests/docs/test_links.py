@@ -1,4 +1,4 @@
-"""Every relative link of every page leads somewhere, also to the right heading."""
+"""Every relative link of every page resolves, including its heading."""
 
 import re
 
@@ -10,7 +10,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def prose(text):
-    """A page without its code."""
+    """Remove the code from a page."""
     return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
 
 
@@ -21,7 +21,7 @@ def links(page):
 
 
 def anchors(page):
-    """What headings may be called in a link."""
+    """Return the link anchors of the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

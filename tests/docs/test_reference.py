@@ -1,4 +1,4 @@
-"""The reference pages say what the program says."""
+"""The reference pages match the program."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def test_every_cause_is_explained_with_its_hint(cause):
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """One JSON object of each command."""
+    """Run each command; return its JSON output."""
     folder = tmp_path_factory.mktemp("json")
     make_images(folder / "images", count=3, side=64)
     (folder / "images" / "empty.png").touch()
@@ -54,12 +54,12 @@ def objects(tmp_path_factory):
 
 
 def section(name):
-    """One section of json.md."""
+    """Return one section of json.md."""
     return (DOCS / "reference" / "json.md").read_text("utf-8").partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 
 def documented(text):
-    """The keys in the first column of a section's first table; further tables explain single keys."""
+    """Return the keys in the first column of a section's first table."""
     table = text[text.index("\n|") :].lstrip().partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, flags=re.M)
     return {key for row in rows for key in re.findall(r"`(\w+)`", row)}

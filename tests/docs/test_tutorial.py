@@ -1,4 +1,4 @@
-"""The tutorial and the how-to pages do what they say, command by command."""
+"""Run the tutorial and the how-to pages command by command."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from page_blocks import DOCS, Block, blocks, run_console, run_page
 
 from latentcache import BuildSettings, build_cache
 
-#: The pages on trainers need these libraries and other caches: tests/trainers runs them.
+#: tests/trainers runs the trainer pages: they need more libraries and other caches.
 HOWTOS = [page for page in sorted((DOCS / "howto").glob("*.md")) if not page.name.startswith("train-")]
 RUNNABLE = {"console", "python"}
 
@@ -42,7 +42,7 @@ def test_the_tutorial_of_tokens(tmp_path, monkeypatch, capsys):
     "page", [page for page in HOWTOS if {b.language for b in blocks(page)} & RUNNABLE], ids=lambda page: page.stem
 )
 def test_a_howto(page, tmp_path, monkeypatch):
-    """A page takes twelve images and their cache for granted."""
+    """Create the twelve images and the cache that a page assumes."""
     make_images(tmp_path / "images", count=12, side=256)
     build_cache(BuildSettings(data=tmp_path / "images", fields={"latents": {"resolutions": (256,)}}))
     run(page, tmp_path, monkeypatch)

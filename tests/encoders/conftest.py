@@ -1,4 +1,4 @@
-"""Tiny seeded models of every class in the table, made and saved by diffusers itself, once per session."""
+"""Tiny seeded models of every class in the table, created by diffusers once per session."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """Makes (once) and returns the folder of a tiny model: ``tiny("AutoencoderKL")``."""
+    """Create the folder of a tiny model once: ``tiny("AutoencoderKL")``."""
     import diffusers
     import torch
 
@@ -81,7 +81,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def copied(tiny, tmp_path):
-    """A private copy of a tiny model's folder with its two files at hand."""
+    """Copy a tiny model's folder; gives the folder and its two files."""
     import shutil
 
     def copy(name: str = "AutoencoderKL", **changes) -> SimpleNamespace:
@@ -101,7 +101,7 @@ def images():
 
 @pytest.fixture(scope="session")
 def reference():
-    """Latents of an untouched model: loaded by diffusers, encoded by its own ``encode`` in float32."""
+    """Encode with an unmodified diffusers model in float32."""
     import diffusers
     import torch
 

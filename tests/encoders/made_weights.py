@@ -1,4 +1,4 @@
-"""Weights and configurations as other people leave them: edited, renamed, in the original layout."""
+"""Modified weights and configurations: edited, renamed, in the original layout."""
 
 import json
 
@@ -10,14 +10,14 @@ def edit(path, **changes):
 
 
 def rewrite(path, change):
-    """Change the tensors of a weights file in place."""
+    """Edit the tensors of a weights file in place."""
     tensors = load_file(path)
     tensors = change(tensors) or tensors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def ldm_name(name):
-    """diffusers' name of a tensor as the original latent-diffusion code has it (both halves)."""
+    """Convert a diffusers tensor name to the original latent-diffusion name."""
     table = {".resnets.": ".block.", ".downsamplers.0.": ".downsample.", ".upsamplers.0.": ".upsample."}
     name = name.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
     for number in ("0", "1"):
@@ -30,13 +30,13 @@ def ldm_name(name):
 
 
 def ldm_tensor(name, tensor):
-    """Attention layers are 1x1 convolutions there."""
+    """Convert attention layers to 1x1 convolutions."""
     linear = "attentions" in name and name.endswith("weight") and "group_norm" not in name
     return tensor[:, :, None, None].contiguous() if linear else tensor
 
 
 def renamed(name, table):
-    """A name with every part that the table holds replaced."""
+    """Replace every part of a name that the table lists."""
     for new, old in table.items():
         name = name.replace(new, old)
     return name

@@ -1,4 +1,4 @@
-"""Errors of torch in the words of this package; test_encoder.py has them in an encoder."""
+"""Translation of torch errors; test_encoder.py tests it inside an encoder."""
 
 import pytest
 import torch

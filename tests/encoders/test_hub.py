@@ -14,7 +14,7 @@ def folder_of(*files, needed=(), revision=""):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub that can be taken away, and the calls that it got."""
+    """A hub that can go offline, and its recorded calls."""
     calls, state = [], {"online": True}
 
     def download(name, **options):

@@ -1,4 +1,4 @@
-"""Weights as bytes: every wrong file by name, and a fingerprint that moves when and only when it must."""
+"""Weights files: wrong files are rejected by name, the fingerprint covers the encoder tensors."""
 
 import json
 import struct

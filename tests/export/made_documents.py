@@ -1,4 +1,4 @@
-"""Documents in memory, what hypothesis draws them from, and their export."""
+"""Documents in memory, hypothesis strategies and their export."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from latentcache.export.documents import FILES, counts
 from latentcache.export.run import atomic_folder, seal, write_splits
 from latentcache.fields.input_ids import InputIdsRecipe
 
-#: Numbers of ids of both widths, and documents of such ids.
+#: Ids of both widths, and documents of them.
 VOCABULARIES = st.sampled_from([300, 1 << 16, (1 << 16) + 1, 200_000])
 CORPORA = VOCABULARIES.flatmap(
     lambda num_ids: st.tuples(
@@ -18,7 +18,7 @@ CORPORA = VOCABULARIES.flatmap(
 
 
 class MemoryDocuments:
-    """As ``cache.documents()``. ``spans``: (first, count) of the tokens with loss of each document; None: all."""
+    """Replacement for ``cache.documents()``. ``spans``: (first, count) of loss tokens per document; None: all."""
 
     field = "input_ids"
 
@@ -45,7 +45,7 @@ class MemoryDocuments:
 
 
 def export(form, splits, out, num_ids=300, tokenizer="", on_progress=lambda *at: None):
-    """Export documents; a list of ids is the split ``train``. Gives the written files by split."""
+    """Export documents; a plain list is the split ``train``. Return the written files by split."""
     splits = {"train": MemoryDocuments(splits, num_ids)} if isinstance(splits, list) else splits
     dtype = next(iter(splits.values())).dtype.name
     with atomic_folder(out) as folder:

@@ -1,10 +1,10 @@
-"""Readers of the exported formats, written from their descriptions with ``struct`` alone, without this package."""
+"""Readers of the exported formats, based on their specifications and ``struct`` only."""
 
 import json
 import struct
 from itertools import chain, pairwise
 
-#: Megatron's codes of types, and MDS' names of them, as ``struct`` spells them.
+#: Type codes of Megatron and type names of MDS as ``struct`` formats.
 MEGATRON_TYPES = {4: "i", 8: "H"}
 MDS_TYPES = {"ndarray:uint16": "H", "ndarray:int32": "i"}
 
@@ -14,7 +14,7 @@ def numbers(kind, data):
 
 
 def read_megatron(prefix):
-    """The documents at ``prefix``: each the sequences from one document index to the next, joined."""
+    """Read the documents at ``prefix``; a document joins its sequences."""
     index, ids = prefix.with_suffix(".idx").read_bytes(), prefix.with_suffix(".bin").read_bytes()
     assert index[:9] == b"MMIDIDX\x00\x00"
     version, code, count, indices = struct.unpack("<QBQQ", index[9:34])
@@ -33,7 +33,7 @@ def read_megatron(prefix):
 
 
 def read_datatrove(file):
-    """The documents of a ``.ds``, by the width that its metadata names."""
+    """Read the documents of a ``.ds`` with the width of its metadata."""
     name, tokens, _ = file.with_name(f"{file.name}.metadata").read_text().split("\n")
     _, width = name.split("|")
     ids = numbers({"2": "H", "4": "I"}[width], file.read_bytes())
@@ -43,7 +43,7 @@ def read_datatrove(file):
 
 
 def read_mds(folder):
-    """The samples of all shards."""
+    """Read the samples of all shards."""
     index = json.loads((folder / "index.json").read_text())
     assert index["version"] == 2
     return [sample for shard in index["shards"] for sample in _shard(folder, shard)]

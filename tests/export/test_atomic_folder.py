@@ -23,7 +23,7 @@ def test_the_folder_is_renamed_when_complete(tmp_path):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no")])
 def test_a_failed_export_leaves_nothing(tmp_path, error):
-    """Not even a folder that an earlier release, or the user, called OUT.partial."""
+    """A folder named OUT.partial is kept, too."""
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "mine").write_text("kept")
 
@@ -43,7 +43,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, error):
 
 @pytest.mark.parametrize("first", ["inner", "outer"])
 def test_two_exports_to_one_name(tmp_path, first):
-    """One of them is rejected, and the other one is whole."""
+    """One export fails, the other is complete."""
 
     def both():
         with atomic_folder(tmp_path / "out") as outer:

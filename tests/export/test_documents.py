@@ -1,4 +1,4 @@
-"""The formats of whole documents: what was written is read again, and the bytes are those of the format."""
+"""Export formats of documents: round trips and exact bytes."""
 
 import json
 

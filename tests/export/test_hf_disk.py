@@ -12,12 +12,12 @@ from latentcache.export.hf_disk import COLUMNS, export_hf_disk
 from latentcache.export.run import atomic_folder
 
 LENGTH = 16
-#: Interpreters with other versions of datasets, between colons; without them only the installed version is tested.
+#: Interpreters with other versions of datasets, separated by colons.
 OTHERS = [path for path in os.environ.get("LATENTCACHE_DATASETS_PYTHONS", "").split(":") if path]
 
 
 class Packed:
-    """Rows of a few documents each, with their padding as a segment of its own."""
+    """Rows of a few documents; the padding is a separate segment."""
 
     length = LENGTH
 

@@ -15,7 +15,7 @@ from latentcache.export.run import write_splits
 
 
 class Rows:
-    """Rows of given ids, each filled on the right."""
+    """Rows of given ids, padded on the right."""
 
     def __init__(self, rows, length):
         self.rows, self.length = rows, length
@@ -52,7 +52,7 @@ def test_rows_round_trip(tmp_path_factory, corpus, size):
 
 
 def test_rows_of_a_cache(tmp_path):
-    """Padded rows hold documents, chunks the string of all documents."""
+    """Padded rows hold documents; chunks hold the concatenation."""
     lines = texts(20)
     build(write_texts(tmp_path / "data.jsonl", lines), tmp_path / "cache")
     cache = open_cache(tmp_path / "cache")

@@ -1,7 +1,7 @@
-"""The libraries that the formats are of read what is exported: Megatron core, datatrove, mosaicml-streaming.
+"""Megatron core, datatrove and mosaicml-streaming read the exported files.
 
-They pin other versions, or want libraries that nothing here needs, so they are not installed with this
-package: ``LATENTCACHE_READERS`` names folders, between colons, that hold them beside the libraries that are here.
+These libraries pin other versions, so they are not installed here. ``LATENTCACHE_READERS`` lists folders that
+contain them, separated by colons.
 """
 
 import json
@@ -19,7 +19,7 @@ from latentcache.export.documents import FILES
 READERS = os.environ.get("LATENTCACHE_READERS", "")
 DOCUMENTS = [[number % 251] * (number % 13 + 1) for number in range(40)]
 WIDE = [[number * 2000 + place for place in range(number % 5 + 1)] for number in range(1, 40)]
-#: Prints documents, or rows, as JSON; the folder is the first argument, the bytes of an id the second.
+#: Prints documents or rows as JSON; arguments: folder, bytes per id.
 PROGRAMS = {
     "megatron": """
 from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -68,7 +68,7 @@ print(json.dumps([row.tolist() for row in rows]))
 
 
 def read(form, folder, width):
-    """What a library reads, in a process of its own."""
+    """Read with a library in a separate process."""
     environment = os.environ | {"PYTHONPATH": READERS}
     code = "import json, sys\n" + PROGRAMS[form]
     words = [sys.executable, "-W", "ignore", "-c", code, str(folder), str(width)]

@@ -1,6 +1,6 @@
-"""A toy kind from outside: one ragged uint8 tensor of edges per image. Found by ``tests.fields.edge_map:EdgeMap``.
+"""A toy kind: one ragged uint8 tensor of edges per image, found by ``tests.fields.edge_map:EdgeMap``.
 
-``DELAY_MS`` in the environment makes it slow; an image named ``poison*`` ends its worker, ``endless*`` never returns.
+``DELAY_MS`` in the environment slows it down. An image named ``poison*`` ends its worker, ``endless*`` hangs it.
 """
 
 # ruff: noqa: I001

@@ -1,4 +1,4 @@
-"""Texts of variants: kohya's shuffling with kept tags, several captions, distinct orders, stable numbers."""
+"""Caption variants: kohya's shuffling, kept tags, several captions, stable numbers."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def texts(caption, **settings):
 
 
 def kohya_parts(caption, *, separator=",", keep=0, keep_separator=""):
-    """Fixed, flexible and last tags as ``process_caption`` of sd-scripts takes a caption apart."""
+    """Split a caption into fixed, flexible and last tags as ``process_caption`` of sd-scripts does."""
 
     def tags(text):
         return [tag.strip() for tag in text.split(separator) if tag.strip()]

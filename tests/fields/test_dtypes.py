@@ -1,4 +1,4 @@
-"""Rounding and finite flags without torch, held against torch."""
+"""Rounding and finite flags without torch equal torch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rows of float8: the numbers of torch, a scale per row, and differences of one step are noise."""
+"""float8 rows equal torch; one scale per row; one rounding step is noise."""
 
 import numpy as np
 import pytest

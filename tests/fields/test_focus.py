@@ -1,4 +1,4 @@
-"""Steps of focus crops against the rule of sd-scripts: the point in the middle, as far as the image reaches."""
+"""Focus crops follow the rule of sd-scripts."""
 
 import numpy as np
 from hypothesis import given

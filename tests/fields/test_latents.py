@@ -68,7 +68,7 @@ def test_every_field_is_either_identity_or_read_time():
 
 
 def test_the_id_is_pinned():
-    # A different id makes every cache in the world stale. Change it only together with a rule or a version.
+    # A changed id makes every existing cache stale. Change it only together with a rule or format version.
     assert RECIPE.recipe_id.hex() == "783db918498ac0d1228c00ec8446c467"
 
 
@@ -149,7 +149,7 @@ def test_samples_without_a_size_give_no_item():
 
 
 def test_planning_uses_little_memory():
-    """Ten million samples: the goal is 2 GB for everything that a build has in memory."""
+    """Ten million samples: a build may use 2 GB."""
     sizes = np.random.default_rng(0).choice([384, 512, 640], (1 << 17, 2))
     samples = table(sizes)
     tracemalloc.start()
@@ -274,7 +274,7 @@ def test_a_difference_beyond_the_noise_is_found(shift, noise, dtype, differs):
 
 
 def test_differences_use_the_recorded_noise():
-    """The unit of the test image, each of means and logvars, and two roundings of the storage type."""
+    """The unit is the test image for means and logvars, plus two storage roundings."""
     flat, floats = np.full((4, 8, 8), 0.1, np.float32), encoded(storage_dtype="float32")
     assert KIND.compare(flat, flat + 0.01, EXACT, floats).differs
     assert not KIND.compare(flat, flat + 0.01, EXACT | {"scale": 1.0}, floats).differs

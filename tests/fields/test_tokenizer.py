@@ -93,7 +93,7 @@ def test_scores_are_compared_as_float32():
     three = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [*pieces[:2], ["b", -2.250001]]})
     assert len({fingerprint(tokenizer) for tokenizer in (one, two, three)}) == 3
     spelled = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [*pieces[:2], ["b", -2.2500000000000004]]})
-    assert fingerprint(spelled) == fingerprint(one)  # the library writes the last digits of a score otherwise
+    assert fingerprint(spelled) == fingerprint(one)  # the library formats the last digits differently
 
 
 def template(*single):

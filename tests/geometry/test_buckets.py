@@ -22,7 +22,7 @@ tables = st.lists(buckets, min_size=1, max_size=40).map(lambda listed: explicit_
 
 
 def random_sizes(seed, count):
-    """Half of any shape, half near a common photograph, so that ties and close calls come up."""
+    """Half random shapes, half close to common photographs, so that ties occur."""
     rng = np.random.default_rng(seed)
     anything = rng.integers(16, 12_001, (count // 2, 2))
     usual = rng.integers(4, 64, (count - count // 2, 2)) * rng.choice([8, 16, 60, 64], (count - count // 2, 1))
@@ -30,7 +30,7 @@ def random_sizes(seed, count):
 
 
 def best_by_brute_force(images, table):
-    """Index of the best bucket per image: every bucket looked at, in exact integers, by the documented rule."""
+    """Find the best bucket per image by brute force in exact integers."""
     listed = np.array([(b.height, b.width) for b in table.sizes], dtype=np.int64)
     best = np.zeros(len(images), dtype=np.int64)
     for candidate in range(1, len(listed)):

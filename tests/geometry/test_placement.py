@@ -11,7 +11,6 @@ sizes = st.builds(Size, sides, sides)
 
 
 def inside(placement):
-    """The crop is inside the resized image."""
     bucket, resize = placement.bucket, placement.resize
     low = placement.top >= 0 and placement.left >= 0
     return low and placement.top + bucket.height <= resize.height and placement.left + bucket.width <= resize.width

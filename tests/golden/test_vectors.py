@@ -1,4 +1,4 @@
-"""The committed vectors of the format: the current reader opens them, the current writer makes the same entries."""
+"""The committed format vectors: the reader opens them, the writer reproduces them."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def paths():
 
 
 def known(monkeypatch):
-    """Make the kinds of the vectors known, as an installed package would."""
+    """Register the kinds of the vectors."""
     recipes = {kind.name: make_format_vectors.recipe_of(kind, spec) for kind, spec, _ in make_format_vectors.FIELDS}
     for name, kind in KINDS.items():
         monkeypatch.setattr(kind, "recipe_from_json", lambda data, name=name: recipes[name], raising=False)

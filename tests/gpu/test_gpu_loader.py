@@ -1,4 +1,4 @@
-"""Batches on a CUDA device: right while it is late, kept while they are in use. Run with ``pytest -m gpu``."""
+"""Batches on a slow CUDA device are correct and can be kept. Run with ``pytest -m gpu``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_all_tensors_arrive_and_are_those_of_the_cpu(opened: Cache, prefetch: in
 
 @pytest.mark.parametrize("on_side_stream", [False, True])
 def test_a_late_device_sees_whole_batches(opened: Cache, on_side_stream: bool) -> None:
-    """The current stream is far behind the CPU; every batch is used late and dropped at once."""
+    """The current stream lags behind the CPU; batches are used late and dropped at once."""
     expected = [batch["latents"].double().sum().item() for batch in opened.loader(batch_size=2)]
     stream = torch.cuda.Stream() if on_side_stream else torch.cuda.current_stream()
     sums = []

@@ -1,4 +1,4 @@
-"""Noise is normal, depends on its words alone, and is pinned to the bit."""
+"""Noise is normal, depends on its seed words only, and is pinned."""
 
 import math
 from statistics import NormalDist
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.identity.noise import gaussian
 
-#: Whoever changes the noise changes every draw of every cache.
+#: Changed noise changes every draw of every cache.
 PINNED = ["-0x1.6f1fce0000000p+0", "0x1.356dfe0000000p+0", "-0x1.15f7980000000p+0"]
 PINNED += ["0x1.33a2d40000000p+1", "0x1.5ce5c60000000p-2", "0x1.0fe3be0000000p-1"]
 word = st.binary(max_size=40) | st.integers(-(2**63), 2**64 - 1)

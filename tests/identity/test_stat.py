@@ -16,12 +16,12 @@ memos = st.builds(
 
 
 def trusts(memo, now):
-    """The rule for one file."""
+    """Apply the rule to one file."""
     return not racy(np.array([memo], dtype=np.uint64))[0] and memo.identity == now.identity
 
 
 def settled(path):
-    """A memo taken an hour after the file was last written, as far as the file's own times say."""
+    """A memo taken an hour after the last write, by the file's own times."""
     result = path.stat()
     return StatMemo.of(result, seen_ns=max(result.st_mtime_ns, result.st_ctime_ns) + HOUR)
 

@@ -22,10 +22,10 @@ def saved(image, **options):
 
 
 def chunk(kind, body):
-    """A part of a PNG."""
+    """A PNG chunk."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def image_size(data: bytes, **limits: int) -> Size:
-    """What the header of an image says."""
+    """Read the header of an image."""
     return header(BytesIO(data), **limits)[2]

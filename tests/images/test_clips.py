@@ -1,4 +1,4 @@
-"""Headers and frames of videos, beside a plain loop with PyAV."""
+"""Headers and frames of videos equal a plain PyAV loop."""
 
 import contextlib
 from fractions import Fraction
@@ -20,7 +20,7 @@ def settings(**changes):
 
 
 def taken(path, count, **changes):
-    """The frames that a clip has, as (F, H, W, 3)."""
+    """Decode the frames of a clip as (F, H, W, 3)."""
     return np.stack(list(EncodedClip(path.read_bytes()).pixels(count, settings(**changes))))
 
 
@@ -114,6 +114,6 @@ def test_too_many_pixels(tmp_path):
 
 
 def test_a_playlist_is_never_opened(tmp_path):
-    """FFmpeg would read other files for it."""
+    """FFmpeg would open other files for a playlist."""
     assert not is_clip(BytesIO(b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://localhost/a.ts\n"))
     assert not is_clip(BytesIO(b"ffconcat version 1.0\nfile /etc/passwd\n"))

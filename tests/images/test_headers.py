@@ -79,7 +79,7 @@ def test_too_many_pixels_is_reported_before_anything_is_decoded():
 
 
 def test_pillow_warnings_stay_inside():
-    warned = png(9_500, 10_000, body=b"x")  # above Pillow's own limit for a warning, below ours
+    warned = png(9_500, 10_000, body=b"x")  # above Pillow's warning limit, below ours
     broken = saved(Image.new("RGB", (40, 30)), format="TIFF")
     broken = broken.replace(struct.pack("<HHI", 258, 3, 3), struct.pack("<HHI", 258, 3, 60_000))
     with warnings.catch_warnings(record=True) as seen:

@@ -22,7 +22,7 @@ def image(height, width):
 @pytest.mark.parametrize("resample", KERNELS)
 def test_equal_sizes_are_not_resampled(resample):
     y, x = np.mgrid[0:96, 0:128]
-    pixels = np.stack([y, x, y ^ x], -1).astype(np.uint8)  # every pixel says where it is
+    pixels = np.stack([y, x, y ^ x], -1).astype(np.uint8)  # every pixel encodes its position
     same = resize_crop(pixels, place_in(Size(96, 128), Size(96, 128)), resample)
     assert np.array_equal(same, pixels)
     cut = resize_crop(pixels, Placement(bucket=Size(64, 72), resize=Size(96, 128), top=17, left=40), resample)

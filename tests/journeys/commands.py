@@ -1,4 +1,4 @@
-"""Real processes of ``python -m latentcache``, and images for them."""
+"""Run ``python -m latentcache`` as a process, and create images for it."""
 
 import functools
 import hashlib
@@ -23,13 +23,13 @@ from latentcache.cli.app import main
 from latentcache.store.paths import CachePaths
 
 ROOT = Path(__file__).resolve().parents[2]
-#: A build that is slow enough to be disturbed: a commit per image, its key in the event file.
+#: A slow build with a commit per image and an event file.
 RECIPE = ("--resolution", "64", "--bucket-step", "32")
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command gave back. Not that of ``small_cache``: programs that fork import this, without pytest."""
+    """Result of a command; forking programs import this module without pytest."""
 
     status: int
     out: str
@@ -37,7 +37,7 @@ class Done:
 
     @property
     def json(self):
-        """The one object on stdout."""
+        """The JSON object on stdout."""
         assert self.out.count("\n") == 1, self.out + self.err
         found = json.loads(self.out)
         assert found["exit_code"] == self.status
@@ -46,7 +46,7 @@ class Done:
 
 
 def noise(seed, height=48, width=48, form="PNG"):
-    """The bytes of a image."""
+    """Encode an image as bytes."""
     pixels, buffer = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8), io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=form)
     return buffer.getvalue()
@@ -62,13 +62,13 @@ def draw_folder(folder, count):
 
 
 def commands_are_put_together_once(replace=setattr):
-    """A third of the time of a short command, for programs that run thousands of them."""
+    """Cache the command objects: short commands take a third less time."""
     replace(app, "application", functools.cache(app.application))
     replace(typer.main, "get_command", functools.cache(typer.main.get_command))
 
 
 def start(*words, armed="", variables=None, **options):
-    """A process of the command line with a failpoint and variables of its environment; its output is piped."""
+    """Start a command with a failpoint and environment variables; its output is piped."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: armed, **(variables or {})}
     command = [sys.executable, "-m", "latentcache", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
@@ -76,7 +76,6 @@ def start(*words, armed="", variables=None, **options):
 
 
 def finished(process, timeout=60):
-    """Wait for it."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -91,7 +90,7 @@ def run(*words, timeout=60, **options):
 
 
 def look(*words):
-    """A command that is not disturbed, run in this process: half a second sooner."""
+    """Run a command in this process, which saves half a second."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = main([*map(str, words)])
@@ -99,7 +98,7 @@ def look(*words):
 
 
 def start_followed(cache, *words):
-    """A build with ``--stream`` in a process of its own, stopped (SIGSTOP) before its second commit."""
+    """Start a ``--stream`` build that stops (SIGSTOP) before its second commit."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = start("build", *words, "--out", cache, "--stream", armed="before-put:2:stop", **quiet)
     wait_until_stopped(process)
@@ -108,7 +107,7 @@ def start_followed(cache, *words):
 
 
 def wait_until_stopped(process):
-    """Wait for the ``stop`` of a failpoint."""
+    """Wait until a failpoint stopped the process."""
     found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found.si_code == os.CLD_STOPPED, "it ended first"
 
@@ -128,12 +127,12 @@ def build(data, cache, *more, timeout=60, **options):
 
 
 def build_here(data, cache, *more, **options):
-    """A build that nothing disturbs, run in this process."""
+    """Build in this process without a fault."""
     return look(*build_words(data, cache, *more, **options))
 
 
 def entries(cache):
-    """key -> (checksum, names) of every committed entry."""
+    """Map each committed key to (checksum, names)."""
     found = look("info", cache, "--entries", "--json").json["entries"]
     assert len({entry["key"] for entry in found}) == len(found)
     return {entry["key"]: (entry["checksum"], entry["paths"]) for entry in found}
@@ -141,7 +140,7 @@ def entries(cache):
 
 @functools.cache
 def undisturbed(count):
-    """The entries of a build of ``draw_folder`` that nothing interrupts; made once."""
+    """The entries of an uninterrupted build of ``draw_folder``, cached."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         done = look(
@@ -152,7 +151,7 @@ def undisturbed(count):
 
 
 def acknowledged(events):
-    """Keys of an event file in the order of their commits; what follows the last line end does not count."""
+    """Keys of an event file in commit order; a partial last line is ignored."""
     if not events.exists():
         return []
     lines = events.read_text("ascii").split("\n")[:-1]
@@ -160,7 +159,7 @@ def acknowledged(events):
 
 
 def wait_for(condition, process=None, timeout=30.0):
-    """Poll until it holds; a process that ends meanwhile ends the waiting too."""
+    """Poll a condition; stop when the process ends."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -170,7 +169,7 @@ def wait_for(condition, process=None, timeout=30.0):
 
 
 def state_of(folder):
-    """name -> (kind, size, mtime, ctime, content) of everything below a folder."""
+    """Map each name below a folder to (kind, size, mtime, ctime, content)."""
     found = {}
     for path in sorted(folder.rglob("*")):
         stat = path.lstat()

@@ -1,6 +1,6 @@
-"""Builds that are killed, failed, stopped or cut from power, without a process of Python for each: they are forked.
+"""Forked builds that are killed, failed, stopped or cut from power.
 
-Imported by programs without torch and threads (``torture.py``), never by pytest itself: a fork copies what is there.
+Only programs without torch and threads import this (``torture.py``), because a fork copies the process.
 """
 
 import json
@@ -28,7 +28,7 @@ _HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 
 @dataclass(frozen=True)
 class Workspace:
-    """A cache to be maltreated, beside its data and its event file."""
+    """A cache under test, its data and its event file."""
 
     root: Path
     data: Path
@@ -47,18 +47,18 @@ class Workspace:
         return [str(word) for word in [*words, "--commit-every", 2, "--batch-size", 3, "--json", "--quiet"]]
 
     def fresh(self):
-        """The same with nothing in it."""
+        """Empty the folder."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
         return self
 
 
 class Reference:
-    """Data, and what an undisturbed build makes of them."""
+    """Data and the result of an undisturbed build."""
 
     def __init__(self, folder):
         self.folder = Path(folder).resolve()
-        # A map that has to grow twice; no builder would begin so small.
+        # The small map grows twice.
         ShardWriter.__init__.__kwdefaults__["map_bytes"] = 24 << 10
         self.data = draw_folder(self.folder / "data", NUM_IMAGES)
         self.half = draw_folder(self.folder / "half", NUM_IMAGES // 2)
@@ -72,7 +72,7 @@ class Reference:
 
 
 def fork(words, *, armed="", output=None):
-    """Start a command in a process group of its own; gives its process id. Its JSON goes to ``output``."""
+    """Fork a command in its own process group; return the process id. Its JSON goes to ``output``."""
     child = os.fork()
     if not child:
         status = 99
@@ -87,7 +87,7 @@ def fork(words, *, armed="", output=None):
 
 
 def status_of(child, timeout=30.0):
-    """Exit status of a child, negative for death by a signal. One that hangs fails the test."""
+    """Return the exit status of a child, negative for a signal; kill it after the timeout."""
     deadline = time.monotonic() + timeout
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
@@ -101,7 +101,7 @@ def status_of(child, timeout=30.0):
 
 
 def run_quietly(words, output=None):
-    """The command in this process, for a child that was forked for it."""
+    """Run the command in this forked process."""
     _redirect(output)
     status = main(words)
     _flush()
@@ -109,7 +109,7 @@ def run_quietly(words, output=None):
 
 
 def check(workspace):
-    """What must hold after anything: acknowledged keys are there and right, and nothing else is wrong.
+    """Check that acknowledged keys are intact and nothing else is wrong.
 
     Returns:
         The full verification; None if there is no cache.
@@ -132,7 +132,7 @@ def check(workspace):
 
 
 def heal(workspace, reference):
-    """Build to the end; the cache is then what an undisturbed build makes."""
+    """Build to the end and compare with an undisturbed build."""
     keys = set(acknowledged(workspace.events))
     before = len(entries(workspace.cache)) if (workspace.cache / "shards").exists() else 0
     done = look(*workspace.words())
@@ -150,7 +150,7 @@ def heal(workspace, reference):
 
 
 def content(cache):
-    """All that a cache holds, without numbers and times of its making: entries, samples and rows of every field."""
+    """Collect entries, samples and rows of every field, without numbers and times of builds."""
     made = open_snapshot(cache)
     samples = made.samples
     inputs = {
@@ -182,14 +182,14 @@ def _rows(rows):
 
 
 def json_of(output):
-    """The one object that a command put on stdout."""
+    """Read the JSON object that a command wrote."""
     text = Path(output).read_text("ascii")
     assert text.count("\n") == 1, text
     return json.loads(text)
 
 
 def _counted(workspace):
-    """Build undisturbed in a child; gives how often each failpoint was passed."""
+    """Build undisturbed in a child; return how often each failpoint was passed."""
     counts_file = workspace.root / "passed"
     child = os.fork()
     if not child:
@@ -226,7 +226,7 @@ def _flush():
 
 
 def leave(status):
-    """End a forked process."""
+    """Exit a forked process."""
     _flush()
     os._exit(status)
 

@@ -1,4 +1,4 @@
-"""Damage to the files of a cache, chosen by a seed, and what a cache gave before it."""
+"""Seeded damage to the files of a cache, and checks against the intact content."""
 
 import os
 import random
@@ -15,7 +15,7 @@ ROW = 4096
 
 
 def say(*words):
-    """A command in this process, with ``--json``."""
+    """Run a command in this process with ``--json``."""
     done = look(*words, "--json")
     if done.json["exit_code"] in (2, 3):
         assert done.json["error"]["fix"]
@@ -28,7 +28,7 @@ def files_of(cache):
 
 
 def served(cache):
-    """(key, name) -> (latents, name, caption, sizes) as the loader gives them."""
+    """Read with the loader: (key, name) -> (latents, name, caption, sizes)."""
     found = {}
     for batch in open_cache(cache).loader(batch_size=2, prefetch=0):
         names = ("names", "captions", "original_size", "crop_top_left", "target_size")
@@ -40,7 +40,7 @@ def served(cache):
 
 
 def served_documents(cache):
-    """File and line -> ids of each document, and number -> (ids, labels) of each packed row."""
+    """Read documents (file and line -> ids) and packed rows (number -> (ids, labels))."""
     opened = open_cache(cache)
     documents = opened.documents()
     found = {documents.where(number): documents.read(number).tolist() for number in range(len(documents))}
@@ -52,9 +52,9 @@ def served_documents(cache):
 
 
 def damage(cache, seed):
-    """Damage one file; gives words for what was done. The same seed does the same."""
+    """Damage one file; return a description. The same seed does the same damage."""
     chance = random.Random(seed)
-    kinds = {}  # so that each is met equally often
+    kinds = {}  # so that each kind is damaged equally often
     for path in files_of(cache):
         kinds.setdefault(path.name, []).append(path)
     path = chance.choice(kinds[chance.choice(sorted(kinds))])
@@ -137,7 +137,7 @@ def _pipe(path, chance):
 
 
 def _older(path, chance):
-    """A file of another cache in its place."""
+    """Replace the file with one of another cache."""
     others = [other for other in files_of(path.parents[1]) if other != path and other.suffix == path.suffix]
     if not others:
         return "no other file"
@@ -155,7 +155,7 @@ DOCUMENTS = (served_documents, "a.jsonl", ("--workers", "0"))
 
 
 def check(cache, whole, data, kind=IMAGES):
-    """Look at a damaged cache with every command; ``whole`` is what reading gave before."""
+    """Check a damaged cache with every command; ``whole`` is the intact content."""
     read, rejected, words = kind
     fast, full = say("verify", cache), say("verify", cache, "--full")
     assert fast.status in _STATUSES, fast
@@ -169,14 +169,14 @@ def check(cache, whole, data, kind=IMAGES):
     except LatentcacheError:
         assert full.status, "clean, and the loader fails"
     else:
-        # Rows have numbers; an older snapshot that took the place of the current one has other rows.
+        # An older snapshot may have replaced the current one; its rows differ.
         assert all(whole.get(key) == value for key, value in now.items() if isinstance(key, str | tuple))
         if full.status == 0:
             assert now == whole, "clean, and the loader gives something else"
     built = say("build", data, "--out", cache, *words)
     assert built.status in (0, 1, 2, 3), built
     if built.status > 1:
-        return  # it says how: that is checked of every error
+        return  # every error names a fix
     quarantined = {item["path"] for item in built.json["items"]}
     assert quarantined == {rejected}, "what was allowed may be lost with the manifest, and nothing else"
     again = say("verify", cache, "--full", "--allow-failed", "1")

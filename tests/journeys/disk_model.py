@@ -1,9 +1,9 @@
-"""What a disk could hold after a power cut: replays traced calls on a model that knows what was made durable.
+"""Replay traced calls on a model of a disk and produce possible states after a power cut.
 
-The model is as unkind as POSIX allows. What was synced is there. Of what was not, each 4 KiB page of each write is
-there or is not, whatever the order; a file has any of the lengths it had since, with zeros where no page came; of the
-changes to the names in a folder the first few are there, for each folder on its own. A file's name is durable when
-its folder was synced, not when the file was.
+The model allows every state that POSIX allows. Synced data is present. Each 4 KiB page of each unsynced write is
+present or absent, in any order. A file has any length since its last sync, with zeros for absent pages. Of the
+name changes in a folder a prefix is present, for each folder separately. A file name is durable after a sync of
+its folder, not of the file.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ PAGE = 4096
 
 @dataclass(eq=False)
 class File:
-    """A file as a process sees it, as the disk surely holds it, and what lies between."""
+    """A file: its content for processes, its synced content, and the writes between."""
 
     seen: bytearray = field(default_factory=bytearray)
     synced: bytearray = field(default_factory=bytearray)
@@ -52,14 +52,14 @@ class File:
 
 @dataclass(eq=False)
 class Folder:
-    """The names in a folder, likewise."""
+    """The names in a folder: current, synced and pending."""
 
     seen: dict = field(default_factory=dict)
     synced: dict = field(default_factory=dict)
     pending: list = field(default_factory=list)
 
     def change(self, names):
-        """Give names new files (or none), all in one step."""
+        """Change names in one step; None removes a name."""
         _rename(self.seen, names)
         self.pending.append(names)
 
@@ -74,7 +74,7 @@ class Folder:
 
 
 class Disk:
-    """The state of a folder through a run of operations."""
+    """The state of a folder during a sequence of operations."""
 
     def __init__(self, root):
         self.root, self.top = Path(root), Folder()
@@ -96,7 +96,7 @@ class Disk:
             self._at(Path(path).parent).change({Path(path).name: made() if made else None})
 
     def cut(self, chance, target):
-        """Write to ``target`` one state that the disk could be found in."""
+        """Write one possible state after a power cut to ``target``."""
         _lay_out(self.top, Path(target), chance)
 
     def _rename(self, old, new):
@@ -125,7 +125,7 @@ def _lay_out(folder, target, chance):
 
 
 def _pages(offset, length):
-    """Where the parts of a write begin that lie in one page each."""
+    """Return the offsets at which a write crosses pages."""
     end = offset + length
     return [offset, *range(offset - offset % PAGE + PAGE, end, PAGE)] if length else []
 

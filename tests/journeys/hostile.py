@@ -1,7 +1,7 @@
-"""A folder of hostile files: every name with the cause it must be rejected for, or none where it must be built.
+"""Create a folder of hostile files with the expected cause of each; valid files have none.
 
-All of it is made here, about 1 MB; bombs are made of a header and a stream of zeros. Run as a program it reads and
-decodes a folder under limits of memory and processor time, and says in JSON what came of each file.
+The files take about 1 MB; bombs are a header and a stream of zeros. As a program it decodes a folder under limits
+of memory and processor time, and prints the cause of each file as JSON.
 """
 
 import io
@@ -42,7 +42,7 @@ def pixels(height=64, width=80, channels=3, seed=SEED, dtype=np.uint8):
 
 
 def saved(form, image=None, **options):
-    """The bytes of a image."""
+    """Encode an image as bytes."""
     buffer = io.BytesIO()
     (image or Image.fromarray(pixels())).save(buffer, format=form, **options)
     return buffer.getvalue()
@@ -53,21 +53,21 @@ def png_chunk(kind, data):
 
 
 def png(height, width, *chunks, depth=8, color=2, idat=b""):
-    """A PNG of any claimed size."""
+    """A PNG that claims any size."""
     head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     body = b"".join(png_chunk(*chunk) for chunk in chunks) + png_chunk(b"IDAT", idat or zlib.compress(b""))
     return b"\x89PNG\r\n\x1a\n" + head + body + png_chunk(b"IEND", b"")
 
 
 def flat_png(height, width):
-    """A whole PNG of one color, whatever its size, from a few kilobytes."""
+    """A complete single-color PNG of any size in a few kilobytes."""
     packer = zlib.compressobj(9)
     row = bytes(1 + 3 * width)
     return png(height, width, idat=b"".join(packer.compress(row) for _ in range(height)) + packer.flush())
 
 
 def bmp(height, width):
-    """The header of a BMP of any claimed size."""
+    """A BMP header that claims any size."""
     return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
 
 
@@ -77,7 +77,7 @@ def gif(height, width):
 
 
 def not_pictures():
-    """Bytes that are something else."""
+    """Bytes of other formats."""
     heic = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00heicmif1"
     return {
         "empty.jpg": (b"", "empty"),
@@ -103,7 +103,7 @@ def not_pictures():
 
 
 def cut_short():
-    """Every format, cut at five places."""
+    """Every format, truncated at five positions."""
     for ending, form in FORMATS.items():
         data = saved(form)
         for number, cut in enumerate(CUTS):
@@ -112,7 +112,7 @@ def cut_short():
 
 
 def damaged():
-    """Whole files with damage inside that a decoder can see."""
+    """Complete files with damage that a decoder can detect."""
     good = saved("PNG")
     start = good.index(b"IDAT") + 40
     flipped, zeroed = bytearray(good), bytearray(good)
@@ -132,7 +132,7 @@ def damaged():
 
 
 def of_no_use():
-    """Whole images, or their headers, that cannot be trained on."""
+    """Images, or their headers, that cannot be trained on."""
     one = pixels(channels=1)
     floats, wide = Image.fromarray(one.astype(np.float32) / 255), Image.fromarray(one.astype(np.int32) * 10_000_000)
     small = {"1x1.png": ("RGB", 1, 1), "2x2.jpg": ("RGB", 2, 2), "15x64.png": ("RGB", 15, 64)}
@@ -155,7 +155,7 @@ def of_no_use():
 
 
 def odd():
-    """Images that look wrong and are right."""
+    """Unusual but valid images."""
     rgb = Image.fromarray(pixels())
     exif, junk = Image.Exif(), b"Exif\0\0II*\0" + b"\xff" * 40
     exif[0x0112] = 99
@@ -199,7 +199,7 @@ def odd():
 
 
 def captions():
-    """Captions that no tokenizer takes, and some that only look so."""
+    """Captions that no tokenizer accepts, and valid ones that look similar."""
     return {
         "cp1252": (b"caf\xe9", "caption-encoding"),
         "nul": (b"a\0cat", "caption-unicode"),
@@ -214,14 +214,14 @@ def captions():
 
 @cache
 def contents():
-    """name -> (bytes, cause) of every regular file."""
+    """Map the name of every regular file to (bytes, cause)."""
     found = {**not_pictures(), **dict(cut_short()), **damaged(), **of_no_use()}
     found |= {name: (data, None) for name, data in odd().items()}
     return found | {f"caption-{name}.png": (saved("PNG"), cause) for name, (_, cause) in captions().items()}
 
 
 def make(folder):
-    """Make the folder; gives name -> cause, None for what is built."""
+    """Create the folder; return name -> cause, None for valid files."""
     made = contents()
     (folder / "sub").mkdir(parents=True)
     for name, (data, _) in made.items():
@@ -232,7 +232,7 @@ def make(folder):
 
 
 def _special(folder):
-    """What is no regular file. A folder with the name of a image is a folder like any other."""
+    """Create special files and a folder named like an image."""
     os.mkfifo(folder / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "socket.jpg"))
@@ -252,7 +252,7 @@ SECONDS, ROOM = 2, 700 << 20
 
 
 def read_all(folder):
-    """path -> cause, or None, of every regular file; ends the process where one of them costs too much."""
+    """Decode every regular file: path -> cause or None. Exit if a file costs too much."""
     from latentcache.errors import UnusableSampleError
     from latentcache.fields.latents import GeometrySettings, PixelProfile
     from latentcache.geometry.placement import unusable
@@ -282,7 +282,7 @@ def read_all(folder):
 
 
 def _peak_bytes():
-    """Of this program; ``ru_maxrss`` begins with what the process that started it had."""
+    """Peak memory of this program; ``ru_maxrss`` would include that of its parent."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 

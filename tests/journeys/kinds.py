@@ -1,4 +1,4 @@
-"""The kinds of this package and one from outside, with data and commands for each: what a guarantee is shown for."""
+"""The kinds of this package and a toy kind, with data and commands for each."""
 
 import json
 import os
@@ -16,34 +16,34 @@ from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 TOY = "tests.fields.edge_map:EdgeMap"
-#: Characters of a text that is a block of its own, and of one that is a unit of work.
+#: Characters of a text that fills a block, and of one that fills a unit of work.
 BLOCK, UNIT = 140_000, (1 << 20) + 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How commands make a field, and from what."""
+    """A kind with the commands and data that build it."""
 
     field: str
     recipe: str
-    """Flags of a first build; ``{delay}`` stands for milliseconds per sample."""
+    """Flags of a first build; ``{delay}`` is replaced by milliseconds per sample."""
     words: tuple[str, ...] = ()
-    """Flags that every command takes."""
+    """Flags of every command."""
     two: tuple[str, ...] = ("--device", "cpu*2")
     """Flags of a build with two worker processes."""
     many: int = 24
-    """Samples that are several units of work and several entries."""
+    """Number of samples for several units of work and several entries."""
     delay_ms: int = 80
-    """Pause per sample that makes a build of ``many`` take about two seconds."""
+    """Delay per sample for a build of ``many`` in about two seconds."""
     suffix: str = ".png"
     captions: bool = False
-    """True: a sample is its caption, a file of text beside an image."""
+    """True if a sample is its caption file."""
     beside: str = ""
-    """Ending of the name of the image that differs between samples; the sample's own image is beside it."""
+    """Name suffix of the second image of a sample, such as a mask."""
     variables: dict = field(default_factory=dict)
 
     def write(self, folder, number, seed=None, *, size=40):
-        """Sample ``number``, a file of its own."""
+        """Write sample ``number``."""
         path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
         if self.beside:  # files of one size are one unit of work: they may be equal
             path.write_bytes(noise(number, 48, 48 + number % 8))
@@ -63,14 +63,14 @@ class Kind:
         return path
 
     def data(self, folder, count=None, *, size=BLOCK):
-        """A folder of so many samples; without a number of ``many``, that is of several entries."""
+        """Create a folder of ``count`` samples; by default ``many``."""
         folder.mkdir()
         for number in range(count or self.many):
             self.write(folder, number, size=40 if count else size)
         return folder
 
     def spoil(self, folder, number):
-        """A sample that cannot be used; gives its name."""
+        """Write a sample that cannot be used; return its name."""
         path = self.write(folder, number)
         path.write_bytes(b"\xff" if self.captions else path.read_bytes()[:-20])
         if self.captions or self.beside:
@@ -81,11 +81,11 @@ class Kind:
         return ("build", data, "--out", cache, *self.recipe.format(delay=delay_ms).split(), *more, *self.words)
 
     def build(self, data, cache, *more):
-        """A build in this process."""
+        """Build in this process."""
         return look(*self.build_words(data, cache, *more), "--json")
 
     def opened(self, cache, **more):
-        """What a training loop reads batches from."""
+        """Open the batch source of a training loop."""
         cache = open_cache(cache, **more)
         return cache.rows(pad=16, overflow="truncate_right", no_loss="error") if self.suffix == ".jsonl" else cache
 
@@ -93,7 +93,7 @@ class Kind:
         return look("verify", cache, *more, *self.words, "--json")
 
     def start(self, data, cache, *more, delay_ms=None, variables=None, **options):
-        """A slow build in a process of its own, with a commit per entry."""
+        """Start a slow build with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms
         words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
         variables = {"DELAY_MS": str(delay_ms), **self.variables, **(variables or {})}
@@ -128,14 +128,14 @@ KINDS = {
 
 
 def forget_kinds(monkeypatch):
-    """Kinds from outside that a test names are forgotten when it ends."""
+    """Forget the kinds that a test registers."""
     monkeypatch.setenv(registry.VARIABLE, "")
     monkeypatch.syspath_prepend(ROOT)
     registry.field_kinds.cache_clear()
 
 
 def stored(cache, name):
-    """Item key -> (sample, array) of one field, in the order of the snapshot."""
+    """Read one field: item key -> (sample, array), in snapshot order."""
     snapshot = open_snapshot(cache)
     reader, rows = EntryReader(CachePaths(Path(cache)), snapshot), snapshot.fields[name]
     samples = zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What the stub encoder must have stored for a few images, computed without the code that builds caches."""
+"""Expected output of the stub encoder, computed without the build code."""
 
 import io
 from functools import cache
@@ -23,7 +23,7 @@ RECIPES = tuple(
     LatentsSettings(model="stub", buckets=(_SIZE,), storage_dtype=dtype, latents=kept)
     for dtype, kept in (("float16", "mode"), ("float32", "mode"), ("float16", "moments"))
 )
-#: Content -> its pixels. 10 has the pixels of 0 and 11 those of 1, in files with another comment.
+#: Content -> pixels. 10 has the pixels of 0 and 11 those of 1, with another comment.
 COPIES = {0: 0, 1: 1, 2: 2, 3: 3, 10: 0, 11: 1}
 
 
@@ -33,7 +33,7 @@ def _pixels(content):
 
 @cache
 def bytes_of(content):
-    """The file, a PNG that fills its bucket."""
+    """A PNG file that fills its bucket."""
     info, buffer = PngInfo(), io.BytesIO()
     info.add_text("comment", str(content))
     Image.fromarray(_pixels(content)).save(buffer, format="PNG", pnginfo=info)
@@ -42,25 +42,23 @@ def bytes_of(content):
 
 @cache
 def recipe_of(number):
-    """The recipe of one of the settings."""
+    """The recipe of a setting."""
     describe = load(field_kind(FIELD).describer)
     return describe(RECIPES[number], Cached(), DescribeContext()).recipe
 
 
 @cache
 def key_of(content, recipe):
-    """The key of its entry."""
     dims, part = (1, _SIZE.height, _SIZE.width), recipe_of(recipe).recipe_id[:8]
     return entry_key(kind=0, content=content_hash(bytes_of(content)), dims=dims, recipe=part)
 
 
 @cache
 def payload_of(content, recipe):
-    """The payload of its entry."""
     spec = builtin_spec("stub", RECIPES[recipe].storage_dtype, RECIPES[recipe].latents)
     return StubEncoder(spec).encode(_pixels(content)[None])[0].tobytes()
 
 
 def settings_of(recipe, data, out, **more):
-    """A build of one of the recipes."""
+    """The settings of a build with one of the recipes."""
     return BuildSettings(data=data, out=out, fields={FIELD: RECIPES[recipe]}, device="cpu", commit_every=1, **more)

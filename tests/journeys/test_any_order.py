@@ -1,7 +1,7 @@
-"""Any order of edits, builds, crashes, damage, checks and readers: a model that knows the truth beside a real cache.
+"""Any order of edits, builds, crashes, damage, checks and readers, compared with a model.
 
-The model is a few dictionaries: what lies in the folder, what the last finished build saw, which keys were committed
-and which of them were damaged since. After every step the cache must say what the model says.
+The model is a few dictionaries: files in the folder, inputs of the last finished build, committed keys and damaged
+keys. After every step the cache must match the model.
 """
 
 import gc
@@ -35,26 +35,26 @@ from latentcache.verify.verify import verify_cache
 NAMES = [f"{stem}.png" for stem in ("a", "b", "dir/c", "ü")]
 CONTENTS = sorted(COPIES)
 names, contents = st.sampled_from(NAMES), st.sampled_from(CONTENTS)
-#: Where a build of a few images passes; the others need larger ones or other commands.
+#: Failpoints that a build of a few images passes.
 PASSED = ["lock-taken", "temporary-written", "after-fsync", "after-rename", "folder-synced", "plan-written"]
 PASSED += ["result-received", "before-put", "after-put", "after-commit"]
 crashes = st.tuples(st.sampled_from(PASSED), st.integers(1, 4))
-#: Memory: what is tested is order, not the disk; power cuts have tests of their own.
+#: In memory: these tests check order, not the disk.
 PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def repaired(cache, data):
-    """A repair that looks itself: in a process of its own, which is tested elsewhere, it takes ten times as long."""
+    """Repair in this process; the sandbox takes ten times as long and has its own tests."""
     return repair_cache(cache, data=data, depth=Depth(full=True), confirm=lambda plan: True)
 
 
 def keys_of(batch):
-    """The entry keys of a batch, as bytes."""
+    """Return the entry keys of a batch as bytes."""
     return [key.numpy().tobytes() for key in batch["keys"][FIELD]]
 
 
 def killed(crash, work):
-    """Do some work in a forked process that dies when it passes a place for the n-th time."""
+    """Run work in a forked process that is killed at the n-th passage of a failpoint."""
     pid = os.fork()
     if not pid:
         try:
@@ -66,7 +66,7 @@ def killed(crash, work):
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Files, captions, recipe; what was built of them; what is committed, and what of it is damaged."""
+    """Files, captions and recipe; the last build; committed and damaged keys."""
 
     def __init__(self):
         super().__init__()
@@ -85,11 +85,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.data.mkdir()
         self.write("a.png", content)
 
-    # -- what people do ------------------------------------------------------------------------------------------
+    # user actions
 
     @rule(name=names, content=contents)
     def write(self, name, content):
-        """Adds a file or puts another in its place, perhaps the very same bytes."""
+        """Add or replace a file, perhaps with the same bytes."""
         path = self.data / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes_of(content))
@@ -131,11 +131,11 @@ class AnyOrder(RuleBasedStateMachine):
     def choose_recipe(self, recipe):
         self.recipe = recipe
 
-    # -- what the tool does --------------------------------------------------------------------------------------
+    # commands
 
     @rule()
     def build(self):
-        """A build encodes exactly what is not there, and nothing the second time."""
+        """A build encodes exactly the missing entries; the next build encodes none."""
         new = self.needed() - self.committed
         free = {key for key in new if self.copy_committed(key)}
         report = build_cache(settings_of(self.recipe, self.data, self.cache))
@@ -147,7 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(crash=crashes)
     def killed_build(self, crash):
-        """A build that dies at a named place; what it acknowledged before is there."""
+        """A build killed at a failpoint keeps its acknowledged entries."""
         before = self.snapshot_number()
         events = self.root / "events"
         events.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(0, 99), bit=st.integers(0, 7))
     @precondition(lambda self: self.built and not self.damaged and not self.lost)
     def flip(self, number, bit):
-        """One bit of one payload of the current snapshot."""
+        """Flip one bit of one payload of the current snapshot."""
         snapshot = open_snapshot(self.cache)
         rows = snapshot.fields[FIELD]
         entry = number % rows.entries
@@ -180,10 +180,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.damaged)
     def repair(self):
-        """What is damaged is taken out, nothing else; the second time there is nothing to do.
+        """Repair removes exactly the damaged entries; a second repair removes none.
 
-        Where a build that died had made an entry again, the repair takes that one; or, if its shard was never sealed,
-        the next build does.
+        If a killed build encoded an entry again, the repair uses it, or the next build if its shard was not sealed.
         """
         whole = {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
         corrupt = {
@@ -203,7 +202,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(crash=st.tuples(st.sampled_from(["repair-delete", "temporary-written", "after-rename"]), st.integers(1, 4)))
     @precondition(lambda self: self.built and self.damaged)
     def killed_repair(self, crash):
-        """A repair that dies: the cache is the old one or the new one, and a repair goes on."""
+        """A killed repair leaves the old or the new cache; the next repair completes."""
         killed(crash, lambda: repaired(self.cache, self.data))
         if not open_snapshot(self.cache).complete:
             self.lost |= {name for name, category in self.truth(full=True).items() if category == "corrupt"}
@@ -215,8 +214,8 @@ class AnyOrder(RuleBasedStateMachine):
     )
     @precondition(lambda self: self.built)
     def collect(self, keep, crash):
-        """What nobody needs goes, what anybody needs stays; also when it dies on the way."""
-        gc.collect()  # a reader that was let go has a lease until then
+        """gc removes unreferenced entries only, also when it is killed."""
+        gc.collect()  # a collected reader still has a lease until then
         if crash:
             killed(crash, lambda: collect(self.cache, apply=True, keep=keep, grace_s=0))
         else:
@@ -236,7 +235,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.readers)
     def read_again(self):
-        """A reader serves what it served when it was opened, or names what was damaged since."""
+        """A reader returns its original batches, or names an entry that was damaged since."""
         for loader, before in self.readers:
             try:
                 assert self.served(loader) == before
@@ -252,14 +251,14 @@ class AnyOrder(RuleBasedStateMachine):
         samples = set(self.built) | (set(self.files) - set(self.built))
         assert sum(number for name, number in report.counts.items() if name != "unreferenced") == len(samples)
 
-    # -- what is always true -------------------------------------------------------------------------------------
+    # invariants
 
     @invariant()
     def nothing_committed_is_lost(self):
         if (self.cache / "shards").exists():
             there = {key.tobytes() for key in stored_catalog(self.cache).keys()}  # noqa: SIM118
             assert self.committed <= there
-            self.committed = there  # also what was committed, but died before it was acknowledged
+            self.committed = there  # also committed but not yet acknowledged entries
 
     @invariant()
     def sources_are_as_they_were_left(self):
@@ -269,7 +268,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert all((self.data / name).read_bytes() == bytes_of(content) for name, content in self.files.items())
 
     def look_again(self):
-        """After what may remove entries: all whole ones that the model knows of are there, and what else is."""
+        """Update the model after removals: all intact known entries must remain."""
         stored = list(stored_entries(stored_catalog(self.cache)))
         whole = {entry.key for entry in stored if entry.intact}
         assert self.committed - self.damaged <= whole
@@ -277,9 +276,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.damaged = (self.committed - whole) | self.damaged_for_readers()
 
     def damaged_for_readers(self):
-        """Keys of the snapshot whose bytes there are wrong.
+        """Keys of the snapshot with wrong bytes.
 
-        A repair that died may leave it with a shard that is out of use; a whole copy elsewhere is for the next build.
+        A killed repair may leave a tombstoned shard; the next build uses an intact copy elsewhere.
         """
         snapshot, found = open_snapshot(self.cache), set()
         reader = EntryReader(CachePaths(self.cache), snapshot)
@@ -293,7 +292,7 @@ class AnyOrder(RuleBasedStateMachine):
         reader.close()
         return found
 
-    # -- the model -----------------------------------------------------------------------------------------------
+    # model
 
     def needed(self):
         return {key_of(content, self.recipe) for content in self.files.values()}
@@ -311,7 +310,7 @@ class AnyOrder(RuleBasedStateMachine):
         return any(key_of(content, self.recipe) in whole for content in copies)
 
     def published(self):
-        """The snapshot says exactly what lies in the folder, and every entry holds the right bytes."""
+        """The snapshot equals the folder, and every entry has the right bytes."""
         snapshot = open_snapshot(self.cache)
         rows = snapshot.fields[FIELD]
         sampled = np.asarray(rows.sample).tolist()
@@ -331,7 +330,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.damaged -= {entry.key for entry in stored_entries(stored_catalog(self.cache)) if entry.intact}
 
     def truth(self, full):
-        """name -> category, of every sample that is not ok."""
+        """Map the name of every sample that is not ok to its category."""
         found = {name: "missing" for name in self.files if name not in self.built}
         for name, (content, caption) in self.built.items():
             key = key_of(content, self.built_recipe)
@@ -358,7 +357,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 class AnyOrderAtLength(AnyOrder):
-    """The same, a hundred times as often."""
+    """The same test with a hundred times as many examples."""
 
 
 AnyOrder.TestCase.settings = settings(

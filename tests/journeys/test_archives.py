@@ -1,4 +1,4 @@
-"""Images in a folder, in tars, in parquet files and in a saved data set: one behavior."""
+"""Images in a folder, in tars, in parquet files and in a saved data set behave alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data(form: str, tmp_path: Path) -> Path:
 
 
 def age(data: Path) -> None:
-    """Make files old, so that their stat can be trusted."""
+    """Make files old, so that a build trusts their stat."""
     for path in data.rglob("*"):
         os.utime(path, (time.time() - 100, time.time() - 100))
 
@@ -47,7 +47,7 @@ def payloads(cache: Path) -> dict[str, str]:
 
 
 def served(cache: Path) -> list[tuple[str, bytes, list[int]]]:
-    """Captions, latents and original sizes of all samples, as a training process sees them."""
+    """Read captions, latents and original sizes as a training process does."""
     found = []
     for batch in open_cache(cache).loader(batch_size=1, seed=0, remainder="partial"):
         latents = np.asarray(batch["latents"])
@@ -70,7 +70,7 @@ def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) 
 
 
 def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> None:
-    """The archives are written again; only what is in them counts."""
+    """Rewritten archives with equal content encode nothing."""
     cache = tmp_path / "cache"
     assert build_here(data, cache).status == 0
     age(data)
@@ -94,7 +94,7 @@ def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> No
 
 
 def bad_tar(root: Path) -> None:
-    """A shard with two faults, one that is cut short, one that is compressed, and a good one."""
+    """A shard with two faults, a truncated one, a compressed one and a good one."""
     images = some_images(5)
     as_tars(root, images, each=5)
     write_tar(

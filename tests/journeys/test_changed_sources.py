@@ -1,4 +1,4 @@
-"""What changes under a build is distinguished by its bytes."""
+"""Sources that change during a build are detected by their bytes."""
 
 from commands import acknowledged, build, draw_folder, entries, finished, look, noise, start_build, wait_for
 
@@ -11,10 +11,10 @@ def test_a_file_edited_during_the_build_is_what_was_read_of_it(tmp_path):
         (data / f"{number:04}.png").write_bytes(noise(500 + number))
     assert finished(process).status in (0, 1)
     stale = look("verify", cache, "--full", "--json").json
-    assert stale["counts"]["stale"] > 0  # the early ones
+    assert stale["counts"]["stale"] > 0  # read before the edit
     again = build(data, cache)
     assert again.json["counts"]["encoded"] == 30 - again.json["counts"]["cached"]
-    assert again.json["counts"]["cached"] > 0  # the late ones: read after the edit, and known by what was read
+    assert again.json["counts"]["cached"] > 0  # read after the edit, stored with the new content
     assert look("verify", cache, "--full", "--json").status == 0
     assert build(data, tmp_path / "other").status == 0
     current = {name: key for key, (_, names) in entries(cache).items() for name in names}

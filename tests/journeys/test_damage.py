@@ -1,4 +1,4 @@
-"""Damage of any kind in any file of a cache: verify sees it, no loader serves it, a build mends it or says how."""
+"""Damage in any file of a cache: verify finds it, no loader returns it, a build repairs it or names a fix."""
 
 import json
 import os
@@ -22,12 +22,12 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import own_checksum
 
 _HERE = Path(__file__).parent
-#: Memory of one program that goes through many seeds, and time of one seed.
+#: Memory of a program with many seeds, and time per seed.
 MOST_BYTES, MOST_S = 4 << 30, 120
 
 
 def make(folder):
-    """A data folder with a rejected file, and a cache of two snapshots in which a third build died."""
+    """A data folder with a rejected file, and a cache of two snapshots and a killed third build."""
     data, cache = draw_four(folder / "data"), folder / "whole"
     build(data, cache)
     draw(data / "p4.png", seed=4)
@@ -38,9 +38,9 @@ def make(folder):
 
 
 def make_records(folder):
-    """Records of which one is rejected, and a cache of two snapshots with unreferenced entries and a build state.
+    """Records with one rejected, and a cache of two snapshots, unreferenced entries and a build state.
 
-    The second snapshot has lost the end of its records and got new ones.
+    Between the snapshots the last records were replaced.
     """
     data, cache = folder / "a.jsonl", folder / "records"
     lines = texts(60, longest=4000)
@@ -54,7 +54,7 @@ def make_records(folder):
 
 
 def _killed(data, cache):
-    """Leave what a killed build leaves: its state, and an open shard with one commit; its images are gone again."""
+    """Leave the files of a killed build: its state and an open shard with one commit."""
     new, events = [draw(data / f"p{number}.png", seed=number) for number in (5, 6)], cache.with_name("events")
     process = start_build(data, cache, "--batch-size", 1, "--bucket-step", 8, delay_ms=200, events=events)
     wait_for(lambda: acknowledged(events), process)
@@ -74,13 +74,13 @@ def _write_state(cache, state):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Nothing here loses power, and the commands are put together once."""
+    """Disable fsync and cache the command objects, for speed."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     commands_are_put_together_once(monkeypatch.setattr)
 
 
 def one(folder, made, seed, kind=IMAGES):
-    """One damaged copy, looked at with every command."""
+    """Damage a copy and check it with every command."""
     data, intact, whole = made
     copy = folder / "cache"
     shutil.rmtree(copy, ignore_errors=True)
@@ -122,9 +122,9 @@ def test_damage_to_records_is_found_or_harmless(made_records, tmp_path, quick):
 
 
 def run_seeds(first, last, folder, name="images"):
-    """As a program: many seeds in one process, so that a signal costs a process of its own.
+    """Check many seeds in one process, so that a crash ends only this process.
 
-    A seed that waits for ever, or reads without end, ends the program and not the machine.
+    Limits of memory and time end a seed that hangs.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     os.fsync = lambda descriptor: None

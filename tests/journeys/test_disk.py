@@ -1,4 +1,4 @@
-"""A full or read-only disk is a clear error, and committed entries are kept."""
+"""A full or read-only disk gives a clear error and keeps committed entries."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from commands import ROOT, acknowledged, build, draw_folder, entries, finished, 
 from latentcache.store.garbage import mend_shards
 from latentcache.store.paths import CachePaths
 
-#: Every command once, so that all modules are there; then the same as a user who owns nothing here.
+#: Runs every command as root to load all modules, then again as an unprivileged user.
 AS_NOBODY = """
 import contextlib, io, json, os, sys
 import latentcache
@@ -47,7 +47,7 @@ print(json.dumps(answers))
 
 @pytest.fixture
 def shared():
-    """A folder that other users may look into, which pytest's own are not."""
+    """A folder that other users can read, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -96,7 +96,7 @@ def test_a_build_continues_after_a_full_disk(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 96 MiB of its own; only root may have one."""
+    """A separate file system of 96 MiB; requires root."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
@@ -128,7 +128,7 @@ except DiskFullError as error:
 
 @pytest.mark.parametrize("pages", [0, 1, 2, 3, 8, 18, 60])
 def test_a_new_shard_on_a_full_disk(small_disk, pages):
-    """A mapped file with holes would end the process by a signal here; nothing that is left is called damaged."""
+    """A sparse mapped file would crash the process here; existing files stay intact."""
     filler = small_disk / "filler"
     (small_disk / "shards").mkdir()
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -145,7 +145,7 @@ def test_a_new_shard_on_a_full_disk(small_disk, pages):
 
 @pytest.mark.slow
 def test_a_disk_filled_by_another_process(tmp_path, small_disk):
-    """LMDB reports this as EIO. What was committed stays, and once there is room again the build goes on."""
+    """LMDB reports this as EIO. Committed entries stay, and the build continues when there is room."""
     data, cache, events = draw_folder(tmp_path / "data", 60), small_disk / "cache", tmp_path / "events"
     process = start_build(data, cache, delay_ms=30, events=events)
     wait_for(lambda: len(acknowledged(events)) >= 5, process)

@@ -1,4 +1,4 @@
-"""Every guarantee for every kind: one test each, over the kinds of this package and one from outside."""
+"""Every guarantee, tested for each kind of this package and a toy kind."""
 
 import dataclasses
 import json
@@ -46,13 +46,13 @@ def few(kind, tmp_path):
 
 
 def ok(kind, cache, *more):
-    """Counts of a check that are not zero."""
+    """Return the non-zero counts of a check."""
     counts = kind.verify(cache, *more).json["counts"]
     return {name: number for name, number in counts.items() if number and name != "unreferenced"}
 
 
 def change_encoder(kind, monkeypatch, change):
-    """Let ``change(batch, encode)`` answer in place of the encoder; ``batch`` is of prepared items, or of jobs."""
+    """Replace the encoder by ``change(batch, encode)``; ``batch`` has prepared items or jobs."""
     producer = load(field_kind(kind.field).producer)
     for name in ("encode", "make"):
         if real := vars(producer).get(name):
@@ -61,7 +61,7 @@ def change_encoder(kind, monkeypatch, change):
 
 
 def remember_names(kind, monkeypatch):
-    """A function that names the samples of a batch as ``change_encoder`` has it."""
+    """Return a function that names the samples of a batch of ``change_encoder``."""
     producer, names = load(field_kind(kind.field).producer), {}
     prepare = producer.prepare
 
@@ -80,7 +80,7 @@ def test_an_up_to_date_build_loads_no_encoder(kind, few, monkeypatch):
     data, cache = few
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
     words = ("build", data, "--out", cache, *kind.words, "--json")
-    first = look(*words).json["snapshot"]  # from now on its files can be trusted
+    first = look(*words).json["snapshot"]  # its files are now old enough to be trusted
     monkeypatch.setattr("latentcache.pipeline.build.Run", None)
     monkeypatch.setattr(load(field_kind(kind.field).producer), "__init__", None)
     from latentcache.pipeline import build
@@ -167,7 +167,7 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
 
 
 def test_training_runs_during_a_streaming_build(kind, tmp_path, monkeypatch):
-    """The build waits before the sample that the loader serves last; records are made in the order of their file."""
+    """The build stops before the loader's last sample; records are encoded in file order."""
     for name in ("ROLL_S", "ROLL_PART"):  # every commit is sealed
         monkeypatch.setattr(f"latentcache.pipeline.workers.writer.{name}", 0.0)
     data, plain, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "plain", tmp_path / "cache"
@@ -198,7 +198,7 @@ def test_training_runs_during_a_streaming_build(kind, tmp_path, monkeypatch):
     assert (len(pending), len(loader), 1 + len(rest)) == (kind.many, kind.many // 2, kind.many // 2)
     expected = [batch[kind.field].clone() for batch in finished_cache.loader(batch_size=2, seed=seed)]
     for found, wanted in zip([first, *rest], expected, strict=True):
-        # A ragged field is padded to the longest item that is known.
+        # Ragged fields are padded to the longest known item.
         assert np.array_equal(found, wanted[:, : found.shape[1]])
     assert not CachePaths(cache).pending.exists()
 
@@ -351,7 +351,7 @@ def test_run_settings_do_not_change_entries(kind, few, tmp_path, monkeypatch):
 
 
 def begun(kind, tmp_path, *more, wanted=1, **options):
-    """A build that has acknowledged a commit, with two worker processes."""
+    """Start a build with two workers and wait for its first commit."""
     data, cache, events = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache", tmp_path / "events"
     process = kind.start(data, cache, *kind.two, "--events", events, *more, **options)
     wait_for(lambda: len(acknowledged(events)) >= wanted, process)
@@ -360,7 +360,7 @@ def begun(kind, tmp_path, *more, wanted=1, **options):
 
 
 def goes_on(kind, data, cache, events):
-    """The same command goes on; what was acknowledged is not encoded again, and the end is that of one build."""
+    """Run the same command again: it reuses acknowledged entries and gives the cache of one build."""
     done = set(acknowledged(events))
     last = kind.finish(data, cache, *kind.two, "--events", events, delay_ms=0)
     assert last.status == 0, last.err
@@ -427,18 +427,19 @@ def test_a_signal_ends_a_build_with_a_hanging_worker(kind, tmp_path):
     process.send_signal(signal.SIGINT)
     assert finished(process, 15).status == 130
     assert time.monotonic() - started < 10
-    assert not CachePaths(cache).open_shards()  # the build seals them for workers that it has to kill
+    assert not CachePaths(cache).open_shards()  # the build seals shards of workers that it kills
     goes_on(kind, data, cache, events)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit for a running process")
 def test_the_memory_of_workers_is_limited(kind, tmp_path):
-    """By the system for kinds of the CPU; where a device maps memory of its own, by a budget of bytes (see
-    ``test_host_memory``). That limits of containers count is shown in ``tests/pipeline/workers/test_memory.py``."""
+    """The system limits workers of CPU kinds; a byte budget limits workers that map device memory (see
+    ``test_host_memory``). ``tests/pipeline/workers/test_memory.py`` tests limits of containers.
+    """
     process, *_ = begun(kind, tmp_path, "--host-memory", 1 << 30)
     bounded = field_kind(kind.field).device == "cpu"
-    wait_for(lambda: not bounded or "unlimited" not in data_limits(process), process)  # with its first unit of work
+    wait_for(lambda: not bounded or "unlimited" not in data_limits(process), process)  # during its first unit of work
     found = data_limits(process)
     process.kill()
     finished(process)
@@ -447,6 +448,6 @@ def test_the_memory_of_workers_is_limited(kind, tmp_path):
 
 
 def data_limits(process):
-    """What the system lets each worker take."""
+    """Return the address space limit of each worker."""
     texts = [Path(f"/proc/{worker}/limits").read_text() for worker in workers_of(process)]
     return [line.split()[3] for text in texts for line in text.splitlines() if line.startswith("Max data size")]

@@ -1,4 +1,4 @@
-"""A training process that begins while its cache is still being built."""
+"""Training processes that start before their cache is complete."""
 
 import signal
 
@@ -24,7 +24,7 @@ def start(data, cache):
 
 
 def served(cache, **more):
-    """An epoch by name."""
+    """Read an epoch: name -> batch."""
     found = {}
     for batch in cache.loader(batch_size=2, seed=3, **more):
         found |= dict(zip(batch["names"], zip(batch["keys"]["latents"], batch["latents"], strict=True), strict=True))
@@ -33,7 +33,7 @@ def served(cache, **more):
 
 def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
     whole = (data / "p00.png").read_bytes()
-    (data / "p00.png").write_bytes(whole[: len(whole) // 2])  # its header is fine
+    (data / "p00.png").write_bytes(whole[: len(whole) // 2])  # its header is valid
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
     assert len(pending.loader(batch_size=2)) == COUNT // 2
@@ -58,7 +58,7 @@ def test_content_hashes_are_stored_before_the_end(data, tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_images_are_encoded_in_the_order_of_the_loader(data, tmp_path, batch):
-    """Over several buckets, whose order decides that of the steps."""
+    """Several buckets, whose order decides the order of the steps."""
     cache, events = tmp_path / "cache", tmp_path / "events"
     words = ("--stream", "--stream-seed", 3, "--stream-batch", batch, "--events", events, "--json")
     one_by_one = ("--commit-every", 1, "--batch-size", 1, "--decode-threads", 1)

@@ -1,4 +1,4 @@
-"""What a build holds in memory stays within --host-memory, also with images of 100 megapixels."""
+"""A build stays within --host-memory, also with images of 100 megapixels."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ SIDE = 10_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Six images of 100 megapixels in five formats; no two are alike, since equal files are encoded once."""
+    """Six different images of 100 megapixels in five formats."""
     folder = tmp_path_factory.mktemp("large")
     ramp = (np.add.outer(np.arange(SIDE), np.arange(SIDE)) // 16 % 256).astype(np.uint8)
 
@@ -33,7 +33,7 @@ def large(tmp_path_factory):
 
 
 def peak_of_workers(process):
-    """Largest resident size of the workers of a build together, in bytes, looked at every 10 ms until it ends."""
+    """Largest resident size of all workers of a build in bytes, sampled every 10 ms."""
     peak, largest = 0, {}
     while process.poll() is None:
         try:

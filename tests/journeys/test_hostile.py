@@ -1,4 +1,4 @@
-"""Every hostile file is rejected for its cause, every good one beside it is built, and nothing else happens."""
+"""Hostile files are rejected with their cause; good files beside them are built."""
 
 import json
 import os
@@ -17,14 +17,14 @@ MOST_BYTES = 500 << 20
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """The folder, and name -> cause of what is in it."""
+    """The folder, and the expected cause by name."""
     folder = tmp_path_factory.mktemp("hostile") / "data"
     expected = hostile.make(folder)
     return folder, expected
 
 
 def sandbox(folder):
-    """An empty folder to run in, with a Ghostscript that would say that it was called."""
+    """An empty working folder, with a fake Ghostscript that records calls."""
     (folder / "bin").mkdir(parents=True)
     (folder / "tmp").mkdir()
     for name in ("gs", "rsvg-convert", "inkscape", "heif-convert"):
@@ -82,7 +82,7 @@ def test_a_build_rejects_hostile_files_by_name(corpus, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_mutated_files_are_rejected_or_decoded(corpus, tmp_path, seed):
-    """Two damaged copies of each file: bytes, cuts and pieces of other files."""
+    """Two damaged copies of each file: changed bytes, cuts and parts of other files."""
     chance, folder = random.Random(seed), tmp_path / "data"
     folder.mkdir()
     sources = [data for data, _ in hostile.contents().values() if 0 < len(data) < 100_000]

@@ -1,4 +1,4 @@
-"""A reader keeps what it opened, whatever builds, repairs and collections do beside it; sources are only read."""
+"""A reader keeps its content during builds, repairs and gc; sources are never written."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from damaged import flip
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 
-#: Reads epochs until it is told to stop; says after each whether every byte was what the first epoch had.
+#: Reads epochs until it is stopped; prints after each whether all bytes equal the first epoch.
 READER = """
 import hashlib, json, sys
 from latentcache import open_cache
@@ -49,7 +49,7 @@ def collect(cache):
 
 
 def damage(cache):
-    """One bit of a payload of the current snapshot, in a shard that no older snapshot has."""
+    """Flip one bit of the current snapshot, in a shard that no older snapshot has."""
     snapshot = open_snapshot(cache)
     rows = snapshot.fields["latents"]
     names = [snapshot.shards[number] for number in np.asarray(rows.shard).tolist()]
@@ -68,7 +68,7 @@ def test_a_reader_beside_build_repair_and_gc(tmp_path, prefetch):
     reader = Reader(cache, prefetch)
     try:
         assert reader.is_right()
-        for number in range(7):  # one image is left as it was
+        for number in range(7):  # one image is unchanged
             (data / f"{number:04}.png").write_bytes(noise(100 + number))
         sources = state_of(data)
         assert build(data, cache).json["counts"]["encoded"] == 7

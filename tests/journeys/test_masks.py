@@ -1,4 +1,4 @@
-"""Masks and control images from files to batches: same placement as the image, own entries, own findings."""
+"""Masks and control images from files to batches: same placement, own entries, own findings."""
 
 import diffusers
 import numpy as np
@@ -37,7 +37,7 @@ def opened(path):
 
 
 def placed(path, like, top, left):
-    """(64, 64, 3) of an image, resized as the image ``like`` covers a bucket of 64 x 64 pixels, and cropped."""
+    """Resize as ``like`` covers a bucket of 64 x 64 pixels, and crop; (64, 64, 3)."""
     width, height = opened(like).size
     size = (-(-width * 64 // height), 64) if width >= height else (64, -(-height * 64 // width))
     return np.asarray(opened(path).resize(size, Image.Resampling.LANCZOS))[top : top + 64, left : left + 64]
@@ -263,7 +263,7 @@ def test_flips_do_not_depend_on_the_order_of_fields(data):
 
 
 def test_transparent_parts_of_a_mask_do_not_count(tmp_path):
-    """White paint on an empty layer, whose transparent pixels may have any color."""
+    """Transparent pixels of a mask may have any color."""
     data = tmp_path / "data"
     save(data / "a.png", noise(1, 64, 64))
     paint = np.full((64, 64, 4), 255, dtype=np.uint8)

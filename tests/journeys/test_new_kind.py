@@ -1,6 +1,6 @@
-"""A kind of field from outside, in 120 lines, gets everything that the kinds of this package have.
+"""A kind of field in 120 lines of another package has every feature.
 
-The toy kind ``edge_map`` is one ragged uint8 tensor per image. The package does not know it.
+The toy kind ``edge_map`` is one ragged uint8 tensor per image. The package does not name it.
 """
 
 import subprocess
@@ -22,7 +22,7 @@ STUB = ("--model", "stub", "--resolution", 64, "--bucket-step", 32)
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    """Only ``--field`` makes the kind known, and only to this test."""
+    """Only ``--field`` registers the kind, and only for this test."""
     forget_kinds(monkeypatch)
     yield
     monkeypatch.undo()
@@ -42,7 +42,7 @@ def cache(data, tmp_path):
 
 
 def command(*words, variables=None, timeout=60):
-    """A command in a process of its own."""
+    """Run a command in a separate process."""
     return finished(start(*words, "--json", variables={"LATENTCACHE_FIELDS": "", **(variables or {})}), timeout)
 
 
@@ -52,7 +52,7 @@ def ok(cache, *more):
 
 
 def edges(pixels):
-    """What the toy makes of pixels."""
+    """Compute the toy's edges of pixels."""
     return EdgeProducer({}, EdgeRecipe(), None)._edges("", pixels)
 
 

@@ -1,4 +1,4 @@
-"""A whole pipeline in one build: latents by its VAE, embeddings of captions by its text encoders."""
+"""One build of a whole pipeline: latents by its VAE, embeddings by its text encoders."""
 
 import json
 import shutil
@@ -152,7 +152,7 @@ def test_a_pipeline_without_a_text_encoder_is_rejected_before_anything_is_writte
 
 @pytest.mark.slow
 def test_a_batch_holds_the_embeddings_of_the_texts_that_it_names(pipeline, data, tmp_path):
-    """Two captions per image in shuffled orders, some dropped: equal to ``encode_prompt`` of what the batch says."""
+    """Two captions per image, shuffled, some dropped: embeddings equal ``encode_prompt`` of the batch's captions."""
     pipe, folder = pipeline
     for number in range(6):
         (data / f"{number}.txt").write_text(f"fox, red, number {number}\na painting, of fox {number}\n")
@@ -230,7 +230,7 @@ def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
 
 @pytest.mark.slow
 def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
-    """Two folders with one VAE: caches of each are merged, and nothing is encoded again."""
+    """Caches of two folders with one VAE are merged without encoding."""
     vae, caches = tiny_vae(), []
     for number, name in enumerate(("StableDiffusionXLPipeline", "PixArtSigmaPipeline")):
         make_pipeline(name, tmp_path / name, vae=vae)
@@ -284,7 +284,7 @@ def test_float8_is_near_and_its_error_is_reported(data, tmp_path):
 
 @pytest.mark.slow
 def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
-    """The text encoder fails for it: the build gives the prompts to the next sample, and so does the next build."""
+    """The text encoder fails for it; the build stores the prompts with the next sample."""
     pipe = make_pipeline("StableDiffusionPipeline", tmp_path / "pipe")
     (bad,) = pipe.tokenizer(["z"], add_special_tokens=False)["input_ids"]
     assert len(bad) == 1

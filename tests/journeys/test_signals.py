@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a build in order, and the same command goes on."""
+"""SIGINT and SIGTERM end a build cleanly, and the same command continues."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_second_signal_ends_the_build_at_once(tmp_path, number, words):
 @both
 @pytest.mark.parametrize("after", [0.06, 0.4])
 def test_a_signal_at_the_start_ends_the_build(tmp_path, number, after):
-    """Until Python runs our first line it is the system that ends the process; from then on it is in our words."""
+    """Before our first line the system ends the process; afterwards the package reports it."""
     data = draw_folder(tmp_path / "data", 30)
     process = start_build(data, tmp_path / "cache", delay_ms=300)
     time.sleep(after)
@@ -50,7 +50,7 @@ def test_a_signal_at_the_start_ends_the_build(tmp_path, number, after):
 
 @both
 def test_a_signal_during_imports_is_reported(tmp_path, number):
-    """The first line of the program runs, and holds signals back, before anything of ours is imported."""
+    """The first line of the program blocks signals before it imports the package."""
     code = (
         "import os, runpy, signal, sys\n"
         "class Now:\n"

@@ -1,7 +1,7 @@
-"""Builds that are killed, failed, stopped, forked and cut from power; what is left is checked and healed.
+"""Builds that are killed, failed, stopped and cut from power; the cache is checked and completed.
 
-One program runs each row (``torture.py``), because it forks, which a process with torch and threads should not. Rows
-print the case and the seed that failed; the same words after ``python tests/journeys/torture.py`` run it again.
+``torture.py`` runs each row, because it forks; a process with torch and threads must not. It prints the failed case
+and seed; ``python tests/journeys/torture.py`` with the same arguments repeats it.
 """
 
 import os
@@ -19,7 +19,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture
 def folder():
-    """In memory where there is such a place: what a real disk would lose is a matter of the model."""
+    """In /dev/shm if available: the disk model covers power cuts."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
         yield Path(name)

@@ -17,7 +17,7 @@ SMALL = ("--model", "stub", "--resolution", "64", "--bucket-step", "32")
 
 @pytest.fixture
 def data(tmp_path):
-    """A video of each format with its caption, one that a player turns, and an image."""
+    """A video of each format with its caption, a rotated one and an image."""
     folder = tmp_path / "data"
     for number, ending in enumerate(KINDS):
         write_video(folder / f"{number}{ending}", 9 + number, seed=number)
@@ -37,7 +37,7 @@ def reasons(report):
 
 
 def block_means(frames):
-    """What the stub makes of frames (F, H, W, 3): (4, f, H/8, W/8)."""
+    """Compute the stub's output for frames (F, H, W, 3): (4, f, H/8, W/8)."""
     count, height, width, _ = frames[::4].shape
     blocks = frames[::4].reshape(count, height // 8, 8, width // 8, 8, 3).astype(np.float64).mean(axis=(2, 4))
     means = np.concatenate([blocks, blocks.mean(axis=3, keepdims=True)], axis=3) / 127.5 - 1

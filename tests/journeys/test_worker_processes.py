@@ -1,4 +1,4 @@
-"""Builds with worker processes: killed alone, killed with all of them, stopped by signals, and gone on with."""
+"""Builds with worker processes that are killed, stopped and continued."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def check(cache, events):
 
 
 def ends_whole(data, cache, events):
-    """The next build, right away: it waits for workers that still end, and goes on with what is there."""
+    """The next build waits for old workers and continues."""
     last = build(data, cache, *TWO, events=events)
     assert last.status == 0, last.err
     keys = acknowledged(events)
@@ -77,7 +77,7 @@ def test_random_kills_of_builds_and_workers(tmp_path, seed):
         time.sleep(chance.uniform(0.3, 1.5))
         workers = workers_of(process)
         for pid in chance.sample(workers, k=len(workers) // 2):
-            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # it may have ended already
                 os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGSEGV]))
         time.sleep(chance.uniform(0.0, 0.5))
         if chance.random() < 0.7:

@@ -1,11 +1,11 @@
-"""A program that maltreats builds and checks what is left. Without torch and threads, so that it may fork.
+"""Kill, fail and stop builds, and check the cache afterwards. Without torch and threads, so that it may fork.
 
-python torture.py failpoints FOLDER first|all     every failpoint, killed and failed
+python torture.py failpoints FOLDER first|all     kill and fail at every failpoint
 python torture.py kills FOLDER COUNT SEED         SIGKILL to the whole group at random moments
-python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM at every failpoint, then likewise
-python torture.py cuts FOLDER COUNT SEED          power cuts: what a disk could hold then
-python torture.py careless FOLDER COUNT SEED      the same of a store that does not sync, which has to fail
-python torture.py faults FOLDER COUNT SEED        the n-th call of the system fails; COUNT 0: every n
+python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM at every failpoint and at random moments
+python torture.py cuts FOLDER COUNT SEED          power cuts
+python torture.py careless FOLDER COUNT SEED      power cuts of a store that does not sync; the check must fail
+python torture.py faults FOLDER COUNT SEED        fail the n-th system call; COUNT 0: every n
 """
 
 import errno
@@ -33,7 +33,7 @@ _ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EINTR, "short")
 
 
 def failpoints(reference, selection):
-    """Arm every place that a build passes, with kill and with raise."""
+    """Arm every failpoint of a build, with kill and with raise."""
     missing = set(failpoint.NAMES) - _FOREIGN - set(reference.passed)
     assert not missing, f"a build does not pass {sorted(missing)}"
     for name, last in reference.passed.items():
@@ -58,7 +58,7 @@ def _at_failpoint(reference, armed):
 
 
 def assert_declared(status, output):
-    """An error of the environment in our words."""
+    """Check for a declared error of the environment."""
     error = json_of(output)["error"]
     assert status == 3, (status, error)
     slugs = {"store", "disk-full", "read-only"} | ({"system"} if "result-received" in error["why"] else set())
@@ -77,7 +77,7 @@ def kills(reference, count, seed):
 
 
 def _killed(reference, chance):
-    """Up to three kills in a row, each on what the one before left."""
+    """Kill up to three builds in a row; each continues the previous one."""
     workspace = reference.workspace("killed").fresh()
     for _ in range(chance.randint(1, 3)):
         child = fork(workspace.words(delay_ms=chance.choice([0, 2, 5])))
@@ -96,7 +96,7 @@ def _has_group(child):
 
 
 def signals(reference, count, seed):
-    """At every failpoint, whichever thread passes it, then at random moments."""
+    """Send signals at every failpoint, on any thread, then at random moments."""
     for turn, name in enumerate(name for name in reference.passed if name not in _IMAGES):
         number = (signal.SIGINT, signal.SIGTERM)[turn % 2]
         yield f"{number.name} at {name}", lambda _, n=number, p=name: _signalled_at(reference, n, p)
@@ -105,7 +105,7 @@ def signals(reference, count, seed):
 
 
 def _signalled(reference, chance):
-    """A signal at a random moment: in order within ten seconds, nothing lost, and nothing done that is not kept."""
+    """Send a signal at a random moment: the build ends within ten seconds and loses nothing."""
     workspace = reference.workspace("stopped").fresh()
     output = workspace.root / "output"
     child = fork(workspace.words(delay_ms=chance.choice([0, 3, 10])), output=output)
@@ -113,7 +113,7 @@ def _signalled(reference, chance):
     number = chance.choice([signal.SIGINT, signal.SIGTERM])
     os.kill(child, number)
     status = status_of(child, timeout=10.0)
-    # Until the first line of ours runs, it is the system or Python that ends the process.
+    # Before the first line of the package, the system or Python ends the process.
     assert status in (0, 128 + number, -number, 1, 99), status
     if status == 128 + number:
         assert json_of(output)["error"]["slug"] == "interrupted"
@@ -136,7 +136,7 @@ def _signalled_at(reference, number, name):
 
 
 class _Signaller:
-    """Sends this process a signal where a place is passed for the first time."""
+    """Sends a signal to this process at the first passage of a failpoint."""
 
     def __init__(self, name, number):
         self.name, self.number = name, number
@@ -148,7 +148,7 @@ class _Signaller:
 
 
 def cuts(reference, count, seed, histories=_HISTORIES):
-    """Power cuts in a build, in those that go on after a kill, and in one that adds to a finished cache."""
+    """Cut power in a new build, in builds after a kill, and in one that extends a cache."""
     for name in histories:
         operations, root, first = _recorded(reference, name, seeded(f"{seed}/{name}"))
         for number in range(-(-count // len(histories))):
@@ -161,7 +161,7 @@ def cuts(reference, count, seed, histories=_HISTORIES):
 
 
 def _recorded(reference, name, chance):
-    """The calls of one build and of what came before it, the folder, and how many calls came before."""
+    """Return the calls of one build and of earlier builds, the folder, and the number of earlier calls."""
     workspace = reference.workspace(name.replace(" ", "")).fresh()
     before = []
     if name.startswith("resumed"):
@@ -175,9 +175,9 @@ def _recorded(reference, name, chance):
 
 
 def _until_killed(workspace, chance):
-    """The calls of a build that was killed in the middle of a commit.
+    """Return the calls of a build that is killed inside a commit.
 
-    Its last write is seen by the next process and is not yet on the disk, although it was to be durable.
+    The next process sees its last write, which is not yet on the disk.
     """
     left = chance.randint(4, 8)
 
@@ -198,7 +198,7 @@ def _cut(reference, operations, root, chance):
         disk.apply(operation)
     workspace = reference.workspace("cut").fresh()
     workspace.root.rmdir()
-    # The reader of the events got them before the cut, whatever became of the file.
+    # The reader got the events before the cut.
     events_before = bytes(disk.top.seen["events"].seen) if "events" in disk.top.seen else b""
     disk.cut(chance, workspace.root)
     workspace.events.write_bytes(events_before)
@@ -207,8 +207,9 @@ def _cut(reference, operations, root, chance):
 
 
 def faults(reference, count, seed):
-    """Let the n-th call of a build fail, for each n until the build gets through: a new build, one that takes over
-    what a killed one has left, and one that adds to a finished cache."""
+    """Let the n-th call of a build fail, for each n: in a new build, in one that continues a killed build, and in
+    one that extends a finished cache.
+    """
     everything = []
     for name in ("whole", "resumed", "added"):
         before = _left_behind(reference, name, seeded(f"{seed}/{name}"))
@@ -224,7 +225,7 @@ def faults(reference, count, seed):
 
 
 def _left_behind(reference, name, chance):
-    """A folder with what the build finds."""
+    """Create the folder that the build starts with."""
     workspace = reference.workspace(f"before-{name}").fresh()
     if name == "resumed":
         _until_killed(workspace, chance)
@@ -264,7 +265,7 @@ def assert_declared_or_event(status, output):
 
 
 def check_but_events(workspace):
-    """As ``check``, where the last line of the event file may be cut short."""
+    """``check``, but the last line of the event file may be partial."""
     if workspace.events.exists():
         text = workspace.events.read_bytes()
         workspace.events.write_bytes(text[: text.rfind(b"\n") + 1])
@@ -272,9 +273,9 @@ def check_but_events(workspace):
 
 
 def careless(reference, count, seed):
-    """Power cuts of a store that does not wait for the disk: the check of the checks.
+    """Cut power of a store that does not sync: the check must fail.
 
-    None goes on after a kill: kills are timed by the waits for the disk, and here are too few.
+    No case continues a killed build: kills are timed by syncs, and here are too few.
     """
     opened = lmdb.open
     lmdb.open = lambda *words, **options: opened(*words, **options | {"sync": False, "metasync": False})

@@ -1,8 +1,7 @@
-"""Watches what a process does to a folder, call by call, and can make any of these calls fail: ptrace from Python.
+"""Trace the file system calls of a process in a folder, and let chosen calls fail, with ptrace.
 
-LMDB writes from C, so no hook in Python sees it. This needs no tool, but Linux on x86-64 whose kernel lets a parent
-trace its child, as it does by default, in containers too. The child stops only at the calls named here, which a
-seccomp filter picks out.
+LMDB writes from C, so hooks in Python do not see its calls. This requires Linux on x86-64 and a kernel that lets a
+parent trace its child. The child stops only at the calls named here, which a seccomp filter selects.
 """
 
 import ctypes
@@ -20,7 +19,7 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
 _TRACEME, _CONT, _GETREGS, _SETREGS, _SYSCALL = 0, 7, 12, 13, 24
 _SETOPTIONS, _SYSCALL_INFO = 0x4200, 0x420E
-#: Tell system calls from signals; follow threads and forks; stop at what the filter names; die with the tracer.
+#: Mark system calls, follow threads and forks, stop at filtered calls, die with the tracer.
 _OPTIONS = 0x01 | 0x02 | 0x04 | 0x08 | 0x80 | 0x100000
 _EVENT_SECCOMP = 7
 _RAX, _RDX, _ORIG_RAX, _REGISTERS = 10, 12, 15, 27
@@ -38,28 +37,28 @@ class Operation:
     """One successful call that opens a file of a folder, changes the folder, or makes a change durable."""
 
     name: str
-    """write, truncate, create, mkdir, rename, unlink, rmdir, sync, or open for one that changes nothing."""
+    """write, truncate, create, mkdir, rename, unlink, rmdir or sync; open for a call without changes."""
     path: str
     to: str = ""
     offset: int = 0
     data: bytes = b""
     durable: bool = False
-    """The file is opened so that a write is durable when it returns."""
+    """A write is durable when it returns."""
 
 
 @dataclass
 class Trace:
-    """What was seen."""
+    """The recorded calls of a process."""
 
     operations: list = field(default_factory=list)
     calls: int = 0
-    """Calls that were about to happen, failed ones included."""
+    """Number of calls, including failed ones."""
     status: int = 0
     """Exit status, negative for death by a signal."""
 
 
 def unavailable():
-    """Why this machine cannot do it, or an empty string."""
+    """Return the reason why tracing is unavailable, or an empty string."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "needs Linux on x86-64"
     try:
@@ -106,7 +105,7 @@ class _Watch:
             try:
                 thread, status = os.waitpid(-1, _WALL)
             except ChildProcessError:
-                # A write of another thread that was under way when the process was killed may have happened unseen.
+                # An unfinished write of another thread may have happened when the process was killed.
                 begun = [found for found, answer in self.begun.values() if answer is None and _is_there(found)]
                 self.trace.operations[-1:-1] = begun
                 return self.trace
@@ -116,7 +115,7 @@ class _Watch:
                 continue
             try:
                 self.stopped(thread, status)
-            except ProcessLookupError:  # killed meanwhile
+            except ProcessLookupError:  # killed already
                 continue
 
     def stopped(self, thread, status):
@@ -133,7 +132,7 @@ class _Watch:
             _ptrace(_CONT, thread, None, ctypes.c_void_p(number if is_signal else 0))
 
     def entered(self, thread):
-        """Look at a call before it happens; gives whether its end is to be seen."""
+        """Inspect a call before it runs; return whether to stop at its end."""
         info = _info(thread)
         number, *values = struct.unpack_from("<7Q", info, 24)
         found = _operation(thread, _NAMES[number], values)
@@ -150,7 +149,7 @@ class _Watch:
         return True
 
     def left(self, thread):
-        """Note a call that worked."""
+        """Record a successful call."""
         found, answer = self.begun.pop(thread)
         if isinstance(answer, int):
             _change(thread, _RAX, -answer)
@@ -162,7 +161,7 @@ class _Watch:
 
 
 def _operation(thread, name, values):
-    """What a call is about to do, or None where it changes nothing."""
+    """Decode a call; None for a call without changes."""
     if name == "write" and values[0] <= 2:
         return None
     if name in ("write", "pwrite", "writev", "pwritev"):
@@ -206,7 +205,7 @@ def _write(thread, name, values):
 
 
 def _is_there(operation):
-    """True for a write whose bytes are in their place."""
+    """True for a write at an offset."""
     path = Path(operation.path)
     if operation.name != "write" or not operation.data or not path.is_file():
         return False
@@ -226,7 +225,7 @@ def _path_of(thread, descriptor):
 
 
 def _text(thread, folder, address):
-    """A path argument as an absolute path."""
+    """Resolve a path argument to an absolute path."""
     name = b""
     while b"\0" not in name:
         start = address + len(name)
@@ -261,7 +260,7 @@ def _ptrace(request, thread, address, data):
 
 
 def _install_filter():
-    """From here on the calls in ``_NAMES`` stop this process; all others run as they are."""
+    """Stop this process at the calls in ``_NAMES``; all other calls run normally."""
     load, equal, give = 0x20, 0x15, 0x06
     numbers = sorted(_NAMES)
     steps = [(load, 0, 0, 0)]
@@ -269,6 +268,6 @@ def _install_filter():
     steps += [(give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x7FF00000)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
     program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code))
-    _libc.prctl(38, 1, None, 0, 0)  # no new privileges, as the kernel asks before it takes a filter
+    _libc.prctl(38, 1, None, 0, 0)  # no new privileges: the kernel requires it before a filter
     if _libc.prctl(22, 2, ctypes.create_string_buffer(program), 0, 0):
         raise OSError(ctypes.get_errno(), "seccomp")

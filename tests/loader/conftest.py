@@ -15,9 +15,9 @@ SHAPES = [(64, 96), (96, 64), (80, 80)]
 
 @pytest.fixture(autouse=True, scope="module")
 def _toy_kind():
-    """The toy kind is known to these tests and to the processes that they start.
+    """Register the toy kind for this module and its child processes.
 
-    Of a module: without ``__init__.py`` a package's fixture would last to the end of the session, also for others.
+    Module scope: without ``__init__.py`` a package fixture would last until the end of the session.
     """
     from latentcache.fields import registry
 
@@ -32,7 +32,7 @@ def _toy_kind():
 
 @pytest.fixture(scope="session")
 def seventeen(tmp_path_factory):
-    """The folder of a cache of 17 images in three buckets of 6, 6 and 5."""
+    """A cache of 17 images in three buckets of 6, 6 and 5."""
     from made_caches import images
 
     return images(tmp_path_factory.mktemp("seventeen") / "cache", [SHAPES[number % 3] for number in range(17)])

@@ -1,4 +1,4 @@
-"""Small caches made through the store alone: latents, documents and edges of known values, without an encoder."""
+"""Small caches written with the store only: latents, documents and edges of known values."""
 
 import warnings
 from pathlib import Path
@@ -30,7 +30,7 @@ EOS = 1
 
 
 def contents(values):
-    """(n, 16) content hashes of anything that has a repr."""
+    """Return (n, 16) content hashes of the repr of values."""
     return np.frombuffer(b"".join(content_hash(repr(one).encode()) for one in values), np.uint8).reshape(-1, 16)
 
 
@@ -40,7 +40,7 @@ def files_of(names):
 
 
 class Field:
-    """One field of a cache to be: R items in sample order."""
+    """One field of a new cache: R items in sample order."""
 
     def __init__(self, kind, recipe, groups, sample, group, arrays, *, variant=None, columns=None, ragged=None):
         count = len(arrays)
@@ -95,7 +95,7 @@ def recipe(*, flip=False, posterior="mode", dtype="float16", channels=4, **norma
 
 
 def as_stored(values, dtype):
-    """float32 values in a storage type; bfloat16 as uint16."""
+    """Convert float32 values to a storage type; bfloat16 as uint16."""
     if dtype == "bfloat16":
         return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype("<u2")
     return np.asarray(values).astype(dtype)
@@ -105,9 +105,10 @@ def images(
     root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7,
     repeats=None, texts=None, **more
 ):  # fmt: skip
-    """A cache of latents: ``sizes`` are (height, width) in pixels, one per image; values are seeded normal numbers.
+    """Create a cache of latents; return the folder.
 
-    ``edges``: heights of a ragged field of the same images, None for an image that lacks it. Gives the folder.
+    ``sizes`` are (height, width) in pixels; values are seeded normal numbers. ``edges`` are heights of a ragged
+    field; None omits the image.
     """
     made = field or recipe(**more)
     names = names or [f"{number:02}.png" for number in range(len(sizes))]
@@ -150,7 +151,7 @@ def images(
 
 
 def latents_of(cache, row=None):
-    """Stored latents of a cache, by item, in row order: (sample, variant) -> array."""
+    """Read the stored latents in row order: (sample, variant) -> array."""
     from latentcache.store.reader import EntryReader
 
     snapshot = cache.snapshots[0]
@@ -168,7 +169,7 @@ def texts(count=40, longest=30, seed=0):
 
 
 def chats(count=40, longest=30, seed=0):
-    """Documents, and for each some spans with loss, the last of which ends with it."""
+    """Documents with random loss spans; the last span ends with the document."""
     random = np.random.default_rng(seed)
     ids, spans = texts(count, longest, seed), []
     for document in ids:
@@ -181,7 +182,7 @@ def chats(count=40, longest=30, seed=0):
 def documents(
     root, ids, spans=None, *, files=("data.jsonl",), pad=None, loss=None, num_ids=1000, seal_every=25, repeats=None
 ):
-    """A cache of documents: ``ids`` of each, and its spans with loss (all of it without). Gives the folder."""
+    """Create a cache of documents with ``ids`` and loss spans (default: everything). Return the folder."""
     count = len(ids)
     loss = loss or ("all" if spans is None else "assistant")
     made = InputIdsRecipe(tokenizer="ab" * 16, num_ids=num_ids, eos_id=EOS, pad_id=pad, loss=loss)
@@ -203,7 +204,7 @@ def documents(
 
 
 def opened(root, **more):
-    """The cache, without warnings about what it is."""
+    """Open a cache without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return open_cache(root, **more)

@@ -1,4 +1,4 @@
-"""Memory of batches: used again when nothing refers to it, never before, whatever refers to it."""
+"""Buffers of batches are reused only when nothing refers to them."""
 
 import gc
 import threading
@@ -21,7 +21,7 @@ def test_a_size_class_wastes_an_eighth_at_most(num_bytes):
     assert size_class(size) == size
 
 
-#: What may refer to memory.
+#: Kinds of references to memory.
 KEEPERS = {
     "a view": lambda memory: memory[10:20].reshape(2, 5),
     "a tensor": lambda memory: torch.from_numpy(memory.view(np.int16))[3:7],
@@ -53,7 +53,7 @@ def test_other_sizes_reuse_memory_within_limits():
     assert large == []
     pool.take(400_000)
     assert pool.fresh == 1
-    pool.take(100_000)  # a tenth: it would hold on to ten times its size
+    pool.take(100_000)  # a tenth of the size would waste the rest
     assert pool.fresh == 2
 
 

@@ -1,4 +1,4 @@
-"""open_cache and the cache: what it holds, parts of it, several as one, and what it says of itself."""
+"""open_cache: attributes, splits and combined caches."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Delivery on a device, held against a device that is late: it copies only when it is asked whether it has."""
+"""Delivery to a device that copies late: only when the receiver waits for the event."""
 
 import pickle
 import threading
@@ -12,7 +12,7 @@ from latentcache.loader.device import CudaStream, Transfer
 
 
 class LateEvent:
-    """Of a copy that ends when somebody waits for it, or when the device is let run."""
+    """The event of a copy that ends when someone waits or the device runs."""
 
     def __init__(self, source, target, finish):
         self.source, self.target, self.finish, self.done = source, target, finish, False
@@ -37,7 +37,7 @@ class LateEvent:
 
 
 class LateStream:
-    """A device whose copies have not begun when ``copy`` returns."""
+    """A device whose copies start after ``copy`` returned."""
 
     def __init__(self):
         self.joined = []
@@ -61,7 +61,7 @@ def late(loader):
 
 @pytest.mark.parametrize("ahead", [1, 3, 9])
 def test_host_memory_is_held_until_the_copy_has_ended(ahead):
-    """However late the device is and however far the reader is ahead, every batch arrives as it was sent."""
+    """Every batch arrives intact, however late the device is and however far the reader is ahead."""
     from latentcache.loader.buffers import BufferPool
 
     pool, stream = BufferPool(4), LateStream()
@@ -77,7 +77,7 @@ def test_host_memory_is_held_until_the_copy_has_ended(ahead):
             assert (batch["x"] == first).all()
             assert batch["n"] == first
     assert set(stream.joined) == {1}
-    assert pool.fresh <= ahead + 6  # and used again when it has
+    assert pool.fresh <= ahead + 6  # reused after the copy
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

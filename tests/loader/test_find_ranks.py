@@ -1,4 +1,4 @@
-"""Ranks: both numbers are believed, one is an error, and otherwise they are found and reported."""
+"""Ranks: given by arguments, or found in the environment; half a pair is an error."""
 
 import numpy as np
 import pytest

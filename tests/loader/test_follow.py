@@ -1,4 +1,4 @@
-"""A cache that a streaming build is still filling: lengths are exact at once, batches those of the finished cache."""
+"""Streaming builds: lengths are exact at once, and batches equal the finished cache."""
 
 import subprocess
 import sys

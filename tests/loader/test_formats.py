@@ -1,4 +1,4 @@
-"""Names of trainers, and that a format rejects latents of another model."""
+"""Formats of trainers; a format rejects latents of another model."""
 
 import inspect
 
@@ -50,7 +50,7 @@ SPACES = {
 }
 
 
-#: Space and format of as many channels -> why they do not fit.
+#: (latent space, format) with equal channels -> reason of the rejection.
 WHY = {
     ("sd", "sdxl"): "a scale of 0.18215, not 0.13025",
     ("sdxl", "sd"): "a scale of 0.13025, not 0.18215",
@@ -77,7 +77,7 @@ def test_a_format_takes_latents_of_its_model_and_names_the_one_that_fits(tmp_pat
 
 TEXT = 8
 TINY = {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": TEXT}
-#: The real denoiser of each format, tiny.
+#: A tiny version of each format's denoiser.
 MODELS = {
     "diffusers-sdxl": lambda: tiny_unet(TEXT, TEXT),
     "diffusers-sd3": lambda: diffusers.SD3Transformer2DModel(
@@ -113,7 +113,8 @@ def test_a_batch_matches_the_forward_of_the_model(name):
     assert made.shape == latents.shape
     assert bool(made.isfinite().all())
     wanted = set(inspect.signature(type(model).forward).parameters)
-    beside = {"encoder_hidden_states_image", "encoder_attention_mask"}  # of image-to-video, of no text encoder here
+    # arguments of image-to-video, not from a text encoder
+    beside = {"encoder_hidden_states_image", "encoder_attention_mask"}
     named = {one for one in wanted if one.startswith(("encoder", "pooled", "txt", "img", "added"))}
     assert set(batch["forward"]) == named - beside
 

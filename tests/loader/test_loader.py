@@ -1,4 +1,4 @@
-"""One loader for everything: values, epochs, ranks, resume, workers, and what trainers look for."""
+"""The loader: values, epochs, ranks, resume, workers and attributes for trainers."""
 
 import gc
 import hashlib
@@ -21,7 +21,7 @@ WAYS = pytest.mark.parametrize("prefetch", [0, 2])
 
 
 def digests(batches):
-    """Names and bytes of each batch, of samples or of rows."""
+    """Hash the names and bytes of each batch of samples or rows."""
     first = lambda batch: batch["latents"] if "latents" in batch else batch["input_ids"]  # noqa: E731
     return [
         (batch.get("names"), hashlib.blake2b(first(batch).contiguous().view(-1).numpy().tobytes()).hexdigest())
@@ -35,13 +35,13 @@ def rows(tmp_path_factory):
     return opened(root).rows(pad=64)
 
 
-#: What makes loaders, and how a child process starts; a spawned one imports torch, which takes seconds.
+#: Sources of loaders, with a start method; a spawned child imports torch, which takes seconds.
 CHILDREN = [("samples", "fork"), ("rows", "fork"), ("samples", "spawn")]
 
 
 @pytest.fixture(params=["samples", "rows"])
 def source(request, many, rows):
-    """Whatever makes loaders: a cache, or a view of rows."""
+    """A cache or a view of rows."""
     return many if request.param == "samples" else rows
 
 
@@ -119,7 +119,7 @@ def test_kept_batches_are_not_overwritten(many):
 
 
 def test_mixed_resolutions_reuse_memory(tmp_path):
-    """At most 2 % of the batches get fresh memory."""
+    """At most 2 % of the batches use fresh memory."""
     sizes = [(side, side + step) for side in (64, 96, 128, 160, 192) for step in (0, 32)]
     cache = opened(images(tmp_path / "c", [size for size in sizes for _ in range(2)], captions=False))
     loader = cache.loader(batch_size=2, fields=["latents"], prefetch=2)
@@ -154,7 +154,7 @@ def test_the_state_counts_delivered_batches(source):
     loader = source.loader(batch_size=2)
     iterator = iter(loader)
     next(iterator), next(iterator)
-    loader.set_epoch(0)  # a trainer that resumes names it again
+    loader.set_epoch(0)  # a trainer that resumes sets the epoch again
     assert loader.remaining() == len(loader) - 2
     loader.set_epoch(1)
     next(iterator)
@@ -368,7 +368,7 @@ def test_samples_of_two_buckets_are_rejected(many):
 
 
 def test_attributes_for_trainers(source):
-    """Lightning wants a sampler; attributes of a DataLoader would invite accelerate to shard again."""
+    """Lightning needs a sampler; attributes of a DataLoader would make accelerate shard again."""
     loader = source.loader(batch_size=3)
     loader.sampler.set_epoch(4)
     assert loader.epoch == 4

@@ -1,4 +1,4 @@
-"""Tokenizers as files and as transformers loads them, beside caches that were built with them."""
+"""Compare tokenizers, as files and loaded by transformers, with the cache they built."""
 
 import json
 
@@ -25,7 +25,7 @@ def built(folder, tokenizer, record=CHAT, **settings):
 
 
 def named(cache, tokenizer):
-    """The fields that an opening names."""
+    """List the fields that an opening error names."""
     with pytest.raises(StaleCacheError) as caught:
         open_cache(cache).check(tokenizer)
     return [name for name, _, _ in caught.value.differences]

@@ -24,7 +24,7 @@ class Made:
         return self.found
 
     def begin(self):
-        """Nothing goes on by itself."""
+        """Work that does not run in the background."""
 
     def finish(self):
         return self.make(self.item)
@@ -35,7 +35,7 @@ def ahead(make, items, depth):
 
 
 def slowly(iterator, number):
-    """So many results, for a caller that works in between: a thread makes the next ones."""
+    """Take results slowly, so that the thread makes the next ones."""
     results = []
     for _ in range(number):
         results.append(next(iterator))
@@ -56,7 +56,7 @@ def wait_until(condition):
 
 @pytest.fixture(autouse=True)
 def _no_thread_of_another_test():
-    """Iterators that other tests left half way are forgotten by now; their threads may need a moment to end."""
+    """Wait for threads of iterators that other tests left."""
     gc.collect()
     wait_until(lambda: not running())
 
@@ -91,7 +91,7 @@ def test_caller_and_thread_results_keep_their_order(depth):
     results = []
     for result in ahead(make, range(30), depth):
         results.append(result)
-        time.sleep(0.002 * (len(results) % 7 < 3))  # a caller who is in haste now and then
+        time.sleep(0.002 * (len(results) % 7 < 3))  # a caller that is fast now and then
     assert [number for number, _ in results] == list(range(30))
     assert len({thread for _, thread in results}) == 2
     assert not running()
@@ -104,7 +104,7 @@ def test_a_fast_caller_computes_and_a_slow_caller_finds_results():
 
 
 class Begun(Made):
-    """Work that goes on by itself."""
+    """Work that continues in the background."""
 
     def begin(self):
         if self.item == 12:
@@ -214,7 +214,7 @@ print("left")
 
 @pytest.mark.parametrize("seconds", ["0", "0.2"], ids=["waiting", "being-made"])
 def test_the_interpreter_exits_with_unread_results(seconds):
-    """A tensor that takes long to free, in a thread that nobody waits for, would abort the process."""
+    """A tensor freed late in an unjoined thread would abort the process."""
     command = [sys.executable, "-c", LEAVE_WITH_TENSORS, seconds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
@@ -235,7 +235,7 @@ def test_threads_are_kept_until_they_end():
         del reader, iterator
         wait_until(lambda: forgotten() is None)  # noqa: B023 -- waited for at once
         wait_until(lambda: not running())
-    assert len(prefetch._RUNNING) <= 4  # those of the last pass, and what a test before left
+    assert len(prefetch._RUNNING) <= 4  # threads of the last iteration and of earlier tests
 
 
 # announcing bytes to the kernel
@@ -243,7 +243,7 @@ def test_threads_are_kept_until_they_end():
 
 @pytest.fixture
 def announced_steps(monkeypatch):
-    """Steps that the kernel is to read, as if the disk held everything."""
+    """Record the announced steps, as if nothing were cached."""
     found = []
     monkeypatch.setattr(prefetch, "is_cached", lambda file, place: False)
     monkeypatch.setattr(prefetch, "announce", lambda places: found.append(places[0][1]))

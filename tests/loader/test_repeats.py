@@ -1,4 +1,4 @@
-"""Repeats of a data set: an epoch serves a sample as often as they say, exactly, whatever the sizes of batches."""
+"""Repeats: an epoch contains each sample exactly as often as its repeats."""
 
 import json
 from collections import Counter

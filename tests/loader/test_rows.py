@@ -1,4 +1,4 @@
-"""Views of documents: rows against the documents they are made of, and packed rows in a real model."""
+"""Rows of documents, compared with the documents, and packed rows in a real model."""
 
 import pickle
 
@@ -20,7 +20,7 @@ LAYOUTS = [
 
 
 def expected_row(view, row, width, ids, spans=None):
-    """The lists that a row must be, from the plan and the documents alone."""
+    """Compute the expected row from the plan and the documents."""
     (plan,) = view.row_plans
     out = {name: [] for name in ("input_ids", "labels", "position_ids", "seq_idx")}
     for number, piece in enumerate(plan.pieces(row)):
@@ -184,7 +184,7 @@ def model():
 
 @pytest.mark.parametrize("form", [None, "transformers", "flat"])
 def test_packed_documents_do_not_see_each_other_in_a_real_model(tmp_path, model, form):
-    """The README's way, ``model(**batch)``: changing document A leaves the logits of document B alone."""
+    """``model(**batch)``: a changed document A leaves the logits of document B unchanged."""
     ids = texts(24, 30)
     changed = [[token + 7 if token > 1 else token for token in one] for one in ids]
     views = [opened(documents(tmp_path / name, one)).rows(pack=64) for name, one in (("a", ids), ("b", changed))]

@@ -1,4 +1,4 @@
-"""Variants of captions and the empty prompt: what a batch names is what it holds, drawn by seed, epoch and sample."""
+"""Caption variants and the empty prompt: embeddings match the named captions."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ TEXT = {"prompt_embeds", "pooled_prompt_embeds"}
 
 
 def caption(number):
-    """Half of the images have one of two captions, the others one of their own, of 2 to 5 tags."""
+    """Half of the images have two captions, the others one, of 2 to 5 tags."""
     return (
         f"1girl, shared, {number % 2}, red"
         if number < COUNT // 2
@@ -58,13 +58,13 @@ def made(tmp_path_factory):
 
 
 def draw(name, seed, epoch, number, occurrence=0):
-    """64 bits of a draw, as docs/format says."""
+    """Draw 64 bits as docs/format defines."""
     parts = [name.encode(), *((word & WORD).to_bytes(8, "little") for word in (seed, epoch, number))]
     return xxhash.xxh3_64_intdigest(b"".join(parts) + (occurrence.to_bytes(4, "little") if occurrence else b""))
 
 
 def expected(seed, epoch, number, *, rate=0.0, occurrence=0):
-    """The text that a sample is served with: a plain reference."""
+    """Compute the expected caption of a sample."""
     if draw("dropout", seed, epoch, number, occurrence) < rate * 2**64:
         return ""
     rule = CaptionVariants(number=5, reorder=True, keep="1")
@@ -73,7 +73,7 @@ def expected(seed, epoch, number, *, rate=0.0, occurrence=0):
 
 
 def served(source, epoch=0, **options):
-    """Name -> caption of an epoch; its embeddings are those of the caption."""
+    """Read an epoch: name -> caption; check the embeddings."""
     with source.loader(**{"batch_size": 5, "seed": 3, **options}) as loader:
         loader.set_epoch(epoch)
         return {name: text for batch in loader for name, text in named(source, batch)}

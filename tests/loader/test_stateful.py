@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader over the loader's sampler and dataset: goes on exactly, with and without workers."""
+"""torchdata's StatefulDataLoader resumes exactly, with and without workers."""
 
 import copy
 
@@ -58,7 +58,7 @@ def test_a_stateful_data_loader_resumes_inside_an_epoch(make, more, done):
     again = stateful(other, more)
     again.load_state_dict(state)
     assert head + known(again) == expected
-    assert known(again) == expected  # an epoch that is not named is repeated
+    assert known(again) == expected  # an epoch without set_epoch is repeated
     other.set_epoch(3)
     whole.set_epoch(3)
     assert known(again) == known(whole)

@@ -1,4 +1,4 @@
-"""Damaged samples: replaced the same way however the epoch is served, reported once, counted."""
+"""Damaged samples are replaced deterministically, reported once and counted."""
 
 import warnings
 from collections import Counter
@@ -24,7 +24,7 @@ def index_of(count, buckets=1):
 
 
 class Store:
-    """Reads rows through substitutes; some are bad. Counts what it read."""
+    """Reads rows with substitutes; some rows are bad."""
 
     def __init__(self, bad, count=400, buckets=2):
         self.bad, self.reads, self.index = set(bad), [], index_of(count, buckets)
@@ -111,7 +111,7 @@ def test_every_occurrence_of_a_sample_is_counted(tmp_path):
 
 
 def test_through_a_loader_of_rows_the_own_source_comes_first(tmp_path):
-    """A bad block makes all of its documents bad; another document of the same source is served."""
+    """A bad block makes all of its documents bad; a document of the same source replaces them."""
     roots = [
         documents(tmp_path / name, texts(300, 40, seed=number), seal_every=2) for number, name in enumerate("ab")
     ]

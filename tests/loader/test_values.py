@@ -1,4 +1,4 @@
-"""Scale and shift, posterior draws, types and flips, against their formulas."""
+"""Scale and shift, posterior draws, dtypes and flips, compared with their formulas."""
 
 import threading
 from pathlib import Path
@@ -26,7 +26,7 @@ KINDS = [
 
 
 def reference(z, spec):
-    """In float64, as the pipelines of diffusers have it; and the largest value on the way, for each result."""
+    """Compute in float64 as diffusers pipelines do; also return the largest intermediate value."""
     z, scale = z.double(), spec.get("scale", 1.0)
     if spec["kind"] == "none":
         return z, z.abs()
@@ -41,7 +41,7 @@ def reference(z, spec):
 
 
 def assert_rounded_once(found, z, spec):
-    """Off by half a step of its type, and by a few steps of float32 of the largest value on the way."""
+    """Allow half a step of the type, and a few float32 steps of the largest intermediate value."""
     exact, largest = reference(z, spec)
     info = torch.finfo(found.dtype)
     half = exact.abs().clamp(min=info.tiny) * info.eps / 2
@@ -114,7 +114,7 @@ def test_an_unknown_kind_is_rejected():
 
 
 def test_reader_threads_keep_the_thread_settings_of_torch():
-    """A team is threads of the process that outlive the call."""
+    """Torch's thread teams outlive the call."""
     kept = torch.get_num_threads()
     torch.set_num_threads(2)
 
@@ -219,7 +219,7 @@ def test_flips_depend_on_seed_epoch_and_content(tmp_path):
     assert all(np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0]) for name, latents in plain.items())
     for batch in cache.loader(batch_size=8):
         keys = batch["keys"]["latents"]
-        assert [int(one) for one in keys[:, 1]] == batch["crop_top_left"][:, 1].tolist()  # the variant's own columns
+        assert [int(one) for one in keys[:, 1]] == batch["crop_top_left"][:, 1].tolist()  # columns of the variant
 
 
 @pytest.mark.parametrize(
@@ -236,4 +236,4 @@ def test_values_that_are_not_stored_are_rejected(many, given, slug):
     with pytest.raises(UsageError) as caught:
         many.read(**given)
     assert caught.value.slug == slug
-    many.read(latents="mode")  # it is what is stored
+    many.read(latents="mode")  # the stored value

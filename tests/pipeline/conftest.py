@@ -6,13 +6,13 @@ from small_builds import CASES
 
 from latentcache.fields import registry
 
-#: The toy kind of the tests of fields, found as one of an installed package would be.
+#: The toy kind of tests/fields, registered like that of an installed package.
 EDGE_MAP = "tests.fields.edge_map:EdgeMap"
 
 
 @pytest.fixture(autouse=True)
 def toy_kind(monkeypatch):
-    """The toy kind is known to this process and its workers."""
+    """Register the toy kind for this process and its workers."""
     monkeypatch.setenv(registry.VARIABLE, os.environ.get(registry.VARIABLE, ""))
     registry.register([EDGE_MAP])
     yield
@@ -27,11 +27,11 @@ def case(request):
 
 @pytest.fixture
 def trusted(monkeypatch):
-    """Every stat memo can be trusted at once, however young the file is."""
+    """Trust every stat memo at once, whatever the age of its file."""
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
 
 
 @pytest.fixture
 def no_runs():
-    """Within ``with no_runs():`` a build that starts a worker fails."""
+    """Inside ``with no_runs():`` a build that starts a worker fails."""
     return lambda: patch("latentcache.pipeline.build.Run", side_effect=AssertionError("a worker was started"))

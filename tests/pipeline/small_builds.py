@@ -1,4 +1,4 @@
-"""Small data sets of every kind of field, and builds of them."""
+"""Small data sets of every kind of field, and their builds."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ def draw(path, seed, *, height=64, width=64, **options):
 
 
 def png_with_text(data, text):
-    """The same pixels with another comment, so another file."""
+    """Change the comment of a PNG: same pixels, another file."""
     info, buffer = PngInfo(), BytesIO()
     info.add_text("comment", text)
     with Image.open(BytesIO(data)) as image:
@@ -39,14 +39,14 @@ def png_with_text(data, text):
 
 
 def jpeg_with_comment(data, text):
-    """The same JPEG with a COM segment behind its first two bytes: no sample is coded again."""
+    """Add a COM segment to a JPEG: same samples, another file."""
     body = text.encode("ascii")
     return data[:2] + b"\xff\xfe" + struct.pack(">H", len(body) + 2) + body + data[2:]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of field, with data for it: sample ``number`` is one file of its own."""
+    """One kind of field; sample ``number`` is a file."""
 
     field: str
     settings: dict
@@ -59,7 +59,7 @@ class Case:
         return folder / f"{number:03}{self.suffix}"
 
     def write(self, folder, number, seed=None):
-        """Sample ``number`` with the content of ``seed``."""
+        """Write sample ``number`` with the content of ``seed``."""
         seed, path = number if seed is None else seed, self.path(folder, number)
         if self.suffix == ".png":
             return draw(path, seed)
@@ -73,7 +73,7 @@ class Case:
         return folder
 
     def spoil(self, folder, number):
-        """Make sample ``number`` one that is rejected."""
+        """Write a sample ``number`` that is rejected."""
         path = self.write(folder, number)
         path.write_bytes(path.read_bytes()[:-20])
         return path
@@ -87,7 +87,7 @@ CASES = {
 
 
 class Recorder:
-    """An observer that remembers."""
+    """An observer that records messages."""
 
     def __init__(self):
         self.plans, self.warnings, self.seen = [], [], 0
@@ -141,7 +141,7 @@ def arrays_of(cache, field):
 
 
 def described(snapshot, name):
-    """The field of a snapshot as its encoder is now."""
+    """Describe a field of a snapshot with its current encoder."""
     rows, context = snapshot.fields[name], DescribeContext(device="cpu", check=True, check_encoder=True)
     cached = Cached(recipe=rows.recipe, provenance=rows.provenance)
     return load(rows.kind.describer)(rows.kind.settings(), cached, context)
@@ -152,13 +152,13 @@ def reasons(report):
 
 
 def tree(folder):
-    """Every file below a folder with its bytes, but the lock of the builder and the reports."""
+    """Read every file below a folder, except locks and reports."""
     paths = [path for path in sorted(folder.rglob("*")) if path.name != "builder.lock"] if folder.exists() else []
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def within(seconds, work):
-    """The result of ``work``, or a failure if it takes longer: a hang must not stop the tests."""
+    """Return the result of ``work``; fail after a timeout."""
     box = []
 
     def run():

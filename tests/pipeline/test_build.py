@@ -58,8 +58,8 @@ def test_rejected_samples_are_quarantined_until_they_change(case, data, trusted,
     assert path.name not in rows_of(report.cache, case.field)
     assert not built(case, data, allow_failed="20%").too_many_failed
     with no_runs():
-        again = built(case, data, allow_failed="0")  # looked at again only if its bytes changed
-        if case.suffix == ".png":  # a worker has rejected it
+        again = built(case, data, allow_failed="0")  # unchanged rejected samples are not read again
+        if case.suffix == ".png":  # rejected by a worker
             with pytest.raises(AssertionError, match="worker"):
                 built(case, data, retry_failed=True)
     assert (reasons(again), again.published) == (reasons(report), True)  # --allow-failed differs
@@ -78,7 +78,7 @@ def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_pa
 
 
 class Stopping(Recorder):
-    """Ask the build to end at its first sign of progress."""
+    """Stop the build at its first progress report."""
 
     def __init__(self, send):
         super().__init__()

@@ -53,7 +53,7 @@ def test_a_missing_device_is_an_error_before_anything_starts(machine):
     with pytest.raises(DeviceError, match="cuda:2: there is no such device") as error:
         devices_for("cuda:0,cuda:2", needs_torch=True)
     assert "2 CUDA devices" in error.value.why
-    with pytest.raises(DeviceError, match=r"cuda:3'?: there is no such device"):  # an encoder that needs none
+    with pytest.raises(DeviceError, match=r"cuda:3'?: there is no such device"):  # an encoder without a device
         BuildSettings(data="images", device="cuda:3")
     with pytest.raises(UsageError, match="several kinds"):
         parse_devices("cpu,cuda:0")

@@ -1,4 +1,4 @@
-"""The difference between plan and catalog, in columns."""
+"""The difference between plan and catalog."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def contents(seeds):
 
 
 def table(seeds, *, sizes=(64, 64), bytes_=None):
-    """Images of these contents; 0 is an image that was not read."""
+    """Images with these contents; 0 is an unread image."""
     count = len(seeds)
     names = Strings.of(f"{number:05}.png" for number in range(count))
     stat = np.full((count, 6), 7, dtype=np.uint64)
@@ -40,7 +40,7 @@ def table(seeds, *, sizes=(64, 64), bytes_=None):
 
 
 class FakeCatalog:
-    """Some committed keys."""
+    """A catalog of some committed keys."""
 
     shards = ("one",)
 

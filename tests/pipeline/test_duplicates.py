@@ -1,4 +1,4 @@
-"""Which files are hashed before a build: those that seem equal, and no others."""
+"""Files that a build hashes first: only those that seem equal."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from latentcache.sources.scan import scan
 def data(tmp_path):
     folder = tmp_path / "data"
     for number in range(3):
-        draw(folder / f"p{number}.bmp", (16, 16), seed=number)  # of one size in bytes
+        draw(folder / f"p{number}.bmp", (16, 16), seed=number)  # equal sizes in bytes
     (folder / "q.bmp").write_bytes((folder / "p0.bmp").read_bytes())
     draw(folder / "r.bmp", (32, 16), seed=9)
     return folder

@@ -1,4 +1,4 @@
-"""A cache that grew in many builds holds what one build of the same data makes: every field, every sample."""
+"""A cache of many incremental builds equals a full build of the same data."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def of_images():
 
 
 def change_images(chance, data):
-    """One change that people make, or that happens to a file."""
+    """Make one random change."""
     path = data / f"{chance.randrange(8)}.png"
     height, width = chance.choice(SIZES)
     action = chance.choice(["write", "write", "write", "delete", "rename", "caption", "caption", "mask", "spoil"])
@@ -70,7 +70,7 @@ WORLDS = {"images": (of_images, change_images), "records": (TOKENS.fields, chang
 
 
 def contents(cache):
-    """Field -> name of each sample -> all that is known of its items, and their bytes; and the samples themselves."""
+    """Read everything: field -> sample name -> items with metadata and bytes; "" -> the sample table."""
     snapshot = open_snapshot(cache)
     reader, names = EntryReader(CachePaths(cache), snapshot), list(snapshot.samples.names)
     found = {}
@@ -97,11 +97,11 @@ def contents(cache):
 
 
 def history(world, seed, folder):
-    """Changes and builds in turn; after each the cache is that of a build from nothing."""
+    """Alternate changes and builds; compare each cache with a full build."""
     fields, change = WORLDS[world]
     chance, data, cache = random.Random(seed), folder / "data", folder / "cache"
     data.mkdir(parents=True)
-    if world == "images":  # one has everything, so that there is an input for every field
+    if world == "images":  # one sample has inputs for every field
         draw(data / "9.png", 9)
         draw(data / "9-masklabel.png", 8)
         (data / "9.txt").write_text("a house")

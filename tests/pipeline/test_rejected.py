@@ -1,4 +1,4 @@
-"""A rejected or failed command leaves the cache as it was, and decides nothing about the next build."""
+"""A rejected or failed command leaves the cache and the next build's settings unchanged."""
 
 import json
 from dataclasses import replace

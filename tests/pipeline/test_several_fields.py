@@ -41,7 +41,7 @@ def test_a_field_without_its_kind_or_input_is_rejected(data, tmp_path, monkeypat
 
 
 def test_content_hashes_are_shared_between_fields(data):
-    """The second field knows duplicates before it reads."""
+    """The second field knows duplicates before it reads files."""
     for number in range(4, 8):
         shutil.copy(LATENTS.path(data, 0), LATENTS.path(data, number))
     report = built(LATENTS, data, fields=EDGES.fields() | LATENTS.fields())

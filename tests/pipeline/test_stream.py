@@ -1,4 +1,4 @@
-"""Streaming builds: everything is known before it is encoded, and a failure keeps its position."""
+"""Streaming builds: the plan is known first, and a failure keeps its position."""
 
 import numpy as np
 from small_builds import built

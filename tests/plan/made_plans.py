@@ -1,4 +1,4 @@
-"""Indexes of samples in a few buckets, and documents with loss spans, for property tests."""
+"""Samples in a few buckets, and documents with loss spans, for property tests."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def batches_of(plan):
 
 @st.composite
 def documents(draw, most=9, longest=14):
-    """[(length, [(first, number), ...])], spans rising and not touching."""
+    """[(length, [(first, number), ...])] with ascending, separate spans."""
     made = []
     for length in draw(st.lists(st.integers(0, longest), max_size=most)):
         loss = draw(st.one_of(st.just([True] * length), st.lists(st.booleans(), min_size=length, max_size=length)))
@@ -75,7 +75,7 @@ def rows_of(plan):
 
 
 def learned_columns(made, row, *, cross_document=False):
-    """The columns of a row that are learned, from the documents alone."""
+    """Compute the learned columns of a row from the documents."""
     found, place = set(), 0
     for document, start, length in row:
         for token in range(start, start + length):

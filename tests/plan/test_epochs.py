@@ -1,4 +1,4 @@
-"""Steps, ranks and policies of one epoch: equal on all ranks, one bucket a step, every sample accounted for."""
+"""Steps, ranks and policies of one epoch: equal on all ranks, one bucket per step."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ from latentcache.plan.batching import BatchPlan, require_steps
 from latentcache.plan.resume import Epochs, Position
 from latentcache.plan.samples import plan_epoch, plan_report
 
-#: 10 samples of the first bucket, 5 of the second, 3 of the third, steps of 4: the order never changes.
+#: 10, 5 and 3 samples of three buckets, steps of 4. The order is pinned.
 GOLDEN = {
     ("repeat", 0, 0): [14, 12, 10, 13, 1, 9, 0, 8, 11, 14, 12, 10, 3, 5, 1, 9, 17, 16, 15, 17, 4, 6, 7, 2],
     ("repeat", 0, 1): [17, 15, 16, 17, 14, 13, 12, 10, 4, 0, 8, 2, 13, 12, 10, 11, 7, 9, 6, 3, 6, 3, 1, 5],
@@ -86,7 +86,7 @@ def test_two_layouts_with_the_same_rows_per_step_have_the_same_global_batches(bu
 
 @pytest.mark.parametrize(("policy", "seed", "epoch"), GOLDEN)
 def test_the_order_is_pinned(policy, seed, epoch):
-    """No release of any library may change it: checkpoints hold positions in it."""
+    """Checkpoints store positions in it, so no release may change it."""
     bucket = np.repeat([0, 1, 2], [10, 5, 3])
     _, plan = laid_out(index_of(bucket), BatchPlan(batch_size=2, world_size=2, remainder=policy), seed, epoch)
     assert plan.rows.tolist() == GOLDEN[policy, seed, epoch]

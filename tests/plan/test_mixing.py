@@ -1,4 +1,4 @@
-"""Weights: exact counts in every epoch, as even as whole numbers can be."""
+"""Weights: exact counts in every epoch."""
 
 from fractions import Fraction
 
@@ -106,7 +106,7 @@ def test_buckets_get_their_part_to_within_one_for_each_source(made, epoch):
 
 
 def test_the_choice_is_pinned():
-    """No release may change it: checkpoints hold positions in what follows from it."""
+    """Checkpoints store positions that follow from it, so no release may change it."""
     bucket, mix = np.repeat([0, 1, 0, 1], [4, 3, 2, 4]).astype(np.int32), mixture([7, 6], [2, 1], samples=13)
     found = [occurrences(bucket, mix, seed=5, epoch=epoch).tolist() for epoch in (0, 1)]
     assert found == [[2, 1, 1, 1, 1, 1, 2, 1, 0, 1, 1, 1, 0], [1, 1, 2, 1, 2, 1, 1, 1, 1, 0, 1, 0, 1]]

@@ -6,7 +6,7 @@ from latentcache.plan.packing import best_fit
 
 
 def best_fit_one_by_one(lengths, capacity):
-    """Loads of the rows when each piece, the longest first, goes into the fullest row that has room."""
+    """Compute row loads: each piece, longest first, goes into the fullest row with room."""
     loads = []
     for length in sorted(lengths, reverse=True):
         fits = [number for number, load in enumerate(loads) if load + length <= capacity]

@@ -1,4 +1,4 @@
-"""Rows of documents: every token in a row or counted, no row too long, labels from loss spans alone."""
+"""Rows of documents: every token is in a row or counted; labels come from loss spans."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(
         assert plan.tokens + plan.tokens_dropped == sum(size for size, _ in made)
         assert all(sum(piece[2] for piece in row) <= length for row in rows)
         places = [(d, token) for row in rows for d, start, size in row for token in range(start, start + size)]
-        if overflow != "split":  # splitting may let a rest of one token follow the token before it
+        if overflow != "split":  # a rest of one token may follow the previous token
             assert len(places) == len(set(places))
         spans = loss_spans(corpus, plan)
         begin = 0
@@ -84,7 +84,7 @@ def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(
                 for c in range(first, last)
             }
             assert found == learned_columns(made, row, cross_document=plan.cross_document)
-            assert found  # a row without a learned token would have a loss of nan
+            assert found  # a row without loss tokens would give nan
             begin = end
 
 

@@ -1,4 +1,4 @@
-"""Resume: the rest of an epoch exactly, also with other sizes; a state of something else is rejected by name."""
+"""Resume: the exact rest of an epoch, also with other sizes; foreign states are rejected."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: 
 
 
 def rest(index, *legs, seed=SEED, epoch=EPOCH):
-    """Of an epoch of which steps of some sizes were served: (batches, steps), the sizes in use last."""
+    """Compute the rest of an epoch after (batches, steps) pairs, the current sizes last."""
     numbers = [(batches.batch_size, batches.world_size, steps) for batches, steps in legs]
     return rest_of_epoch(index, numbers, legs[0][0].remainder, seed=seed, epoch=epoch)
 

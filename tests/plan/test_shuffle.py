@@ -1,4 +1,4 @@
-"""Orders and choices that follow from numbers alone."""
+"""Orders and choices that depend on numbers only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_shuffle_is_a_permutation(count, seed, epoch, stream):
 
 @pytest.mark.parametrize("count", [65_537, 131_072, 131_073])
 def test_many_numbers_are_shuffled_without_a_sort(count):
-    """Each comes once; which sixteenth follows which is as even as chance has it: 255 degrees of freedom."""
+    """A permutation with uniform pairs of sixteenths: 255 degrees of freedom."""
     orders = [shuffled(count, seed, 0, stream=0) for seed in (1, 2)]
     for order in orders:
         assert order.dtype == np.int32
@@ -52,7 +52,7 @@ def test_more_buckets_than_16_bits_are_distinguished():
 
 
 def test_picks_are_spread_and_pinned():
-    """Checkpoints count on it: no release may choose another way."""
+    """Checkpoints depend on it, so no release may change it."""
     assert [pick(1000, seed, 7) for seed in range(3)] == [319, 666, 198]
     firsts = [pick(10, 0, row) for row in range(2000)]
     assert min(np.bincount(firsts, minlength=10)) > 140

@@ -1,4 +1,4 @@
-"""Variants are drawn by seed, epoch, sample and occurrence, and by nothing else."""
+"""Variant draws depend on seed, epoch, sample and occurrence only."""
 
 import numpy as np
 
@@ -21,6 +21,6 @@ def test_name_seed_epoch_and_occurrence_change_the_draw():
 
 
 def test_draws_never_change():
-    """Values of the rule: xxh3-64 of name, seed, epoch and sample (8 bytes each), and the occurrence from 1 on."""
+    """xxh3-64 of name, seed, epoch and sample (8 bytes each), and the occurrence from 1 on."""
     many = drawn_of_samples("image", np.arange(12), (3, -5), np.arange(12) % 3)
     assert (many % np.uint64(8)).tolist() == [4, 5, 6, 7, 6, 0, 6, 4, 5, 3, 3, 7]

@@ -1,9 +1,9 @@
-"""OneTrainer: buckets hold fewer images than a batch, so steps fly by at 0.0 it/s and nothing trains.
+"""OneTrainer: buckets hold fewer images than a batch, so epochs have no steps and nothing trains.
 
-There a bucket that is smaller than a batch gives no step, and nobody counts. Here the plan is made before the model
-is loaded: by default every image is served, and an epoch without a step is rejected with buckets, counts and fixes.
-The first two tests fail where the plan drops short buckets in silence (``remainder="drop"`` as the default); the
-others where ``require_steps`` lets an empty epoch through.
+OneTrainer gives no step for a bucket smaller than a batch, and does not report it. Here the plan is computed before
+the model is loaded: by default every image is used, and an epoch without steps is rejected with buckets, counts and
+fixes. The first two tests fail if ``remainder="drop"`` is the default, the others if ``require_steps`` accepts an
+empty epoch.
 """
 
 import pytest

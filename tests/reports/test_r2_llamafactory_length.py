@@ -1,8 +1,7 @@
 """LLaMA-Factory: epochs are wrong in streaming mode, because the length is unknown.
 
-Here order is arithmetic over entries that are known, so ``len`` is exact before anything is read, on every rank, for
-every policy. The tests fail where a length is an estimate (entries divided by the batch size): buckets that do not
-divide make it wrong.
+Here ``len`` is exact before anything is read, on every rank and for every policy. The tests fail if the length is
+estimated as entries divided by batch size, because no bucket here divides evenly.
 """
 
 import pytest
@@ -20,7 +19,7 @@ def cache(tmp_path_factory):
 
 
 def test_lengths_are_exact_not_estimated(cache):
-    """13 entries in batches of 3 are not 5 steps: three buckets round up on their own."""
+    """13 entries in batches of 3 are not 5 steps: each of three buckets rounds up."""
     assert -(-13 // 3) == 5
     assert len(open_cache(cache).loader(batch_size=3)) == 6
     assert len(open_cache(cache).loader(batch_size=3, remainder="drop")) == 3

@@ -1,7 +1,7 @@
-"""LLaMA-Factory, once more: epochs of a stream of tokens are wrong, because its length is unknown.
+"""LLaMA-Factory: epochs of a token stream are wrong, because its length is unknown.
 
-The wrong number is made with the real Trainer and a stream without a length. The same batches with one
-give the right epoch. The test fails where the stream does not say its length.
+The real Trainer gives the wrong number for a stream without a length, and the right one for the same batches with
+a length. The test fails if the stream has no length.
 """
 
 import os
@@ -35,7 +35,7 @@ def loader(tmp_path_factory):
 
 
 def train(batches, folder):
-    """The state of a Trainer after twenty steps."""
+    """Return the state of a Trainer after twenty steps."""
     sizes = {"vocab_size": 512, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, num_hidden_layers=1))
     settings = {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "disable_tqdm": True}

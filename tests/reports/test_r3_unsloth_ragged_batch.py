@@ -1,8 +1,7 @@
 """Unsloth: ``expected sequence of length 4096 at dim 1 (got 3999)``, with dynamic padding.
 
-The crash is made with the collator it comes from: it fills up what it knows and hands the rest to torch as lists.
-Here the length of a row is a number of the plan, ids, masks and labels are filled together, and a batch is one array
-before anything sees it. The tests fail where a row is as long as its document.
+The original collator reproduces the crash: it pads known columns only. Here the plan decides the row length, and ids,
+masks and labels are padded together. The tests fail if a row is as long as its document.
 """
 
 import os

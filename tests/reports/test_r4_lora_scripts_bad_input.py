@@ -1,9 +1,8 @@
-"""lora-scripts: a missing ``metadata.csv``, wrong paths, a BOM, a GGUF given as a model, memory that runs out.
+"""lora-scripts: a missing ``metadata.csv``, wrong paths, a BOM, a GGUF given as a model, out of memory.
 
-There each is a traceback from somewhere inside the training, after minutes. Here each is an error before work
-begins, with the file, the line, the cause and the fix, or does no harm. Every test names the file that is at fault:
-it fails where the message is that of the library which fell over it, or where a BOM becomes part of a column's name.
-The full list of bad input with the exact words is in ``tests/cli/test_bad_input.py``.
+In lora-scripts each is a traceback after minutes of training. Here each is an error before any work, with file, line,
+cause and fix, or has no effect. The tests fail if the message is that of an inner library, or if a BOM becomes part
+of a column name. ``tests/cli/test_bad_input.py`` lists all errors.
 """
 
 import pytest
@@ -58,7 +57,7 @@ def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
 
 
 def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path):
-    """Fails without the halving: the build would end with DeviceMemoryError, or an image would be lost."""
+    """Without halving, the build ends with DeviceMemoryError or loses an image."""
     sizes = []
     submit = StubEncoder.submit
 

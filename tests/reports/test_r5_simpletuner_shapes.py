@@ -1,9 +1,8 @@
 """SimpleTuner #977: ``latent shape mismatch [16,88,136] != [16,88,144]``, because build and check round differently.
 
-Two functions there decide a size, one with rounding down to 64 pixels, one with rounding to the nearest. Here one
-integer function decides it once; the answer is stored with the entry, and plan, verify and reader take it from there.
-The tests fail where any of the four computes a size of its own with another rounding: the image of 1130 x 704
-pixels lies between the two buckets, 1088 and 1152 pixels wide.
+In SimpleTuner two functions compute a size: one rounds down to 64 pixels, one to the nearest. Here one integer
+function computes it once; it is stored with the entry, and plan, verify and reader use it. The tests fail if one of
+the four rounds differently: the image of 1130 x 704 pixels is between the buckets of 1088 and 1152 pixels.
 """
 
 import pytest
@@ -16,13 +15,13 @@ from latentcache.geometry.sizes import Size, latent_size
 from latentcache.verify.verify import verify_cache
 
 NARROW, WIDE = Size(704, 1088), Size(704, 1152)
-#: Widths from well inside one bucket to well inside the other, with the image of the report.
+#: Widths inside one bucket, inside the other, and that of the report.
 WIDTHS = (1080, 1088, 1089, 1100, 1119, 1120, 1121, 1130, 1151, 1152, 1153, 1160)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Images of all these widths in a cache of the two buckets."""
+    """Build images of all widths in the two buckets."""
     folder = tmp_path_factory.mktemp("shapes")
     for width in WIDTHS:
         draw(folder / "data" / f"w{width}.png", (width, 704), seed=width)
@@ -37,7 +36,7 @@ def answers_of_the_rule():
 
 def test_the_latent_shapes_of_the_report():
     assert (latent_size(NARROW, 8), latent_size(WIDE, 8)) == (Size(88, 136), Size(88, 144))
-    # Most of an image is kept in the narrow one up to sqrt(1088 * 1152) = 1119.5 pixels, without rounding to 64.
+    # The narrow bucket keeps more of an image up to sqrt(1088 * 1152) = 1119.5 pixels.
     wide = {name for name, placed in answers_of_the_rule().items() if placed.bucket == WIDE}
     assert wide == {f"w{width}.png" for width in (1120, 1121, 1130, 1151, 1152, 1153, 1160)}
 
@@ -80,7 +79,7 @@ def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):
 
 
 def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch):
-    """What SimpleTuner met in a step, ``verify`` says: stored in one bucket, today's rule says another."""
+    """``verify`` reports entries that were stored in another bucket than today's rule gives."""
     table = explicit_table((NARROW, WIDE), multiple=64)
 
     def nearest_64(_, size):

@@ -1,4 +1,4 @@
-"""Faults of version 1, each reproduced there by hand. Those that other tests cover are tested beside their code."""
+"""Faults of version 1. Faults that other tests cover are tested beside their code."""
 
 import os
 import shlex
@@ -43,7 +43,7 @@ def test_a_rejected_command_leaves_no_settings(run, data, cache, rejected):
 
 
 def test_a_library_sets_no_variable_of_the_process(tmp_path):
-    """Opening a tokenizer set ``TOKENIZERS_PARALLELISM`` for the whole process."""
+    """Opening a tokenizer changed ``TOKENIZERS_PARALLELISM`` for the whole process."""
     small_tokens.write_texts(tmp_path / "t.jsonl", small_tokens.texts(3))
     before = dict(os.environ)
     build_cache(BuildSettings(data=str(tmp_path / "t.jsonl"), fields={"input_ids": {"tokenizer": "stub"}}, workers=0))
@@ -51,7 +51,7 @@ def test_a_library_sets_no_variable_of_the_process(tmp_path):
 
 
 def test_text_is_a_path_in_every_public_function(tmp_path):
-    """A name as text was an AttributeError, in the first line that anybody tries."""
+    """A path given as text raised AttributeError."""
     draw_four(tmp_path / "data")
     settings = {"latents": {"model": "stub", "resolutions": (64,), "bucket_step": 8}}
     for number in range(2):
@@ -76,7 +76,7 @@ def test_a_plan_of_records_names_the_options(run, documents, more):
 
 
 def test_info_counts_the_samples_that_the_build_counted(run, data):
-    """The sum of usable and rejected samples, whoever rejects them."""
+    """The count is the sum of usable and rejected samples."""
     (data / "empty.png").write_bytes(b"")
     (data / "gone.png").symlink_to("nothing")
     (data / "web.png").write_text("<html></html>")

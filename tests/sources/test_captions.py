@@ -1,4 +1,4 @@
-"""Captions beside images: how a file is decoded, and what is rejected."""
+"""Caption files: decoding and rejection."""
 
 import codecs
 import json

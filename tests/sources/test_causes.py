@@ -1,4 +1,4 @@
-"""Reason words, their hints, and the reasons of bytes that no decoder took."""
+"""Reasons, their hints, and reasons for undecodable bytes."""
 
 import re
 from pathlib import Path

@@ -274,7 +274,7 @@ def test_splits_by_the_names_of_files(names, splits):
 
 
 def test_one_of_several_splits_is_read(tmp_path):
-    """A trainer that opens this folder with ``datasets`` trains on ``train`` alone."""
+    """``datasets`` would train on the split ``train`` only."""
     for name in ("train", "test", "more"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
     found, listing = texts(tmp_path)

@@ -1,4 +1,4 @@
-"""Folders of images: every file is in the samples, rejected or noted; captions and tables; what is remembered."""
+"""Folders of images: every file is a sample, rejected or noted; captions, tables and known samples."""
 
 import os
 from dataclasses import replace
@@ -50,7 +50,7 @@ def reasons(items):
 
 @pytest.fixture
 def trusting(monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # every file can be trusted at once
+    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
 
 
 def test_sidecars(tmp_path):
@@ -255,7 +255,7 @@ def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path).endswith("; there is a cache in it, which is not read as data")
 
 
-# what is remembered
+# known samples
 
 
 def contents(found: Listing) -> list[bytes]:
@@ -296,7 +296,7 @@ def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypat
     assert contents(found) == [content_hash(b"x"), bytes(16), content_hash(b"q"), bytes(16)]
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [0, 0], [0, 0]]
     assert found.hashed == 1
-    monkeypatch.setattr(stat_rule, "RACY_NS", 1 << 62)  # all are too young
+    monkeypatch.setattr(stat_rule, "RACY_NS", 1 << 62)  # all files are too young
     assert scan(tmp_path, IMAGES, first.samples).hashed == 2
 
 

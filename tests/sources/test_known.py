@@ -1,4 +1,4 @@
-"""Names matched in columns."""
+"""Matching of sorted names."""
 
 import pytest
 from hypothesis import given

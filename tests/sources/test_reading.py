@@ -1,4 +1,4 @@
-"""Reading of source files: only regular ones, whole, with a memo that fits the bytes."""
+"""Source files: only regular ones, read completely, with a matching memo."""
 
 import os
 import time

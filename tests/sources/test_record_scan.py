@@ -1,4 +1,4 @@
-"""Records in columns: what is read, what is believed, and records that are read again."""
+"""Scans of record files: rows, trusted files and records that are read again."""
 
 import json
 from dataclasses import replace
@@ -22,11 +22,11 @@ RECORDS = SourceOptions(kind="records")
 
 @pytest.fixture(autouse=True)
 def _trusting(monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # every file can be trusted at once
+    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
 
 
 def write(path, *texts):
-    """Texts one a line; bytes as they are."""
+    """Write texts one per line; bytes unchanged."""
     lines = [one if isinstance(one, bytes) else json.dumps({"text": one}).encode() for one in texts]
     path.write_bytes(b"\n".join(lines) + b"\n")
 
@@ -51,7 +51,7 @@ def same(one, other):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Names of files that a scan reads."""
+    """Names of the files that a scan reads."""
     names = []
 
     class Reader(RecordReader):
@@ -130,7 +130,7 @@ def test_trusted_files_are_not_opened(tmp_path, opened):
 
 @pytest.mark.parametrize("keep_rest", [True, False])
 def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest, opened):
-    """A build leaves them out of the snapshot's table and names them among the rejected."""
+    """The snapshot's table omits them; the rejected list names them."""
     write(tmp_path / "a.jsonl", "one", b"{bad", "two", "two", "three")
     write(tmp_path / "b.jsonl", "four")
     (tmp_path / "c.json").write_text('[{"text": "a"}, {"text": "b"}]')
@@ -223,7 +223,7 @@ def test_rows_of_parquet_stream_in_order(tmp_path):
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
-    """Turns of which some have calls have several forms: ``datasets`` makes its feature ``Json`` of them."""
+    """``datasets`` stores turns with different fields as ``Json``."""
     call = {"type": "function", "function": {"name": "a", "arguments": {"b": 1}}}
     messages = ("user", "1"), ("assistant", ""), ("tool", "2"), ("assistant", "{}")
     turns = [{"role": role, "content": content} for role, content in messages]

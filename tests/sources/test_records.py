@@ -20,7 +20,7 @@ from latentcache.sources.records import (
     text_record,
 )
 
-# As a dataset_info.json names them.
+# Names as in a dataset_info.json.
 LF_SHAREGPT = RecordFormat(form="sharegpt", system="system", tools="tools")
 OPENAI = RecordFormat(
     form="openai", messages="messages", tools="tools", role_tag="role", content_tag="content", user_tag="user",
@@ -78,7 +78,7 @@ def test_a_form_is_known_by_its_fields(record, form):
         ({"question": "a", "answer": "b"}, "record-field", "found question, answer"),
         ({"messages": [], "conversations": []}, "record-field", "expected one of text, messages"),
         ({}, "record-field", "found no fields"),
-        # The forms of TRL that are for other trainers.
+        # TRL formats for other trainers.
         ({"prompt": "a"}, "not-for-sft", "a prompt without a completion"),
         ({"prompt": [{"role": "user", "content": "a"}]}, "not-for-sft", "a prompt without a completion"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "not-for-sft", "preferences"),

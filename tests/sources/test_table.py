@@ -1,4 +1,4 @@
-"""Tables: exactly what is written, or an error with file and line."""
+"""Tables: exact values, or an error with file and line."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ def rows_of(root, data, name=CSV, images=("a.jpg", "b.jpg")):
 
 
 def error_of(root, data, name=CSV):
-    """What, line, why and fix of the error; the path is cut off."""
+    """Return what, line, why and fix of the error, without the path."""
     with pytest.raises(TableError) as caught:
         rows_of(root, data, name)
     error = caught.value
@@ -187,7 +187,7 @@ def test_ambiguous_columns_are_an_error(tmp_path, columns, what):
 
 
 def matched(images, *rows, handled=(), root=Path("/nowhere")):
-    """What the rows come to, and the first row of each name; the first one is on line 2."""
+    """Match rows with images; return captions and the result. The first row is on line 2."""
     made = [
         row if isinstance(row, Row) else make_row(Path(CSV), line, *row) for line, row in enumerate(rows, start=2)
     ]

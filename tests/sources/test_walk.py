@@ -1,4 +1,4 @@
-"""The walk: every file is listed, rejected or noted, and the walk ends."""
+"""The walk lists, rejects or notes every file, and ends."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Two kinds of a cache and items of them, for tests of the store; and small caches made with the store alone."""
+"""Kinds and items for tests of the store, and small caches written with the store only."""
 
 import contextlib
 import random
@@ -30,7 +30,7 @@ class ToyRecipe:
 
 
 class Plane(FieldKind):
-    """One float16 array of a group's shape per entry, with a same-hash and a crop."""
+    """One float16 array per entry, with a pixel hash and a crop."""
 
     name, kind, packing, inputs = "plane", 200, "entry", ("image",)
     columns = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}  # noqa: RUF012
@@ -40,7 +40,7 @@ class Plane(FieldKind):
 
 
 class Words(FieldKind):
-    """Ragged uint16, many in a block, with spans."""
+    """Ragged uint16 with spans, many per block."""
 
     name, kind, packing, inputs = "words", 201, "block", ("image",)
     columns = {"control": ("<u4", ())}  # noqa: RUF012
@@ -51,7 +51,7 @@ class Words(FieldKind):
 
 
 class Vector(FieldKind):
-    """One float32 vector each, many in a block."""
+    """One float32 vector each, many per block."""
 
     name, kind, packing, inputs = "vector", 202, "block", ("image",)
 
@@ -73,7 +73,7 @@ GROUPS = {
 
 
 def about(name):
-    """What a new field says of its kind."""
+    """Create a field like a build of its kind."""
     return {"kind": KINDS[name], "recipe": RECIPES[name], "groups": GROUPS[name]}
 
 
@@ -86,7 +86,7 @@ def group_of(name, number):
 
 
 def item_of(name, number):
-    """The item number ``number`` of a kind."""
+    """Create item ``number`` of a kind."""
     rng, group = np.random.default_rng(number), GROUPS[name][group_of(name, number)]
     key = entry_key(kind=KINDS[name].kind, content=content_of(number), recipe=b"recipe-o", dims=group.dims)
     if name == "plane":
@@ -116,14 +116,14 @@ def flat_entry(number, size):
 
 
 def make_shard(folder, entries):
-    """A sealed shard with these entries."""
+    """Write a sealed shard with these entries."""
     with contextlib.closing(ShardWriter(folder.with_name(f"{folder.name}.open"))) as writer:
         writer.write(entries)
         return writer.seal()
 
 
 def open_shard(folder, entries):
-    """A shard as a killed build leaves it; returns its data file."""
+    """Write a shard as a killed build leaves it; return its data file."""
     with contextlib.closing(ShardWriter(folder)) as writer:
         writer.write(entries)
     return folder / "data.mdb"
@@ -157,7 +157,7 @@ def new_field_of(catalog, name, numbers, known=None):
 
 
 def publish(paths, numbers, fields=("plane", "words", "vector"), **more):
-    """Publish a snapshot of samples whose items are committed."""
+    """Publish a snapshot of samples with committed items."""
     catalog = load_catalog(paths)
     known = more.pop("known", None)
     new_fields = [new_field_of(catalog, name, numbers, known=known and known.fields[name]) for name in fields]
@@ -173,7 +173,7 @@ def publish(paths, numbers, fields=("plane", "words", "vector"), **more):
 
 
 def make_cache(root, numbers=range(12), shards=2):
-    """A cache of three fields with its items in some shards; returns its paths."""
+    """Create a cache of three fields in some shards; return its paths."""
     paths, numbers = CachePaths(root), list(numbers)
     make_folder(paths.shards)
     for number in range(shards):
@@ -185,5 +185,5 @@ def make_cache(root, numbers=range(12), shards=2):
 
 
 def install(monkeypatch):
-    """Make the three kinds known, as an installed package would."""
+    """Register the three kinds."""
     monkeypatch.setattr(registry, "field_kinds", lambda: KINDS)

@@ -1,10 +1,10 @@
-"""Processes that write, hold and read, to be killed or starved by the tests. Run as a program.
+"""Child processes that write, lock or read, for tests that kill or limit them.
 
-python store_children.py write FOLDER FIRST     entries of random sizes without end; prints what is durable
-python store_children.py limited FOLDER BYTES   the same, with no file allowed beyond BYTES
-python store_children.py lock PATH              take the builder lock, say so, wait
-python store_children.py lease CACHE            hold the snapshot, say so, wait for the end of stdin
-python store_children.py fork CACHE             hold it, fork, close it in the parent; the child holds it on
+python store_children.py write FOLDER FIRST     commit random entries until killed; print committed numbers
+python store_children.py limited FOLDER BYTES   likewise, with a file size limit of BYTES
+python store_children.py lock PATH              take the builder lock, print a line, wait
+python store_children.py lease CACHE            take a lease, print a line, wait for the end of stdin
+python store_children.py fork CACHE             take a lease, fork, close it in the parent; the child keeps it
 """
 
 import os
@@ -27,7 +27,7 @@ def size_of(number):
 
 
 def write(folder, first):
-    """Commit batches of random length and print the last number of each; ends when it is killed."""
+    """Commit batches of random length and print the last number of each, until killed."""
     writer, number = ShardWriter(Path(folder), map_bytes=1 << 20), int(first)
     while True:
         count = random.randint(1, 6)

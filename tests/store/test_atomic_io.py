@@ -1,4 +1,4 @@
-"""A file has its old or its new content, never a part; system errors become errors of this package."""
+"""A file has its old or its new content; system errors become package errors."""
 
 import errno
 import os

@@ -18,7 +18,7 @@ from latentcache.store.paths import CachePaths
 
 
 def bytes_at(paths, catalog, place):
-    """The bytes of an item, by its row and its header alone."""
+    """Read an item by its row and its header."""
     rows = catalog.places(np.array([place]))
     data = paths.data(catalog.shards[int(rows.shard[0])]).read_bytes()
     payload = data[int(rows.offset[0]) :][: int(rows.bytes[0])]
@@ -32,7 +32,7 @@ def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, s
     paths = CachePaths(tmp_path_factory.mktemp("catalog"))
     make_folder(paths.shards)
     for shard in range(shards):
-        for name in KINDS:  # the same item may be in several shards
+        for name in KINDS:  # an item may be in several shards
             some = sorted({*numbers[shard::shards], numbers[0]})
             make_shard(paths.shard(f"{name}-{shard}"), entries_of(name, some))
     catalog = load_catalog(paths)
@@ -108,7 +108,7 @@ def test_a_read_error_of_a_shard_is_not_damage(paths):
     catalog = load_catalog(paths)
     data = paths.data("shard-0")
     data.unlink()
-    data.symlink_to(data.name)  # opening it is an error of the system, whoever asks
+    data.symlink_to(data.name)  # a link loop: opening it is an error for every user
     with pytest.raises(StoreError, match="a part of the cache cannot be read") as caught:
         list(catalog.headers(catalog.all_places()))
     assert caught.value.slug == "store"

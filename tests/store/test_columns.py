@@ -1,4 +1,4 @@
-"""Columns come back as they were written, whatever their encoding, whole or by position; damage is named."""
+"""Columns round trip in every encoding, whole or by position; damage is detected."""
 
 import json
 import pickle
@@ -98,7 +98,7 @@ def test_few_positions_read_few_bytes(tmp_path, monkeypatch):
 
 
 def fails(work):
-    """True if damage is found."""
+    """Return True if damage is detected."""
     try:
         work()
     except CacheDamagedError:

@@ -1,4 +1,4 @@
-"""A head proves itself; blocks hold their items; nothing is believed that is not proven."""
+"""Entry heads have checksums; blocks hold their items; all values are checked."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from latentcache.store.entry import BLOCK_BYTES, CHECKSUM_BYTES, Item, pack_item
 
 
 def resigned(value, head_bytes):
-    """A changed head with a right checksum."""
+    """Change a head and give it a correct checksum."""
     stop = head_bytes - CHECKSUM_BYTES
     value[stop:head_bytes] = checksum(bytes(value[:stop])).to_bytes(8, "little")
     return value
@@ -86,7 +86,7 @@ def test_any_flipped_bit_of_a_head_is_found(name):
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(KINDS)), st.data())
 def test_a_crafted_head_is_rejected_or_harmless(name, data):
-    """With a right checksum: every number is checked before memory is taken."""
+    """The checksum is correct: every number is checked before memory is allocated."""
     (entry, *_) = pack_items(items_of(name, range(30)), RECIPES[name], KINDS[name])
     size = read_header(entry.value).head_bytes
     value = bytearray(entry.value)

@@ -1,4 +1,4 @@
-"""Salvage, tombstones, relocation, and what of a cache is needed."""
+"""Salvage, tombstones, relocation and use of shards."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def payload_place(paths, name, row):
 
 
 def test_a_shard_that_is_sealed_while_it_is_listed_is_not_called_damaged(tmp_path):
-    """Workers whose build was killed seal their shards when they end."""
+    """Workers of a killed build seal their shards at exit."""
     paths = CachePaths(tmp_path)
     make_folder(paths.shards)
     open_shard(paths.shards / "one.open", entries_of("plane", range(2)))

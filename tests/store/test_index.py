@@ -1,4 +1,4 @@
-"""The walk finds what LMDB finds, and damage is an error of this package and never more."""
+"""The index walk equals LMDB; damage raises a package error."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def opened(folder):
 
 
 def pairs(folder):
-    """What LMDB itself says is in a file."""
+    """Read the content of a file with LMDB."""
     with opened(folder) as environment, environment.begin() as transaction:
         return list(transaction.cursor())
 
@@ -42,7 +42,7 @@ def walked(data):
 
 
 def environment_of(folder, values, batches=1):
-    """An LMDB file that got its values in several transactions."""
+    """Write an LMDB file in several transactions."""
     with lmdb.open(str(folder), map_size=1 << 30, lib_version=0, sync=False) as environment:
         for start in range(batches):
             with environment.begin(write=True) as transaction:
@@ -73,7 +73,7 @@ def test_sizes_at_the_edges_of_pages(tmp_path, size):
 
 
 def test_uncommitted_and_replaced_pages_are_not_walked(tmp_path):
-    """LMDB leaves them in the file; a walk by page order would take them."""
+    """LMDB keeps old pages in the file; a scan in page order would read them."""
     with lmdb.open(str(tmp_path), map_size=1 << 30, lib_version=0) as environment:
         for round_ in range(3):
             with environment.begin(write=True) as transaction:
@@ -145,7 +145,7 @@ def test_a_damaged_head_is_named(tmp_path):
     assert (caught.value.key, caught.value.where) == (entries[1].key.hex(), str(data))
 
 
-# Damage of pages.
+# damaged pages
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_file_of_the_newer_engine_is_rejected(tmp_path):
 @settings(max_examples=200)
 @given(st.data())
 def test_damaged_pages_are_an_error_or_harmless(tmp_path_factory, whole, data):
-    """Any bytes anywhere: no other exception, no endless walk, nothing outside the file."""
+    """Any bytes anywhere raise no other exception, end, and read nothing outside the file."""
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         length = data.draw(st.sampled_from([1, 2, 8, 64, PAGE]))
@@ -197,7 +197,7 @@ def test_damaged_pages_are_an_error_or_harmless(tmp_path_factory, whole, data):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A file of small values, whose pages are all metas, branches and leaves."""
+    """A file of small values: only meta, branch and leaf pages."""
     folder = make_shard(tmp_path_factory.mktemp("small") / "one", [flat_entry(n, 100) for n in range(300)])
     return (folder / "data.mdb").read_bytes()
 

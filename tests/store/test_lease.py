@@ -106,6 +106,6 @@ def test_a_lease_names_its_process_and_ends_with_it(paths):
 def test_a_forked_child_keeps_the_lease(paths):
     process, pid = child(paths, "fork")
     assert pid != process.pid
-    assert not free(paths)  # the parent has closed its own
+    assert not free(paths)  # the parent has closed its lease
     process.communicate(b"end\n")
     assert free(paths)

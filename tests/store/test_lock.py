@@ -55,7 +55,7 @@ def test_a_released_lock_keeps_its_file(path):
         assert builder_name(path)
     with pytest.raises(RuntimeError, match="of the build"), builder_lock(path):
         raise RuntimeError("of the build")
-    assert builder_name(path) == ""  # the number of a dead builder may be ours
+    assert builder_name(path) == ""  # a dead builder may have had our process id
     with builder_lock(path):
         assert path.exists()
 
@@ -81,7 +81,7 @@ def test_a_lock_without_an_owner_name(path, text, monkeypatch):
     *(("flock", code, StoreError) for code in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)),
 ])  # fmt: skip
 def test_disk_errors_are_package_errors(path, monkeypatch, call, code, expected):
-    """A file system without locks is named, and not called read-only."""
+    """A file system without locks is reported, not called read-only."""
 
     def fail(*_):
         raise OSError(code, os.strerror(code))

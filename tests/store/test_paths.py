@@ -47,7 +47,7 @@ def test_a_cache_without_a_finished_build_has_snapshot_0(paths, sign):
 
 
 def loop(path):
-    """A name that the system does not follow, for root too."""
+    """The system does not follow this link, for root too."""
     path.symlink_to(path.name)
     return path
 

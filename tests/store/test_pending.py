@@ -1,4 +1,4 @@
-"""Readers follow a streaming build: items as they come, failures named, positions that never change."""
+"""Readers of a streaming build: sealed items, named failures and fixed positions."""
 
 import pickle
 import threading

@@ -1,4 +1,4 @@
-"""Many pieces of files at once by the compiled library: all of them, or False."""
+"""Concurrent file reads by the compiled library: all succeed, or False."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def test_a_read_past_the_end_is_incomplete(file):
     reading.begin()
     assert not reading.finish()
     assert not read_together(gather.File(10**6), *both)  # no such file
-    read(file, 40)  # and the thread is as good as before
+    read(file, 40)  # the thread still works
 
 
 def test_without_the_library_nothing_is_read(file, monkeypatch):
@@ -82,7 +82,7 @@ def test_checksums_are_of_the_bytes_in_the_file(file):
 
 
 def begun(file, number):
-    """40 pieces of one part of the file, on their way."""
+    """Start 40 reads of one part of the file."""
     size, out = np.full(40, 900), np.zeros(36000, np.uint8)
     reading = gather.reading(file, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
     reading.begin()
@@ -97,7 +97,7 @@ def test_concurrent_reads_end_in_any_order(file):
             reading, out, expected = waiting[place]
             assert reading.finish()
             assert np.array_equal(out, expected)
-        del waiting  # the others are not wanted
+        del waiting  # the other reads are not needed
 
 
 def test_threads_wait_for_their_own_reads(file):

@@ -1,4 +1,4 @@
-"""Readers give the bytes that were written, or an error that names the sample, the entry and the file."""
+"""Readers return the written bytes, or an error with sample, entry and file."""
 
 import gc
 import multiprocessing
@@ -27,7 +27,7 @@ def reader_of(paths, **more):
 
 
 def gathered(reader, name, rows):
-    """The bytes of rows with a gap of three bytes before each."""
+    """Read rows with a gap of three bytes before each."""
     items = [item_of(name, row).array for row in rows]
     sizes = np.array([item.nbytes for item in items])
     at = np.cumsum(sizes + 3) - sizes

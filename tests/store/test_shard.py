@@ -29,7 +29,7 @@ CHILD = [sys.executable, str(Path(__file__).with_name("store_children.py"))]
 
 
 def stored(folder):
-    """Every value of a sealed shard by its key, each checked."""
+    """Read every value of a sealed shard by key, with checks."""
     index, found = load_index(folder), {}
     data = (folder / "data.mdb").read_bytes()
     places = zip(np.asarray(index.offset).tolist(), np.asarray(index.head).tolist(), index.entry_keys(), strict=True)
@@ -42,7 +42,7 @@ def stored(folder):
 
 
 def recovered(folder):
-    """A shard after what a dead builder left of it was sealed."""
+    """Seal the shard of a dead builder, and read it."""
     assert recover_shard(CachePaths(folder.parent), folder) is None
     return folder.with_suffix("")
 
@@ -95,7 +95,7 @@ def test_an_unwritable_folder_is_a_package_error(tmp_path, place):
         ShardWriter(tmp_path / place)
 
 
-# A full disk.
+# full disk
 
 
 def test_other_disk_errors_are_not_disk_full(tmp_path):
@@ -134,11 +134,11 @@ def test_no_room_for_the_first_page_is_a_full_disk(tmp_path):
     ShardWriter(tmp_path / "one.open").close()
 
 
-# Death of the builder.
+# killed builder
 
 
 def killed_writer(folder, first, delay):
-    """Let a child write for a while after its first commit, kill it; returns how far it had acknowledged."""
+    """Kill a child some time after its first commit; return its last acknowledged number."""
     with subprocess.Popen([*CHILD, "write", str(folder), str(first)], stdout=subprocess.PIPE, text=True) as child:
         acknowledged = [int(child.stdout.readline())]
         time.sleep(delay)
@@ -171,7 +171,7 @@ def test_a_kill_loses_no_acknowledged_item(tmp_path):
 
 
 def test_sealing_may_be_killed_at_any_point(tmp_path):
-    """Every state a kill can leave behind between the last commit and the rename is sealed by the next build."""
+    """The next build seals every state that a kill can leave between the last commit and the rename."""
     entries = [new_entry(number) for number in range(5)]
     for number, spoil in enumerate([lambda f: None, with_index, with_half_an_index]):
         folder = tmp_path / f"{number}.open"
@@ -222,7 +222,7 @@ def test_a_read_error_is_not_damage(tmp_path, monkeypatch):
 
 
 def test_items_of_a_dead_builder_are_synced_before_indexing(tmp_path, monkeypatch):
-    """Its last commit may be in the memory of the system alone."""
+    """Its last commit may be only in memory of the system."""
     data, done = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)]), []
     write_index = shard_module.write_index
     monkeypatch.setattr(shard_module, "sync_file", lambda path: done.append(("sync", path)))

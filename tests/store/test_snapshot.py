@@ -1,4 +1,4 @@
-"""Snapshots: what was published is what is opened, in old or new state and never half; damage has one name."""
+"""Snapshots: the published content is opened, old or new; damage is one error."""
 
 import json
 import pickle
@@ -37,7 +37,7 @@ from latentcache.store.snapshot import current_or_none, load_manifest, open_snap
 
 
 def check_rows(snapshot, numbers):
-    """Every row of every field is that of its number."""
+    """Check that every row of every field belongs to its sample."""
     for name, rows in snapshot.fields.items():
         items = items_of(name, numbers)
         assert (len(rows), type(rows.kind), rows.recipe) == (len(items), type(KINDS[name]), RECIPES[name])
@@ -80,7 +80,7 @@ def test_a_snapshot_equals_the_published_one(paths):
 @settings(max_examples=10)
 @given(st.lists(st.integers(0, 80), unique=True, min_size=1), st.lists(st.integers(0, 80), unique=True, min_size=1))
 def test_own_columns_follow_their_items_through_builds(tmp_path_factory, first, second):
-    """A second build takes what it can from the first snapshot, the rest from the heads of entries."""
+    """A second build takes columns from the first snapshot and the rest from entry heads."""
     paths = make_cache(tmp_path_factory.mktemp("cache") / "one", first, shards=min(2, len(first)))
     new = [number for number in second if number not in first]
     if new:
@@ -113,7 +113,7 @@ def test_a_kind_that_is_not_installed_is_opened_all_the_same(paths, monkeypatch)
 
 @pytest.mark.parametrize("fail_at", range(1, 5))
 def test_a_disk_that_fails_leaves_the_old_snapshot(paths, monkeypatch, fail_at):
-    """Columns, rejected, manifest, CURRENT: each of the four writes fails once."""
+    """Each of the four writes fails once: columns, rejected, manifest, CURRENT."""
     calls, real = [], atomic_io.replacing
 
     def failing(path):

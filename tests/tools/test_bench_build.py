@@ -1,4 +1,4 @@
-"""The benchmark of builds runs to its end on a few images and says of every system what it found."""
+"""The build benchmark runs on a few images and reports every system."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_it_measures_every_system(tmp_path):
 def test_a_system_encodes_every_image(system, folder):
     bench = bench_for("sim0", folder)
     bench.clear()
-    SYSTEMS[system](bench)  # leaves with an error where one is missing
+    SYSTEMS[system](bench)  # exits with an error if one is missing
     assert len(bench.plan) == sum(map(len, bench.batches)) == 9
 
 

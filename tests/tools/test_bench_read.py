@@ -1,4 +1,4 @@
-"""The benchmark of reading runs to its end on a few batches."""
+"""The reading benchmark runs on a few batches."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The benchmark of large caches runs with few rows, and every part finds what was written."""
+"""The large-cache benchmark runs with few rows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every peer that is installed serves the bytes it was given; those that take a plan serve its rows in its order."""
+"""Every installed peer returns the given bytes, in the order of a plan if it takes one."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import pytest
 import read_peers
 import torch
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that are measured
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the measured libraries
 
 BATCH, COUNT, SIZE = 4, 22, 4096
 ALWAYS = {f"{kind} files, {workers} workers" for kind in ("safetensors", "npz", "pt") for workers in (0, 2)}
@@ -36,7 +36,7 @@ def shuffled():
 
 @pytest.mark.parametrize("plan", [shuffled(), plan_of(list(range(COUNT)))], ids=["shuffled", "sequential"])
 def test_every_peer_returns_its_rows(found, payloads, plan):
-    """In this process; twice, because a reader that was opened is used again."""
+    """In this process, twice: an opened reader is reused."""
     for name in sorted(found):
         if "2 workers" in name:
             continue
@@ -52,7 +52,7 @@ def test_workers_serve_the_same(found, payloads, name):
 
 
 def check(name, plan, payloads, batches):
-    """The bytes of rows; the rows of the plan, or where the peer has an order of its own, as many and none twice."""
+    """Expected rows: those of the plan; for a peer with its own order, as many distinct rows."""
     assert len(batches) >= len(plan) - 1, name
     rows = [batch[:, 0].tolist() for batch in batches]
     if not name.startswith(read_peers.OWN_ORDER):

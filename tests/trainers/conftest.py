@@ -1,4 +1,4 @@
-"""A cache of thirteen images in buckets of five, four and four, and how-to pages run as programs."""
+"""A cache of thirteen images in buckets of five, four and four, and a runner of how-to pages."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @pytest.fixture(scope="session")
 def thirteen(tmp_path_factory):
-    """A folder with ``images/`` and ``images.latentcache/``, which the pages take for granted."""
+    """A folder with ``images/`` and ``images.latentcache/``, as the pages assume."""
     folder = tmp_path_factory.mktemp("trainers")
     build(draw_thirteen(folder / "images"), folder / "images.latentcache")
     return folder
@@ -34,7 +34,7 @@ def fifty(tmp_path_factory):
 
 @pytest.fixture
 def at_hand(thirteen, tmp_path, monkeypatch):
-    """An empty current folder with the images and their cache in it."""
+    """An empty working folder with the images and their cache."""
     for name in ("images", "images.latentcache"):
         (tmp_path / name).symlink_to(thirteen / name)
     monkeypatch.chdir(tmp_path)
@@ -43,7 +43,7 @@ def at_hand(thirteen, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run_howto():
-    """Runs the Python blocks of a how-to page in the current folder, and its commands; gives the names it leaves."""
+    """Run the Python blocks and commands of a how-to page; return its namespace."""
     from page_blocks import DOCS, blocks, run_console
 
     def run(name, consoles=False, **names):
@@ -61,7 +61,7 @@ def run_howto():
 
 @pytest.fixture
 def run_on_two_ranks():
-    """Writes the first Python block of a how-to page as a script and runs it on two ranks; gives what it prints."""
+    """Run the first Python block of a how-to page on two ranks; return its output."""
     import subprocess
 
     from page_blocks import DOCS, blocks

@@ -1,8 +1,8 @@
-"""Runs a script as ``python script`` does, and leaves without taking the interpreter down.
+"""Run a script like ``python script``, and exit without finalizing the interpreter.
 
-A thread of torch's gloo that frees its last result while the interpreter goes down aborts the process
-(``ProcessGroupGloo::runLoop`` frees a ``ThreadLocalState``, which asks for the interpreter's lock and is ended
-inside a destructor; torch 2.13, about one run in fifty on a busy machine). All the script's own work is done then.
+A gloo thread of torch that frees its last result during finalization aborts the process
+(``ProcessGroupGloo::runLoop`` frees a ``ThreadLocalState``, which takes the GIL inside a destructor; torch 2.13,
+about one run in fifty on a busy machine). The script has finished its own work by then.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 
 
 def leave():
-    """End this process now, with what it has printed."""
+    """Flush the output and end this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Functions that run on several ranks, each in a process of its own: what each served, written down as JSON."""
+"""Functions that run on several ranks, each in its own process; results are JSON."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 from latentcache import open_cache
 from latentcache.errors import UsageError
 
-#: A rank that waits longer than this for another has hung.
+#: A rank that waits longer for another hangs.
 PATIENCE = 60
 
 
 def spawn(function, world_size, folder, *arguments):
-    """Run ``function(rank, world_size, folder, *arguments)`` on every rank; gives what each returned, by rank."""
+    """Run ``function(rank, world_size, folder, *arguments)`` on every rank; return the results by rank."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -40,12 +40,12 @@ def _rank(rank, function, world_size, folder, port, *arguments):
 
 
 def step_of(batch):
-    """What a test wants to know of a batch."""
+    """Summarize a batch for the tests."""
     return {"shape": list(batch["latents"].shape), "names": batch["names"], "sum": float(batch["latents"].sum())}
 
 
 def train_with_ddp(rank, world_size, cache, state, batch_size):
-    """One epoch, or the rest of one, with gradients averaged over ranks; ``state`` is where to go on."""
+    """Train one epoch, or its rest from ``state``, with gradients averaged over ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=batch_size, seed=3, remainder="partial")
     assert f"rank {rank} of {world_size} (torch.distributed)" in repr(loader)
@@ -67,13 +67,13 @@ def train_with_ddp(rank, world_size, cache, state, batch_size):
 
 
 def train_with_trainer(rank, world_size, cache, folder):
-    """What :func:`trained` gives for the loader, and for a ``DataLoader`` around it."""
+    """Run :func:`trained` for the loader and for a ``DataLoader`` around it."""
     ways = {"loader": False, "DataLoader": True}
     return {name: trained(world_size, cache, around, folder) for name, around in ways.items()}
 
 
 def trained(world_size, cache, in_data_loader, folder):
-    """Two epochs of the Trainer of transformers; what the model saw, and the Trainer's own account."""
+    """Train two epochs with the Trainer of transformers; return its batches and its log."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=2, seed=3)  # from the environment
@@ -91,7 +91,7 @@ def trained(world_size, cache, in_data_loader, folder):
 
     class Progress(TrainerCallback):
         def on_epoch_begin(self, args, state, control, train_dataloader=None, **rest):
-            if in_data_loader:  # as the page says; the Trainer itself names it to the loader alone
+            if in_data_loader:  # as on the page; the Trainer passes it to the loader
                 train_dataloader.dataset.set_epoch(int(state.epoch or 0))
 
         def on_step_end(self, args, state, control, **rest):
@@ -112,7 +112,7 @@ def trained(world_size, cache, in_data_loader, folder):
 
 
 def use_accelerate(rank, world_size, cache):
-    """The loader beside ``prepare``, in it, and inside a ``DataLoader`` that is given to it."""
+    """Use the loader beside ``prepare``, inside it, and in a prepared ``DataLoader``."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -143,7 +143,7 @@ def use_accelerate(rank, world_size, cache):
 
 
 def _error_of(accelerator, batches):
-    """Kind and words of what goes wrong when accelerate has prepared ``batches``; empty where nothing does."""
+    """Return type and text of the error of prepared ``batches``; empty without an error."""
     try:
         for _ in accelerator.prepare(batches):
             pass

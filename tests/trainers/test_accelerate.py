@@ -1,4 +1,4 @@
-"""accelerate on two processes: nothing it may do to the loader loses a sample or mixes two shapes in silence."""
+"""accelerate on two processes loses no sample and mixes no shapes."""
 
 import pytest
 from ranks import spawn, use_accelerate
@@ -15,7 +15,7 @@ def two(thirteen, tmp_path_factory):
 
 
 def assert_whole(results, key, thirteen):
-    """What the two ranks served is the plan, step by step."""
+    """The batches of two ranks equal the plan, step by step."""
     for rank, result in enumerate(results):
         opened = open_cache(thirteen / "images.latentcache")
         expected = [batch["names"] for batch in opened.loader(batch_size=2, rank=rank, world_size=2)]
@@ -30,14 +30,14 @@ def test_the_loader_works_beside_prepare(two, thirteen):
 
 
 def test_prepare_leaves_the_loader_alone(two, thirteen):
-    """Fails where the loader is a ``DataLoader``, or has the attributes of one: accelerate would shard it again."""
+    """Fails if the loader looks like a ``DataLoader``: accelerate would shard it again."""
     assert all(result["same"] for result in two)
     assert_whole(two, "given", thirteen)
 
 
 @pytest.mark.parametrize("kind", ["map", "dispatched", "sharded", "sampler"])
 def test_a_prepared_data_loader_is_rejected_on_every_rank(two, kind):
-    """All ways of accelerate would lose samples if they ran, whoever starts the workers; none serves a batch."""
+    """Every mode of accelerate would lose samples; none delivers a batch."""
     for result in two:
         name, words = result["errors"][kind]
         assert name == "UsageError", words

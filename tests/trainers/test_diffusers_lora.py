@@ -1,4 +1,4 @@
-"""A text-to-image step for SD 1.5, SDXL and Flux: tiny models of diffusers' own classes, latents from tiny VAEs."""
+"""A training step for SD 1.5, SDXL and Flux with tiny diffusers models and tiny VAEs."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_the_page_trains_all_three(models, run_howto, monkeypatch):
         assert torch.isfinite(loss)
     trained = [module for module in names["transformer"].modules() if isinstance(module, names["LowRank"])]
     assert trained
-    assert all(module.up.weight.abs().max() > 0 for module in trained)  # it began as zeros
+    assert all(module.up.weight.abs().max() > 0 for module in trained)  # initialized with zeros
 
 
 @pytest.mark.parametrize("name", SCALES)
@@ -56,11 +56,11 @@ def test_latents_are_scaled_as_the_pipeline_of_the_model_does(models, name):
     raw = next(iter(opened.read(scaled=False, dtype=torch.float32).loader(batch_size=2)))["latents"]
     latents = next(iter(opened.read(dtype=torch.float32).loader(batch_size=2, format=f"diffusers-{name}")))["latents"]
     expected = (raw - config.get("shift_factor", 0.0)) * config["scaling_factor"]
-    torch.testing.assert_close(latents, expected, atol=1e-6, rtol=1e-6)  # ours rounds once
+    torch.testing.assert_close(latents, expected, atol=1e-6, rtol=1e-6)  # the loader rounds once
 
 
 def test_sizes_condition_sdxl(models):
-    """The time ids reach the model: another original size gives another guess."""
+    """The time ids reach the model: another original size changes its output."""
     unet = tiny_unet(TEXT, TEXT)
     batch = next(iter(open_cache(models / "sdxl.latentcache").loader(batch_size=2, format="diffusers-sdxl")))
 

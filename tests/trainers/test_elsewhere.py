@@ -1,7 +1,7 @@
-"""LLaMA-Factory and axolotl themselves train on exported folders, with the settings that their pages show.
+"""LLaMA-Factory and axolotl train on exported folders with the settings of their pages.
 
-They pin versions of transformers that exclude ours, so each runs in an environment of its own:
-``LATENTCACHE_LLAMA_FACTORY_PYTHON`` and ``LATENTCACHE_AXOLOTL_PYTHON`` name interpreters that have them.
+They pin other versions of transformers, so each runs in its own environment:
+``LATENTCACHE_LLAMA_FACTORY_PYTHON`` and ``LATENTCACHE_AXOLOTL_PYTHON`` name the interpreters.
 """
 
 import json
@@ -20,11 +20,11 @@ from tiny_tokens import LENGTH, a_tokenizer, build_fifty, tiny_llama
 from latentcache import open_cache
 from latentcache.export.run import ExportSettings, export_cache
 
-#: Steps of two epochs of batches of four. axolotl divides rows, not batches: the end of the last epoch is left out.
+#: Steps of two epochs of batches of four. axolotl divides rows, so it omits the end of the last epoch.
 STEPS = {"llama-factory": lambda rows: 2 * math.ceil(rows / 4), "axolotl": lambda rows: math.ceil(2 * rows / 4)}
 COMMON = {"learning_rate": 0.001, "logging_steps": 1, "output_dir": "out", "bf16": False, "fp16": False}
 COMMON |= {"save_strategy": "no"}
-#: What a run on a CPU needs beside what the page says.
+#: Extra settings of a run on a CPU.
 MORE = {
     "llama-factory": {
         "do_train": True, "finetuning_type": "full", "model_name_or_path": "model", "dataset_dir": "ONLINE",
@@ -39,7 +39,7 @@ MORE = {
 
 @pytest.fixture(scope="module")
 def at_hand(tmp_path_factory):
-    """A model and its tokenizer beside a token cache."""
+    """A model, its tokenizer and a token cache."""
     folder = build_fifty(tmp_path_factory.mktemp("elsewhere"))
     tiny_llama().save_pretrained(folder / "model")
     a_tokenizer().save_pretrained(folder / "model")
@@ -47,7 +47,7 @@ def at_hand(tmp_path_factory):
 
 
 def shown(page, number):
-    """The settings of a page: its YAML blocks up to this one, the later over the earlier."""
+    """Merge the YAML blocks of a page up to this one."""
     found = [b.text for b in blocks(DOCS / "howto" / f"train-with-{page}.md") if b.language == "yaml"]
     settings = {}
     for text in found[: number + 1]:
@@ -56,11 +56,11 @@ def shown(page, number):
 
 
 def train(system, folder, settings):
-    """What the model of another program was given."""
+    """Train in another environment; return the inputs of its model."""
     python = os.environ.get(f"LATENTCACHE_{system.upper().replace('-', '_')}_PYTHON")
     if not python:
         pytest.skip(f"no interpreter with {system} is named")
-    (folder / "settings.json").write_text(json.dumps(settings))  # every JSON is YAML
+    (folder / "settings.json").write_text(json.dumps(settings))  # JSON is valid YAML
     quiet = {"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -106,14 +106,14 @@ def test_trainers_use_the_exported_rows(at_hand, tmp_path, system, kind, block):
 
 
 def rows_of(batches, columns):
-    """Every row that the model was given, column beside column."""
+    """Return every row of the model's input, column by column."""
     return [
         list(row) for batch in batches for row in zip(*(batch[column]["rows"] for column in columns), strict=True)
     ]
 
 
 def loss_of_documents(batch):
-    """Of the untrained model, each document given to it alone: what sees its neighbour has another loss."""
+    """Compute losses of the untrained model for each document alone; cross-document attention changes them."""
     model, losses, tokens = tiny_llama().eval(), [], 0
     ids, labels = (torch.tensor(batch[column]["rows"]) for column in ("input_ids", "labels"))
     for row in range(len(ids)):

@@ -1,4 +1,4 @@
-"""Lightning: every epoch has an order of its own, none is empty, and a resume in mid-epoch is exact."""
+"""Lightning: epochs have different orders, none is empty, and resume inside an epoch is exact."""
 
 import pytest
 from thirteen_images import order
@@ -8,7 +8,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture
 def page(at_hand, run_howto, monkeypatch):
-    """The names of the page, with a model that remembers what it was trained on."""
+    """The namespace of the page, with a model that records its batches."""
     names = run_howto("train-with-lightning")
     training_step, seen = names["Denoiser"].training_step, []
 
@@ -24,7 +24,7 @@ QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "accelerat
 
 
 def test_the_page_trains_two_whole_epochs_of_different_order(page):
-    """Fails with a loader that resets itself after its last batch: epoch 1 would be empty, and ``fit`` returns."""
+    """Fails if a loader resets itself after its last batch: epoch 1 would be empty."""
     names, seen = page
     names["loader"].set_epoch(0)
     trainer = names["fit"](enable_checkpointing=False, **QUIET)
@@ -36,7 +36,7 @@ def test_the_page_trains_two_whole_epochs_of_different_order(page):
 
 @pytest.mark.parametrize("stop", [3, 7, 10])
 def test_a_stopped_run_resumes_with_the_next_batch(page, at_hand, stop):
-    """In the first epoch, at its end, and in the second one."""
+    """Stop inside the first epoch, at its end, and in the second one."""
     names, seen = page
     import lightning
 

@@ -36,6 +36,6 @@ def test_the_page_of_formats_without_labels(texts, run_howto):
 
 @pytest.mark.parametrize("trainer", ["llama-factory", "unsloth", "axolotl"])
 def test_pages_of_trainers_that_are_not_installed(texts, run_howto, trainer):
-    """Their commands run and print what the page shows."""
+    """The commands print the output of the page."""
     run_howto(f"train-with-{trainer}", consoles=True)
     assert load_from_disk("rows")["train"].column_names == ["input_ids", "attention_mask", "labels"]

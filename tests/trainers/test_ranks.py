@@ -1,4 +1,4 @@
-"""DistributedDataParallel with gloo: in each step all ranks have one bucket and as many samples, and none is lost."""
+"""DistributedDataParallel with gloo: all ranks have one bucket and equal batch sizes in each step."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ def served(results):
 
 
 def assert_in_step(results):
-    """As many steps everywhere, and one shape (hence one bucket and one batch size) in each of them."""
+    """All ranks have equal steps, each with one shape."""
     for steps in zip(*(rank["steps"] for rank in results), strict=True):
         assert len({tuple(step["shape"]) for step in steps}) == 1
     for states in zip(*(rank["states"] for rank in results), strict=True):
@@ -34,12 +34,12 @@ def test_two_ranks_keep_step_and_serve_every_sample(two):
     assert_in_step(two)
     counts = served(two)
     assert set(counts) == NAMES
-    assert sum(counts.values()) == 14  # one bucket of five: its last step has a sample twice
+    assert sum(counts.values()) == 14  # one bucket of five: its last step repeats a sample
     assert [len(rank["steps"]) for rank in two] == [rank["length"] for rank in two] == [7, 7]
 
 
 def test_three_ranks_resume_after_two(two, thirteen, tmp_path):
-    """Every sample is served by the steps before the stop or by those after it, and the ranks stay in step."""
+    """The steps before and after the stop contain every sample."""
     before = [rank | {"steps": rank["steps"][:3]} for rank in two]
     state = two[1]["states"][2]
     after = spawn(train_with_ddp, 3, tmp_path, str(thirteen / "images.latentcache"), state, 1)

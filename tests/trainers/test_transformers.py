@@ -1,4 +1,4 @@
-"""The Trainer of transformers: total steps and epoch numbers are exact (LLaMA-Factory), and a resume is too."""
+"""The Trainer of transformers: exact total steps and epoch numbers, and exact resume."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Denoiser(torch.nn.Module):
-    """Remembers what it was trained on."""
+    """A model that records its batches."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def train(loader, folder, grad_accum, epochs):
 
 @pytest.mark.parametrize("grad_accum", [1, 3, 20])
 def test_steps_and_epochs_are_exact(thirteen, tmp_path, grad_accum):
-    """Seven batches an epoch; fails where the length is an estimate or the last partial accumulation is forgotten."""
+    """Seven batches per epoch; fails for estimated lengths or a lost partial accumulation."""
     loader = open_cache(thirteen / "images.latentcache").read(dtype=torch.float32).loader(batch_size=2)
     assert len(loader) == 7
     trainer, progress, model = train(loader, tmp_path, grad_accum, epochs=2)

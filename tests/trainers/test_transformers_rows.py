@@ -1,4 +1,4 @@
-"""The Trainer of transformers on batches of rows of tokens: steps and epochs are exact."""
+"""The Trainer of transformers on token rows: exact steps and epochs."""
 
 import pytest
 from tiny_tokens import LENGTH, Account, arguments, seen_llama

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on token views, and its padding-free collator against ours."""
+"""TRL's SFTTrainer on token views, and its padding-free collator compared with ours."""
 
 import datasets
 import pytest
@@ -32,7 +32,7 @@ def test_steps_and_epochs_are_exact(fifty, tmp_path, kind, form):
 
 
 def test_padding_free_rows_equal_trl(fifty):
-    """Rows without filling: then nothing differs, not a name, a type or a number."""
+    """Without padding all names, types and values are equal."""
     view = fifty.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
     ours = view.collator("flat")(view.__getitems__([0, 1, 2]))
     batch, part = view.batch([0, 1, 2]), view.row_plans[0]

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on exported folders, where nothing of ours runs while it trains."""
+"""TRL's SFTTrainer on exported folders, without this package during training."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ def a_trainer(fifty, kind, folder, **more):
 
 @pytest.mark.parametrize("kind", ["pad", "pack"])
 def test_rows_give_the_loss_of_their_documents(fifty, tmp_path, kind):
-    """Documents that see each other, or padding that is attended to, would move the loss."""
+    """Cross-document attention or attended padding would change the loss."""
     trainer, account, view = a_trainer(fifty, kind, tmp_path, num_train_epochs=2)
     rows = list(range(len(view)))
     batch = trainer.data_collator([trainer.train_dataset[row] for row in rows])
@@ -55,7 +55,7 @@ def test_rows_give_the_loss_of_their_documents(fifty, tmp_path, kind):
 
 
 def as_printed(run, fifty, folder, **changes):
-    """A trainer with the settings that ``latentcache export --pack --for trl`` prints."""
+    """Create a trainer with the settings that ``latentcache export --pack --for trl`` prints."""
     out = folder / "packed"
     done = run("export", fifty.snapshots[0].paths.root, out, "--pack", LENGTH, "--for", "trl")
     assert done.status == 0, done.err
@@ -68,7 +68,7 @@ def as_printed(run, fifty, folder, **changes):
 
 
 def changed_by_the_first_document(trainer):
-    """(L,) bool: tokens of a packed row whose logits change when the first document of the row does."""
+    """Return (L,) bool: tokens whose logits change with the first document of the row."""
     row = next(row for row in trainer.train_dataset if len(row["seq_lengths"]) > 2)
     first = row["seq_lengths"][0]
     other = {**row, "input_ids": [(one + 1) % 256 for one in row["input_ids"][:first]] + row["input_ids"][first:]}

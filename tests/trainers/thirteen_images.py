@@ -6,7 +6,7 @@ SHAPES = [(96, 64), (64, 96), (80, 80)]
 
 
 def draw_thirteen(folder):
-    """Pictures of three shapes, with captions."""
+    """Thirteen images of three shapes with captions."""
     for number in range(13):
         draw(folder / f"{number:02}.png", SHAPES[number % 3], seed=number)
         (folder / f"{number:02}.txt").write_text(f"image {number}")
@@ -14,7 +14,7 @@ def draw_thirteen(folder):
 
 
 def order(loader, epochs):
-    """The batches of the first epochs, each in its own order."""
+    """Return the batches of the first epochs."""
     batches = []
     for epoch in range(epochs):
         loader.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""A token cache of fifty texts, a tiny Llama for it, and a Trainer's own account of steps and epochs."""
+"""A token cache of fifty texts, a tiny Llama for it, and the Trainer's log of steps and epochs."""
 
 import json
 
@@ -11,7 +11,7 @@ LENGTH = 64
 
 
 def build_fifty(folder):
-    """``texts.jsonl`` and ``texts.latentcache``: fifty texts of bytes, each other than the rest."""
+    """Create ``texts.jsonl`` and ``texts.latentcache``: fifty different texts of bytes."""
     lines = [json.dumps({"text": f"{number:02} " + "word " * (number % 11)}) for number in range(50)]
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n")
     build(folder / "texts.jsonl", folder / "texts.latentcache")
@@ -26,7 +26,7 @@ def tiny_llama(num_ids=512):
 
 
 class Account(TrainerCallback):
-    """The epochs a Trainer counted, step by step."""
+    """Record the epochs of a Trainer, step by step."""
 
     def __init__(self):
         self.epochs = []
@@ -36,7 +36,7 @@ class Account(TrainerCallback):
 
 
 def seen_llama():
-    """A Llama, and in ``batches`` the ids it is trained on."""
+    """A Llama that records its input ids in ``batches``."""
     model = tiny_llama()
     model.batches = []
 
@@ -62,7 +62,7 @@ def arguments(folder, **more):
 
 
 def sft_config(folder, **more):
-    """Settings of TRL for rows that are made already."""
+    """TRL settings for finished rows."""
     from trl import SFTConfig
 
     fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False, "gradient_checkpointing": False}

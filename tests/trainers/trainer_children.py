@@ -1,6 +1,6 @@
-"""``python trainer_children.py SYSTEM SETTINGS OUT``: trains, and says what the model was given.
+"""``python trainer_children.py SYSTEM SETTINGS OUT``: train, and record the inputs of the model.
 
-SYSTEM is llama-factory or axolotl. Run by interpreters that have one of them and nothing of ours.
+SYSTEM is llama-factory or axolotl. Interpreters with one of them run this without this package.
 """
 
 import json
@@ -12,7 +12,7 @@ import transformers
 
 
 class Watch(transformers.TrainerCallback):
-    """Shapes and rows of every batch that reaches the model, and the Trainer's own account."""
+    """Records shapes and rows of every batch, and the Trainer's log."""
 
     def __init__(self):
         self.found = {"batches": [], "losses": []}
@@ -40,7 +40,7 @@ class Watch(transformers.TrainerCallback):
 
 
 def watched(watch):
-    """Every Trainer of this process tells ``watch``."""
+    """Add ``watch`` to every Trainer of this process."""
     train = transformers.Trainer.train
 
     def train_and_tell(self, *args, **kwargs):

@@ -9,7 +9,7 @@ from latentcache.fields import registry
 
 @pytest.fixture(autouse=True, scope="module")
 def _made_kinds():
-    """Child processes find the made-up kinds too. Of a module, so that tests of other folders never see them."""
+    """Register the made-up kinds for this module and its child processes."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", registry.VARIABLE)}
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before["PYTHONPATH"]]))
     registry.register([f"made_cache:{name.capitalize()}" for name in KINDS])

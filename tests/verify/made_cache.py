@@ -1,4 +1,4 @@
-"""Small caches of made-up kinds, one per way of packing, written with the store alone: no encoder, no workers."""
+"""Small caches of made-up kinds, one per storage form, written with the store only."""
 
 import json
 import secrets
@@ -48,7 +48,7 @@ class MadeRecipe:
 
 
 class Made(FieldKind):
-    """Values that follow from the content alone."""
+    """Compute values from the content."""
 
     made_spec: FieldSpec
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Made(FieldKind):
 
 
 class Flat(Made):
-    """One float32 vector per image, an entry each; looks like latents."""
+    """One float32 vector per image, an entry each, like latents."""
 
     name, kind, inputs, shape = "flat", 220, ("image",), (64,)
     made_spec = FieldSpec(dtype="float32", dims=("n",))
@@ -75,7 +75,7 @@ class Flat(Made):
 
 
 class Lines(Made):
-    """A ragged row of uint8 per image, an entry each; looks like an edge map."""
+    """A ragged uint8 row per image, an entry each, like an edge map."""
 
     name, kind, inputs, shape = "lines", 221, ("image",), (-1, 4)
     made_spec = FieldSpec(dtype="uint8", dims=("rows", "n"), ragged=True, collate="pad")
@@ -85,7 +85,7 @@ class Lines(Made):
 
 
 class Texts(Made):
-    """A ragged row of ids per record, in blocks; looks like tokens."""
+    """A ragged row of ids per record, in blocks, like tokens."""
 
     name, kind, inputs, shape, packing, encoder = "texts", 222, ("record",), (-1,), "block", "tokenizer"
     made_spec = FieldSpec(dtype="uint16", dims=("tokens",), ragged=True, collate="pack")
@@ -103,10 +103,10 @@ KINDS = ("flat", "lines", "texts")
 
 @dataclass
 class Case:
-    """A data set with a cache of some kinds."""
+    """A data set and its cache."""
 
     names: tuple[str, ...]
-    """Of the fields."""
+    """Names of the fields."""
     data: Path
     cache: Path
     total: int = 8
@@ -124,7 +124,7 @@ class Case:
         return open_snapshot(self.cache)
 
     def write(self, number: int, text: str | None = None) -> str:
-        """Write (or rewrite) one input; its sample's name."""
+        """Write or replace one input; return its sample name."""
         text = f"input {number}" if text is None else text
         if not self.of_records:
             (self.data / f"{number:03}.png").write_bytes(text.encode())
@@ -149,12 +149,12 @@ class Case:
         (self.data / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def build(self, *, scale: int = 1, per_shard: int = 4, settled: bool = True) -> tuple[int, int]:
-        """Bring the cache up to date; items made, and items found."""
+        """Update the cache; return encoded and reused items."""
         self.paths.shards.mkdir(parents=True, exist_ok=True)
         known = current_or_none(self.cache)
         listing = scan(self.data, SourceOptions(), None if known is None else known.samples, hash_all=True)
         table, made, found, plans = listing.samples, 0, 0, []
-        if settled:  # files that are old enough to be trusted: the test of racy stats is another one
+        if settled:  # make the files old enough to be trusted
             stat = np.array(table.files.stat)
             stat[:, 5] = stat[:, 1:3].max(axis=1) + np.uint64(10**12)
             table = replace(table, files=replace(table.files, stat=stat))
@@ -188,7 +188,7 @@ class Case:
         return Item(key=key, array=kind.encode(key[8:24], recipe), same=key[8:24])
 
     def entry(self, number: int, name: str = "") -> tuple[Path, int, int, int]:
-        """Where the entry of a sample is: its data file, payload offset and bytes, and position among the entries."""
+        """Locate the entry of a sample: data file, payload offset, bytes and entry position."""
         snapshot = self.snapshot
         rows = snapshot.fields[name or self.names[0]]
         entry = int(np.asarray(rows.entry)[np.flatnonzero(np.asarray(rows.sample) == number)[0]])
@@ -196,7 +196,7 @@ class Case:
         return path, int(rows.offset[entry]), int(rows.bytes[entry]), entry
 
     def damage(self, number: int, name: str = "", at: int = 3) -> None:
-        """Flip a bit of the payload of a sample."""
+        """Flip a bit of a sample's payload."""
         path, offset, _, _ = self.entry(number, name)
         self.put(path, offset + at, bytes([self.peek(path, offset + at)[0] ^ 4]))
 
@@ -212,14 +212,14 @@ class Case:
             file.write(data)
 
     def sharing(self, number: int) -> int:
-        """How many samples have items in the entry of one."""
+        """Count the samples in the entry of a sample."""
         rows = self.snapshot.fields[self.names[0]]
         entries = np.asarray(rows.entry)
         return int((entries == entries[np.flatnonzero(np.asarray(rows.sample) == number)[0]]).sum())
 
 
 def make(folder: Path, *names: str, total: int = 8) -> Case:
-    """A data set of ``total`` inputs and the cache of it."""
+    """Create a data set of ``total`` inputs and its cache."""
     case = Case(names=names, data=folder / "data", cache=folder / "cache", total=total)
     case.data.mkdir(parents=True)
     for number in range(total):

@@ -16,7 +16,7 @@ from latentcache.verify.verify import verify_cache
 
 
 def states(report):
-    """file -> (state, reason), of whole things."""
+    """Map each file to (state, reason)."""
     return {item.file: (item.state, item.reason) for item in report.items if not item.entries}
 
 
@@ -30,7 +30,7 @@ def fine(case):
 
 
 def age(case, seconds=10_000):
-    """Make everything in a cache look that much older."""
+    """Make every file of a cache older."""
     for path in case.cache.rglob("*"):
         stat = path.stat()
         os.utime(path, (stat.st_atime - seconds, stat.st_mtime - seconds))
@@ -46,7 +46,7 @@ def everything(case):
 
 @pytest.fixture
 def rebuilt(case):
-    """Three snapshots; each build made the first four samples anew. The shards of each."""
+    """Three snapshots, each with the first four samples encoded again; returns their shards."""
     for text in ("one", "two"):
         for number in range(4):
             case.write(number, f"{text} {number}")
@@ -81,7 +81,7 @@ def test_the_grace_period_holds_and_says_until_when(case, rebuilt):
 
 @pytest.fixture
 def sparse(tmp_path, request):
-    """Seven of eight entries of the only old shard are not needed any more."""
+    """Seven of eight entries of the only old shard are unreferenced."""
     case = make(tmp_path, "flat")
     shutil.rmtree(case.cache)
     case.build(per_shard=8)
@@ -130,7 +130,7 @@ def test_a_build_that_has_not_ended_holds_everything_it_committed(case):
     for number in range(8):
         case.write(number, f"other {number}")
     case.build()
-    case.paths.current.write_bytes(snapshot)  # as before its end
+    case.paths.current.write_bytes(snapshot)  # as before the end of the build
     shutil.rmtree(case.paths.snapshot(2))
     case.paths.building.write_text("{}")
     report = collect(case.cache, grace_s=0, apply=True)

@@ -1,4 +1,4 @@
-"""A snapshot against DATA: each sample has one state, and nothing of DATA is overlooked."""
+"""A snapshot compared with DATA: each sample has one state, and all of DATA is compared."""
 
 import json
 import os
@@ -24,7 +24,7 @@ OK, TOUCHED, MOVED, CAPTION, CHANGED, REMOVED, UNREADABLE, NOT_CHECKED, *_ = Sta
 
 @pytest.fixture(autouse=True)
 def _trusting(monkeypatch):
-    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # every file can be trusted at once
+    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # trust every file at once
 
 
 def states(found):
@@ -125,7 +125,7 @@ def test_only_chosen_samples(data):
 
 
 def built(root: Path, *out: str, **more: object):
-    """A snapshot that rejects some images by their content."""
+    """A snapshot that rejects some images by content."""
     before = scan(root, IMAGES, hash_all=True)
     table, names = before.samples, list(before.samples.names)
     rows = np.array([row for row, name in enumerate(names) if name not in out])
@@ -264,7 +264,7 @@ TWO_FILES = st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, 
 @settings(max_examples=60, deadline=None)
 @given(TWO_FILES, TWO_FILES)
 def test_every_record_is_counted_once(tmp_path_factory, old, now):
-    """Matched, removed and new records are those of both sides; only equal data are without a finding."""
+    """Matched, removed and new records cover both sides; equal data has no findings."""
     root = tmp_path_factory.mktemp("records")
     write(root / "0.jsonl", "always")
     for number, texts in enumerate(old):

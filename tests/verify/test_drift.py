@@ -10,7 +10,7 @@ from latentcache.verify.verify import check_cache, verify_cache
 
 
 class Again:
-    """Encodes as the made-up kinds do; ``change`` alters what it makes of a sample, or says why it cannot."""
+    """Encodes like the made-up kinds; ``change`` alters a sample's array or returns a failure."""
 
     def __init__(self, change=lambda sample, array: array, columns=None):
         self.change, self.columns, self.encoded = change, columns or {}, []

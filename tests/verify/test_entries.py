@@ -104,7 +104,7 @@ def test_errors_of_the_disk_are_unverifiable(case, monkeypatch):
 
 
 def test_entries_that_the_system_reads_in_parts(case, monkeypatch):
-    """It reads 2 GiB at most in one call."""
+    """The system reads 2 GiB at most per call."""
     path, offset, _, _ = case.entry(2)
     case.put(path, offset + 70, b"\xff\xff")
     read, read_into = os.pread, os.preadv

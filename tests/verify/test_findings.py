@@ -57,7 +57,7 @@ def test_a_cause_that_hits_many_samples_is_one_item():
     assert one.names[:2] == ("t.jsonl:1", "t.jsonl:2")
     assert len(one.names) == 10
     assert one.as_json()["count"] == EACH + 1
-    found = Findings(table(EACH + 1))  # and has only what is true of all
+    found = Findings(table(EACH + 1))  # only the attributes that all samples share
     found.add("corrupt", "payload", np.arange(EACH + 1), file="shards/x", found=str, expected="so", hint="hint")
     (one,) = found.result(every(EACH + 1))
     assert (one.file, one.key, one.expected, one.found, one.hint) == ("shards/x", "", "so", "", "hint")

@@ -9,7 +9,7 @@ from latentcache.verify.selection import Depth, parse_selection
 from latentcache.verify.verify import check_cache
 
 FULL = Depth(full=True, untrusted=True)
-#: What a field is makes no difference here: the check is the one that is tested for every kind.
+#: One kind is enough: the same check is tested for every kind.
 pytestmark = pytest.mark.parametrize("case", ["lines"], indirect=True)
 
 

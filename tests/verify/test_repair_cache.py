@@ -81,7 +81,7 @@ def test_a_shard_that_is_gone_makes_the_snapshot_incomplete(case):
 
 
 def test_wrong_values_are_removed_in_one_repair(tmp_path, monkeypatch):
-    """An entry with the same bytes that no sample needs any more would be found by the next build."""
+    """Otherwise the next build would reuse the unreferenced entry with equal bytes."""
     import made_cache
 
     made = made_cache.Flat.encode

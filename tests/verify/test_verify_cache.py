@@ -99,7 +99,7 @@ def test_changed_gone_and_new_inputs(case, depth):
     case.remove(4)
     report = check(case, depth)
     found = counts(report)
-    assert found.pop("touched", 0) == (3 if case.of_records else 0)  # records behind the removed one moved up a line
+    assert found.pop("touched", 0) == (3 if case.of_records else 0)  # records after the removed one moved up a line
     assert found == {"stale": 2, "missing": 2, "ok": 3 if case.of_records else 6}
     found = {(one.reason, one.path if not one.line else f"{one.path}:{one.line}") for one in report.findings}
     lost = "t.jsonl:5" if case.of_records else "004.png"
@@ -226,7 +226,7 @@ def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
 
 
 def _reads(case):
-    """Every item as the reader gives it, or the error in its place."""
+    """Read every item, or its error."""
     try:
         snapshot = case.snapshot
         reader = EntryReader(case.paths, snapshot)

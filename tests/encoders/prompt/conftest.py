@@ -8,7 +8,7 @@ from made_pipelines import make_pipeline
 
 @pytest.fixture(scope="module")
 def pipelines(tmp_path_factory):
-    """Name of a class -> (pipeline, its folder)."""
+    """Create a pipeline by class name; returns the pipeline and its folder."""
     made: dict[str, tuple[object, Path]] = {}
 
     def get(name):

@@ -1,4 +1,4 @@
-"""A recipe says which text encoders made an item; an unusable pipeline is reported before torch is loaded."""
+"""Recipes name the text encoders; unusable pipelines are rejected before torch is loaded."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def recipe_of(folder, cached=None, **settings):
 
 @pytest.fixture
 def flux(pipelines, tmp_path):
-    """A pipeline of its own for each test."""
+    """A private copy of the Flux pipeline."""
     return shutil.copytree(pipelines("FluxPipeline")[1], tmp_path / "flux")
 
 
@@ -84,7 +84,7 @@ def test_a_pipeline_sets_its_own_outputs(pipelines, flux):
 
 
 def test_a_hub_id_gives_the_settings_of_its_folder(flux, monkeypatch, tmp_path):
-    """And only the index is requested until the embeddings are described."""
+    """Only the index is downloaded until the embeddings are described."""
     requests = []
 
     def download(name, wanted, **words):
@@ -155,7 +155,7 @@ def test_a_length_that_is_a_property_of_the_model_is_rejected(pipelines):
 
 
 def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_reported(pipelines, monkeypatch):
-    """The text of a caption that is encoded depends on them."""
+    """Cleaned captions depend on the versions of these libraries."""
     folder, there = pipelines("PixArtSigmaPipeline")[1], {"ftfy": "6.3", "beautifulsoup4": "4.13"}
     found = []
     for has in (there, {**there, "ftfy": ""}):

@@ -1,4 +1,4 @@
-"""Embeddings in a cache are what the pipeline's own ``encode_prompt`` gives."""
+"""Embeddings in a cache equal the pipeline's own ``encode_prompt``."""
 
 import inspect
 import shutil
@@ -27,7 +27,7 @@ def described(folder, output, **settings):
 
 
 def encoded(found, texts=TEXTS):
-    """The items of some captions, as a worker makes them."""
+    """Encode captions as a worker does."""
     producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
     producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
@@ -38,7 +38,7 @@ def encoded(found, texts=TEXTS):
 
 
 def asked_alone(pipe, output, text):
-    """What the class's own ``encode_prompt`` gives for one caption, without the padding that its mask tells."""
+    """Encode one caption with the class's own ``encode_prompt``; drop the masked padding."""
     own, call = (inspect.signature(method).parameters for method in (pipe.encode_prompt, type(pipe).__call__))
     shared = ("max_sequence_length", "complex_human_instruction", "clean_caption")
     given = {name: call[name].default for name in shared if name in own and name in call}

@@ -1,4 +1,4 @@
-"""Tokenizers from their folder and settings."""
+"""Describe tokenizers from a folder and settings."""
 
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.producer import open_tokenizer

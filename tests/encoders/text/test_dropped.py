@@ -1,4 +1,4 @@
-"""What templates leave out; those of real models are in the folder of TRL."""
+"""Content that templates omit; real templates are in TRL's folder."""
 
 import pytest
 from test_trl_templates import CALL, CONVERSATIONS, messages, renderer

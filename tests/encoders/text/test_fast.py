@@ -119,7 +119,7 @@ def test_unsupported_tokenizers_give_a_reason(tokenizer, words):
 
 
 def test_an_unreachable_token_is_found():
-    """b and c merge first, so a, b, c never become the listed pair ab and c; the fast engine would join a and bc."""
+    """b and c merge first, so the pair (ab, c) is never used; tiktoken would merge a and bc."""
     tokenizer = json_of(byte_level(special=(), vocab_size=256))
     vocab = tokenizer["model"]["vocab"]
     for merged in ("bc", "ab", "abc"):
@@ -146,7 +146,7 @@ def test_equal_ids_for_every_character_enable_tiktoken(reference):
 
 def test_a_difference_in_the_data_disables_tiktoken(reference, monkeypatch):
     monkeypatch.setattr(fast_module, "_RANGES", ())
-    # Split otherwise than the tokenizer does: only a text with digits shows it.
+    # This regex splits text with digits differently from the tokenizer.
     wrong = fast_module._GPT2.replace(r"\p{N}+", r"\p{N}")
     monkeypatch.setattr(fast_module, "_GPT2", wrong)
     monkeypatch.setattr(fast_module, "KNOWN_SPLITS", {wrong})
@@ -162,7 +162,7 @@ def test_without_tiktoken_the_reference_is_used(reference, monkeypatch):
 
 
 def test_records_over_a_megabyte_skip_the_reference(reference, monkeypatch):
-    """It would hold hundreds of bytes a character, in the process that builds."""
+    """The reference would use hundreds of bytes per character."""
     lengths = []
     monkeypatch.setattr(fast_module, "_RANGES", ())
     monkeypatch.setattr(fast_module, "_is_same", lambda one, other: lengths.append(len(one.array)) or True)

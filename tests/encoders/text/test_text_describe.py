@@ -124,7 +124,7 @@ def described(settings=None, cached=None, *, chat=False, **context):
 
 
 def again(found):
-    """The cache of a build, as it comes back from a manifest."""
+    """Read the recipe of a build back from a manifest."""
     recipe = InputIdsRecipe.from_json(json.loads(json.dumps(found.recipe.as_json())))
     return Cached(recipe=recipe, provenance=json.loads(json.dumps(found.provenance)))
 
@@ -195,7 +195,7 @@ def test_prompts_carry_no_loss_unless_requested():
 
 
 def test_the_id_depends_on_nothing_but_the_tokenizer(folder, tmp_path):
-    """Used before or not, in any folder, beside other files, in any process."""
+    """The id is the same for a used tokenizer, another folder, extra files and another process."""
     first = described({"tokenizer": str(folder)}, chat=True).recipe.recipe_id
     used = AutoTokenizer.from_pretrained(str(folder))
     used(["some words", "more"], padding=True, truncation=True, max_length=3)

@@ -64,7 +64,7 @@ def test_a_folder_without_a_tokenizer_is_rejected(tmp_path, files, words):
 
 
 def test_a_hub_id_gives_its_commit_and_the_same_files_cold_or_warm(tmp_path, monkeypatch):
-    """A local hub cache that another tool filled lacks the configuration: it must not decide the recipe."""
+    """A hub cache of another tool may lack the configuration; the recipe must not change."""
     partial, whole = tmp_path / "partial" / "snapshots" / "abc", tmp_path / "whole" / "snapshots" / "abc"
     for folder in (partial, whole):
         folder.mkdir(parents=True)

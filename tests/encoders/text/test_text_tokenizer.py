@@ -34,7 +34,7 @@ def chat(*contents, **options):
 
 
 def both(folder, **options):
-    """The tokenizer by the reference and by the fast engine."""
+    """The tokenizer with the reference engine and with tiktoken."""
     reference = opened_tokenizer(folder, **options)
     return reference, reference.with_engine(TiktokenEngine(reference.tokenizer, reference.recipe.dtype))
 

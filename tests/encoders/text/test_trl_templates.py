@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - the marks of DeepSeek are fullwidth
-"""Ids and loss of the training templates that TRL ships, against what TRL computes: transformers' assistant masks."""
+"""Compare ids and loss of TRL's training templates with transformers' assistant masks."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ CONVERSATIONS = {
     ),
 }  # fmt: skip
 ALTERNATING = {"tools": "roles must alternate", "text beside tools": "roles must alternate"}
-#: Template -> conversations that it does not accept, neither here nor in TRL, with the template's own words.
+#: Template -> conversations that it and TRL reject, with the template's message.
 NOT_ACCEPTED = {
     "cohere": ALTERNATING,
     "cohere2": ALTERNATING,
@@ -68,7 +68,7 @@ PARTS = ("idefics3", "llava_next", "smolvlm")
 
 
 def tokenizer(template):
-    """One token for each byte, and the special tokens that the template writes."""
+    """Create a tokenizer with one token per byte and the special tokens of the template."""
     made = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
     )
@@ -96,7 +96,7 @@ def record_of(conversation):
 
 
 def trl_says(name, template, conversation):
-    """Ids and assistant mask as TRL's SFTTrainer takes them."""
+    """Compute ids and assistant mask as TRL's SFTTrainer does."""
     if name in PARTS:
         conversation = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in conversation]
     tools = TOOLS if any("tool_calls" in turn for turn in conversation) else None
@@ -133,7 +133,7 @@ def test_ids_and_loss_are_those_of_trl(name):
 
 
 def test_a_turn_without_loss_between_marks_of_several_pieces():
-    """DiffusionGemma marks a call and the text beside it apart."""
+    """DiffusionGemma marks a call and its text separately."""
     conversation = CONVERSATIONS["text beside tools"]
     silent = [{**turn, "weight": 0} if turn["content"] == "I see." else turn for turn in conversation]
     rendered = renderer("diffusion_gemma_training").render(record_of(silent))
@@ -173,7 +173,7 @@ def renderer(name):
 
 
 THINK_END = "\n</think>\n\n"
-#: Original templates without marks -> what is learned of CONVERSATIONS["turns"] and of "tools".
+#: Original templates without marks -> learned text of CONVERSATIONS["turns"] and ["tools"].
 ORIGINAL = {
     "deepseekv3": (
         ["bb<｜end▁of▁sentence｜>", "dd<｜end▁of▁sentence｜>", "f\nf<｜end▁of▁sentence｜>"],
@@ -217,7 +217,7 @@ def test_turns_of_templates_without_marks(name):
 
 
 def test_a_template_without_exact_spans_is_rejected_with_a_fix():
-    """gpt-oss turns the text beside a call into a thought, and drops that once the next answer is there."""
+    """gpt-oss turns text beside a call into a thought and drops it after the next answer."""
     (document,) = opened(template_of("gptoss")).tokenize([record_of(CONVERSATIONS["text beside tools"])])
     assert document.reason == "template-rewrites"
     assert "writes this answer otherwise where others follow it" in document.detail

@@ -1,4 +1,4 @@
-"""One torch thread: tiny models take longer to share than to compute."""
+"""Use one torch thread: for tiny models more threads are slower."""
 
 import pytest
 import torch

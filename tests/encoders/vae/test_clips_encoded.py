@@ -1,4 +1,4 @@
-"""Latents of clips are those of the class's own encode on the frames of a plain PyAV loop."""
+"""Latents of clips equal the class's own encode on the frames of a plain PyAV loop."""
 
 import json
 
@@ -35,7 +35,7 @@ def described(model, bucket=BUCKET, **changes):
 
 
 def latents(root, name, model, count, bucket=BUCKET, **changes):
-    """What the producer makes of one file, and its group."""
+    """Produce one file; return its latents and group."""
     found = described(model, bucket, **changes)
     group = found.recipe.group(bucket, count)
     context = ProducerContext(root=str(root), device="cpu", groups=(group,))
@@ -48,7 +48,7 @@ def latents(root, name, model, count, bucket=BUCKET, **changes):
 
 
 def own(model, frames, name):
-    """The mode of the class's own posterior, raw, (C, f, h, w)."""
+    """Encode with the class's own posterior mode, raw, (C, f, h, w)."""
     loaded = getattr(diffusers, name).from_pretrained(model).eval()
     values = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_frames_that_the_model_does_not_take(tiny):
 
 
 def test_images_alone_keep_their_recipe(tiny):
-    """Format 1: a recipe without clips says nothing of them."""
+    """Format 1: a recipe without clips has no frame settings."""
     plain = described("stub", frames=None, storage_dtype="float16").recipe
     assert "clips" not in json.dumps([plain.as_json(), plain.identity()])
     clips = described("stub", storage_dtype="float16").recipe

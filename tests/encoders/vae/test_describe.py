@@ -1,4 +1,4 @@
-"""Every spelling of --model, every wrong one with its message, what follows the cache, and no torch."""
+"""--model values, their errors and settings of the cache; no torch import."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def test_a_folder_is_described(tiny):
 
 
 def test_a_generic_class_without_a_scale_is_reported(copied):
-    """The class may have a default, which its pipelines apply and this table lacks."""
+    """The class may have a default scale that its pipelines apply and this table lacks."""
     model = copied("AutoencoderKLCogVideoX")
     spec = described_model(model.folder).spec
     assert (spec.channels, spec.factor, spec.multiple, spec.normalization.scale) == (4, 8, 16, 1.15258426)
@@ -116,7 +116,7 @@ def test_the_torch_free_modules_import_no_torch(tiny):
 
 
 def described(settings=None, cached=None, **context):
-    """What the describer gives; ``asked`` collects the questions to a worker."""
+    """Describe; return the description and the requests to a worker."""
     calls = []
 
     def ask(target, **kwargs):
@@ -130,7 +130,7 @@ def described(settings=None, cached=None, **context):
 
 
 def again(found):
-    """The cache of a build, as it comes back from a manifest."""
+    """Read the recipe of a build back from a manifest."""
     recipe = LatentsRecipe.from_json(json.loads(json.dumps(found.recipe.as_json())))
     return Cached(recipe=recipe, provenance=json.loads(json.dumps(found.provenance)))
 
@@ -172,7 +172,7 @@ def test_another_model_does_not_inherit_tiles(tiny):
 
 
 def test_the_id_depends_on_nothing_but_the_model(tiny, tmp_path):
-    """Cold or warm, from another folder, with the memo of its weights or without."""
+    """The id ignores the folder, the hub cache and the memo of the weights."""
     cold, _ = described({"model": str(tiny("AutoencoderKLFlux2"))})
     elsewhere = shutil.copytree(tiny("AutoencoderKLFlux2"), tmp_path / "elsewhere")
     (elsewhere / "README.md").write_text("more files")

@@ -1,4 +1,4 @@
-"""Every class against its own encode: precision, storage, moments, masks, and what happens when something breaks."""
+"""Compare every class with its own encode: precision, storage, moments, masks and faults."""
 
 from dataclasses import replace
 
@@ -94,7 +94,7 @@ def test_a_missing_device(device, tiny):
 
 
 class Late:
-    """The end of copies on a device that fails."""
+    """A copy event of a failing device."""
 
     def query(self):
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")

@@ -1,4 +1,4 @@
-"""What configurations say: of published models, of every class of diffusers, and what is identity and what is not."""
+"""Configurations of published models and diffusers classes, and their part of the recipe id."""
 
 import pytest
 from described_models import described_model
@@ -119,9 +119,9 @@ def test_every_diffusers_autoencoder_is_known():
 
 @pytest.mark.parametrize("name", [*FAMILIES, "AutoencoderKLCosmos"])
 def test_tiles_are_those_of_the_class(name, tiny, images):
-    """Tiles smaller than an image give other latents."""
+    """Tiles smaller than an image change the latents."""
     changes = {}
-    if name == "AutoencoderTiny":  # its tiles presume the factor of four levels
+    if name == "AutoencoderTiny":  # its tiles assume a factor of four levels
         sides = ("encoder_block_out_channels", "decoder_block_out_channels")
         blocks = ("num_encoder_blocks", "num_decoder_blocks")
         changes = dict.fromkeys(sides, (8,) * 4) | dict.fromkeys(blocks, (1,) * 4)

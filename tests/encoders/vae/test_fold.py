@@ -1,4 +1,4 @@
-"""Folded against unfolded: the same latents, flat weights, and no clip of several frames."""
+"""The Conv3d-to-Conv2d rewrite gives equal latents and rejects clips of several frames."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""From a word to files: what is chosen, what is rejected, and when a network is used."""
+"""Model names and paths: chosen files, rejected paths and network access."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_a_missing_path_is_not_a_hub_id(name, monkeypatch):
 
 
 def hub_cache(root, source, *, nested, weights=WEIGHTS_NAME):
-    """The files of a model as huggingface_hub lays them out."""
+    """Lay out the files of a model as huggingface_hub does."""
     repository = root / "models--someone--some-vae"
     snapshot = repository / "snapshots" / "0123abc"
     target = snapshot / "vae" if nested else snapshot

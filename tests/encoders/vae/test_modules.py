@@ -1,4 +1,4 @@
-"""From files to the encoder half: every layout gives the same tensors, every damage a message."""
+"""Load the encoder half: all layouts give equal tensors, damaged files give an error."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def loaded(folder, dtype=torch.float32, **options):
 
 
 def assert_equal(module, expected):
-    """Every tensor of the encoder half is there and is the same."""
+    """Compare every tensor of the encoder half."""
     loaded, reference = module.state_dict(), expected.state_dict()
     assert len(loaded) > 10
     assert loaded.keys() <= reference.keys()

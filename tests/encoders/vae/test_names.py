@@ -1,4 +1,4 @@
-"""Names of tensors; original layouts of whole models are in test_modules.py."""
+"""Names of tensors; test_modules.py tests whole models in original layouts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What training reads is what diffusers' own pipelines make of the same latents."""
+"""Normalized latents equal those of diffusers' own pipelines."""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -17,13 +17,13 @@ SIZES = {"vae_scale_factor_temporal": 4, "vae_scale_factor_spatial": 8, "vae_sca
 
 
 def pipeline(model, raw, output, **more):
-    """What a pipeline's method needs of its pipeline; its encoder gives these raw latents for any image."""
+    """The attributes that a pipeline method needs; its encoder returns these raw latents."""
     model.encode = lambda _: SimpleNamespace(**{output: raw})
     return SimpleNamespace(vae=model, **SIZES, **more)
 
 
 def scaled_only(model, raw):
-    """Stable Diffusion: also what TAESD stands in for."""
+    """Stable Diffusion, also for TAESD."""
     return diffusers.StableDiffusionXLImg2ImgPipeline.prepare_latents(
         pipeline(model, raw, "latents"), IMAGE, None, len(raw), 1, torch.float32, "cpu", None, False
     )

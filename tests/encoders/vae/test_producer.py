@@ -140,7 +140,7 @@ def test_an_image_too_large_for_memory_is_a_failure(tmp_path, monkeypatch):
 
 
 def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
-    """Images of a bucket's size are not resampled, so an item could share the memory of the decoder."""
+    """Images of the bucket's size are not resampled; they must not share decoder memory."""
     producer = opened(tmp_path)
     for number in range(4):
         draw(tmp_path / f"{number}.jpg", number, height=64, width=64)
@@ -165,7 +165,7 @@ def test_re_encoding_uses_the_stored_crop(tmp_path):
 
 
 class Faulty(Encoder):
-    """The stub with faults for some images, found by their pixels."""
+    """The stub with faults for chosen images, matched by pixels."""
 
     def __init__(self, broken=(), *, mends=False, value=np.nan, precise_memory=True, most=None, **options):
         self.stub = StubEncoder(builtin_spec(**options))

@@ -1,4 +1,4 @@
-"""Masks in processes that have this folder in their ``PYTHONPATH``: 16 in a unit of work, ``DELAY_MS`` for each."""
+"""Slow masks in child processes: 16 per unit of work, ``DELAY_MS`` for each."""
 
 import os
 import time

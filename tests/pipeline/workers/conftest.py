@@ -26,7 +26,7 @@ TOYS = tuple(f"tests.pipeline.workers.toy_kinds:{name}" for name in ("Squares", 
 
 @dataclasses.dataclass
 class Toy:
-    """One toy kind with a folder for its data, its cache and its notes."""
+    """One toy kind with folders for its data, cache and marks."""
 
     name: str
     folder: Path
@@ -42,7 +42,7 @@ class Toy:
         return CachePaths(self.folder / "cache")
 
     def jobs(self, texts: list[str], *, costs: dict[int, int] | None = None) -> list[Job]:
-        """A job per text: a file for ``squares``, text for the others."""
+        """A job per text: a file for ``squares``, text for the other kinds."""
         variants = 2 if self.name == "squares" else 1
         made = []
         for number, text in enumerate(texts):
@@ -81,12 +81,12 @@ class Toy:
             return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"warm": warm, **given}).run(advanced)
 
     def times(self, stage: str, word: str) -> int:
-        """How often a word was prepared or encoded."""
+        """Count how often a word was prepared or encoded."""
         path = self.folder / "marks" / f"{stage}-{word}"
         return path.stat().st_size if path.exists() else 0
 
     def stored(self) -> dict[bytes, bytes]:
-        """Bytes of all committed items, by key."""
+        """Read all committed items: key -> bytes."""
         catalog = load_catalog(self.paths)
         items = [catalog.item(place) for place in catalog.all_places()]
         return {item.key: item.array.tobytes() for item in items}
@@ -94,7 +94,7 @@ class Toy:
 
 @pytest.fixture(autouse=True)
 def toy_kinds(monkeypatch):
-    """The toy kinds are known to this process and its workers."""
+    """Register the toy kinds for this process and its workers."""
     monkeypatch.setenv(registry.VARIABLE, os.environ.get(registry.VARIABLE, ""))
     registry.register(TOYS)
     yield
@@ -119,7 +119,7 @@ def words(tmp_path) -> Toy:
 
 @pytest.fixture
 def short_deadline(monkeypatch):
-    """Workers that do not move for a second are killed."""
+    """Kill workers that hang for a second."""
     monkeypatch.setenv(watchdog.VARIABLE, "1")
 
 

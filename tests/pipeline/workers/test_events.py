@@ -37,7 +37,7 @@ def test_a_line_that_does_not_fit_is_a_full_disk(tmp_path, room):
 
 
 def test_a_partial_line_is_removed(tmp_path, monkeypatch):
-    """Other workers go on committing until the build has ended."""
+    """Other workers commit until the build ends."""
     real = os.write
     with EventLog(tmp_path / "events") as events, monkeypatch.context() as patch:
         events.commit(KEYS)

@@ -10,7 +10,7 @@ from latentcache.pipeline.workers.memory import ByteBudget, host_memory
 
 
 def start_acquire(budget, size, answers=None):
-    """A thread that asks for bytes, and its answer once there is one."""
+    """Start a thread that acquires bytes; return it and the list of its results."""
     answers = [] if answers is None else answers
     thread = threading.Thread(target=lambda: answers.append((size, budget.acquire(size))), daemon=True)
     thread.start()
@@ -48,7 +48,7 @@ def test_limits_of_cgroups_count(tmp_path, files, membership, expected):
 
 
 def test_the_first_in_the_queue_is_served_first():
-    """A large request is not passed by small ones for ever."""
+    """Small requests do not overtake a large one forever."""
     budget, answers = ByteBudget(10), []
     assert budget.acquire(9)
     threads = [start_acquire(budget, size, answers)[0] for size in (8, 1, 1)]

@@ -1,4 +1,4 @@
-"""Worker processes: questions before a build, what they import, how they end."""
+"""Worker processes: requests before a build, imports and exits."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ def test_a_crashing_sample_is_quarantined_by_fresh_workers(squares):
 
 @pytest.mark.parametrize("held", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
-    """Also if a fork of the build holds its end of the connection."""
+    """A fork of the build may keep its end of the connection open."""
     script = (
         "import os, time; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
         "from latentcache.fields import registry; registry.register(TOYS)\n"
@@ -98,7 +98,7 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
 
 
 def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):
-    """A tree that is tested beside an installed one has workers of its own code."""
+    """Workers import the tree under test, not an installed one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert import_path()[-1] == str(tmp_path)

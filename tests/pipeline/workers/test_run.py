@@ -1,4 +1,4 @@
-"""Runs of whole fields: every job ends settled, whatever happens to its inputs, its batches and its workers."""
+"""Runs of whole fields: every job is settled, whatever happens to inputs, batches and workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [f"word{number}" for number in range(40)]
 
 
 def settled(result) -> list[int]:
-    """Samples that a result accounts for."""
+    """Samples that a result counts."""
     return sorted([*result.read.sample.tolist(), *(sample for sample, _ in result.failed)])
 
 
@@ -48,7 +48,7 @@ def test_committed_items_are_skipped_by_key(squares, tmp_path):
 
 
 def test_equal_encoder_input_is_copied(squares, tmp_path):
-    """From a committed entry."""
+    """Items copied from a committed entry."""
     squares.run(["red one", "blue"])
     lookup = tmp_path / "lookup"
     load_catalog(squares.paths).save_lookup(lookup)
@@ -78,7 +78,7 @@ def test_failures_keep_their_content_hash(toy):
 
 
 def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
-    """A quarter of the container's memory for inputs, divided among the workers."""
+    """Inputs get a quarter of the container's memory, divided among workers."""
     limits, limit = [], WorkerProcess.limit
     monkeypatch.setattr(WorkerProcess, "limit", lambda self, size: (limits.append(size), limit(self, size)))
     monkeypatch.setattr("latentcache.pipeline.workers.memory.host_memory", lambda: 2 << 30)
@@ -88,7 +88,7 @@ def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
 
 @pytest.mark.slow
 def test_memory_that_is_not_enough_fails_one_sample(toy):
-    """In a bounded process the worker is replaced and the sample tried alone; elsewhere the sample fails at once."""
+    """A worker with a memory limit is replaced and the sample retried; otherwise the sample fails."""
     result = toy.run([*TEXTS[:6], "hungry memory-prepare"])
     reason = "out-of-memory" if toy.name == "squares" else "record-too-large"
     assert [(sample, failure.reason) for sample, failure in result.failed] == [(6, reason)]
@@ -105,7 +105,7 @@ def test_a_sample_that_kills_its_workers_is_quarantined(toy, stage):
     assert result.failed[0][1].reason == toy.kind.reasons.get(stage, default)
     assert "SIGSEGV" in result.failed[0][1].detail
     assert settled(result) == list(range(25))
-    # Once among all, four halves of a unit of sixteen, three times by itself, two by chance of timing.
+    # Once with all, in four halves of a unit of sixteen, three times alone, twice by timing.
     assert toy.times(stage, "poison") <= 10
     assert result.progress.restarts >= 3
 
@@ -124,7 +124,7 @@ def test_a_dead_encoder_quarantines_no_good_samples(toy):
 
 @pytest.mark.slow
 def test_a_lost_device_ends_the_build_after_retries(toy):
-    """Every sample succeeds until one moment; from then on each worker dies, also on samples that were fine."""
+    """Every sample succeeds at first; later each worker dies, also on good samples."""
     with pytest.raises(WorkerError, match="keep dying"):
         toy.run([f"v{number}" for number in range(30)], producer={"dead": 12})
 
@@ -171,7 +171,7 @@ def test_a_thread_that_hangs_is_left_alone(words, short_deadline):
 
 
 def test_commits_of_a_killed_worker_count(words, monkeypatch):
-    """It is neither encoded again nor lost, and its event is written."""
+    """It is not encoded again, not lost, and its event is written."""
     monkeypatch.setenv(failpoint.VARIABLE, "after-commit:2:die")
     events = words.folder / "events"
     with EventLog(events) as log:

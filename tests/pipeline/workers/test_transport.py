@@ -64,7 +64,7 @@ def test_the_build_never_waits_for_a_worker_that_does_not_read():
 
 
 def sent(**parts):
-    """Parts of a message as they arrive."""
+    """Send and receive one message; return its parts."""
     build_end, worker_end = channel_pair()
     channel = Channel(worker_end)
     try:

@@ -23,7 +23,7 @@ def step(number=1, stage=PREPARING, slot=FIRST_PREPARER, items=(5,)):
 
 
 def seconds_until_stuck(watch, look, limit=5000, every=0.5):
-    """How long a worker is watched before it is given up; ``look`` gives beats and steps for each look."""
+    """Return the seconds until a worker is given up; ``look`` returns beats and steps."""
     for number in range(limit):
         if watch.stuck(*look(number), every):
             return number * every

@@ -1,4 +1,4 @@
-"""``Producer.make``: units of small jobs made in one call, and what happens when that call fails."""
+"""``Producer.make``: one call per unit of small jobs, and failures of that call."""
 
 import pytest
 
@@ -9,7 +9,7 @@ TEXTS = [f"word{number}" for number in range(40)]
 
 
 def calls(toy):
-    """How often ``make`` was called with so many jobs."""
+    """Count the calls of ``make`` by number of jobs."""
     marks = (toy.folder / "marks").glob("make-[0-9]*")
     return {int(path.name.removeprefix("make-")): path.stat().st_size for path in marks}
 
@@ -36,7 +36,7 @@ def test_a_job_that_fails_in_the_call_is_reported_with_its_content(lines):
 @pytest.mark.parametrize("order", ["memory", "unusable"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_jobs_of_a_call_that_fails_are_made_one_by_one(lines, order, workers):
-    """Only the job that fails by itself is lost; memory of a bounded worker ends it, and it is replaced."""
+    """Only the failing job is lost; a worker with a memory limit is replaced."""
     result = lines.run(["a", f"b {order}-make {order}-prepare", "c"], workers=workers)
     reason = {"memory": "record-too-large", "unusable": "truncated"}[order]
     assert [(sample, failure.reason) for sample, failure in result.failed] == [(1, reason)]

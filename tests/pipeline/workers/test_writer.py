@@ -29,7 +29,7 @@ def keys(items):
 
 
 class Bench:
-    """A writer into a shard, and the keys of each commit that it reported."""
+    """A writer into a shard, with the keys of each reported commit."""
 
     def __init__(self, folder, **options):
         self.paths, self.commits = CachePaths(folder), []

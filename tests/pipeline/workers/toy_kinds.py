@@ -1,6 +1,6 @@
-"""Two toy kinds that do what their inputs say: fixed entries from files, and ragged blocks from text.
+"""Toy kinds that follow orders in their inputs: fixed entries from files, ragged blocks from text.
 
-An input is words; the first word is what it stands for, the others are orders: ``crash-prepare``, ``hang-encode``,
+The first word of an input is its value. The others are orders: ``crash-prepare``, ``hang-encode``,
 ``fail-encode``, ``memory-prepare``, ``sleep-encode``, ``once-encode`` ...
 """
 
@@ -38,7 +38,7 @@ from latentcache.fields.protocol import (
 )
 from latentcache.identity.content import content_hash, json_hash
 
-#: Items that fit into the device's memory, and seconds per item of ``sleep``.
+#: Items that fit into the device's memory; seconds per item of ``sleep``.
 ROOM = 4
 SIDE = 8
 
@@ -67,7 +67,7 @@ class _Toy(FieldKind):
 
 
 class Squares(_Toy):
-    """One (8, 8) entry per variant of a file; its content is known only after reading."""
+    """One (8, 8) entry per variant of a file; content is known after reading."""
 
     name, kind, inputs = "squares", 201, ("image",)
     columns = {"first": ("<u4", ())}
@@ -77,7 +77,7 @@ class Squares(_Toy):
 
 
 class Words(_Toy):
-    """A ragged row per text, packed in blocks; its content is known before."""
+    """A ragged row per text, packed in blocks; content is known before reading."""
 
     name, kind, inputs, packing, device = "words", 202, ("record",), "block", "cpu"
     ragged_columns = {"marks": ("<u4", ())}
@@ -88,7 +88,7 @@ class Words(_Toy):
 
 
 class Lines(Words):
-    """The same, made many at a time."""
+    """Ragged rows, many per call."""
 
     name, kind, makes_jobs = "lines", 203, True
 
@@ -106,7 +106,7 @@ class ToyProducer(Producer):
         self.log("open", context.device)
 
     def log(self, stage: str, word: str) -> int:
-        """Note a step in a file; gives how often this step was noted before."""
+        """Record a step in a file; return how often it was recorded before."""
         path = self.marks / f"{stage}-{word.replace('/', '_')}"
         with path.open("ab") as file:
             file.write(b".")
@@ -188,7 +188,7 @@ def flipped(same: bytes, output: Output) -> bytes:
 
 
 def answer(number: int, device: str = "") -> dict[str, Any]:
-    """For questions to a worker."""
+    """Answer a worker request."""
     if number < 0:
         raise EncoderError("a negative number", fix="give another one")
     if number > 99:

@@ -1,4 +1,4 @@
-"""Images in rows of parquet and Arrow files, against what pyarrow and `datasets` wrote."""
+"""Images in parquet and Arrow rows, compared with pyarrow and `datasets`."""
 
 from __future__ import annotations
 

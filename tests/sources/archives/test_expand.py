@@ -1,4 +1,4 @@
-"""Archives as samples: those that did not change are not opened again."""
+"""Archives as samples: unchanged archives are not opened again."""
 
 import tarfile
 

@@ -1,4 +1,4 @@
-"""Places of images: whole files, ranges and rows give the same bytes."""
+"""Whole files, byte ranges and rows give the same bytes."""
 
 from __future__ import annotations
 

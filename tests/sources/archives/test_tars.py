@@ -1,4 +1,4 @@
-"""Headers of tars against Python's own reader, and every kind of damage."""
+"""Tar headers compared with Python's reader, and damaged tars."""
 
 from __future__ import annotations
 

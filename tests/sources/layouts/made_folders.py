@@ -1,4 +1,4 @@
-"""Files of a source, and what a scan says of them."""
+"""Create source files, and read the result of a scan."""
 
 import json
 

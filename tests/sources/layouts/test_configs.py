@@ -1,4 +1,4 @@
-"""Configuration files of trainers, each read by the rule of its trainer."""
+"""Configuration files of trainers, each read by its trainer's rules."""
 
 from pathlib import Path
 

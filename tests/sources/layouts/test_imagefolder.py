@@ -1,4 +1,4 @@
-"""Metadata tables in folders, read as the Hugging Face image folder builder reads them."""
+"""Metadata tables in folders, read by the rules of the Hugging Face image folder builder."""
 
 import pytest
 from made_folders import notes, put

@@ -1,4 +1,4 @@
-"""Folders with repeats and class words, read as kohya's sd-scripts reads them."""
+"""Folders with repeats and class words, read by the rules of kohya's sd-scripts."""
 
 import pytest
 from hypothesis import given
@@ -57,7 +57,7 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
 
 
 def by_rounds(train: int, repeats: list[int]) -> list[int]:
-    """Repeats of regularization images as the trainer gives them: one image after another until they suffice."""
+    """Compute repeats of regularization images as the trainer does: one after another until they suffice."""
     served = [0] * len(repeats)
     while sum(served) < train:
         for number, first in enumerate(repeats):
