@@ -1,8 +1,17 @@
 """Describe models from a folder or model name and settings."""
 
+import json
+
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.fields.latents import LatentsSettings
+from latentcache.fields.protocol import Cached
 
 
 def described_model(model, *, on_cuda=False, **settings):
     return describe_model(LatentsSettings(model=str(model), **settings), on_cuda=on_cuda)
+
+
+def as_cached(described):
+    """Read the recipe of a build back from a manifest."""
+    recipe = type(described.recipe).from_json(json.loads(json.dumps(described.recipe.as_json())))
+    return Cached(recipe=recipe, provenance=json.loads(json.dumps(described.provenance)))

@@ -49,12 +49,13 @@ def as_tars(root: Path, images: Images, each: int = 4) -> None:
         write_tar(root / f"shard-{number:03d}.tar", members)
 
 
-def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:
-    with tarfile.open(path, "w") as tar:
+def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
+    return path
 
 
 def rows_of(images: Images) -> pa.Table:

@@ -14,7 +14,7 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
-__all__ = ["FIELD", "build", "opened", "spoken", "tamper", "texts", "write_texts"]
+__all__ = ["FIELD", "build", "opened", "tamper", "texts", "write_texts"]
 FIELD = "input_ids"
 _RECIPE_FIELDS = {one.name for one in dataclasses.fields(InputIdsSettings)}
 
@@ -45,12 +45,6 @@ def opened(cache):
     """Open the current snapshot and a reader."""
     snapshot = open_snapshot(cache)
     return snapshot, EntryReader(CachePaths(cache), snapshot)
-
-
-def spoken(snapshot, reader):
-    """Decode every document; ids of the stub are bytes, and the last one ends the text."""
-    rows = range(len(snapshot.fields[FIELD]))
-    return [bytes(reader.read(FIELD, row)[:-1].astype("u1")).decode() for row in rows]
 
 
 def tamper(cache, block=0, place=200):

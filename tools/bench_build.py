@@ -22,7 +22,6 @@ import argparse
 import gc
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from typing import Any
 from build_checks import Watch, memory_of, stored_as_referred
 from build_data import Counts, draw_data, draw_tiny, small_vae
 from build_systems import PURE, SYSTEMS, Bench, again, bench_for
+from process_costs import cpu_seconds
 
 QUICK = Counts(jpegs=72, large=6, pngs=2, odd=4)
 MIB = 1 << 20
@@ -45,9 +45,9 @@ Times = dict[str, list[float]]
 def measured(work: Callable[[], object]) -> tuple[float, float]:
     """(wall seconds, CPU seconds of this process, its threads and its finished workers)."""
     gc.collect()
-    wall, cpu = time.perf_counter(), _cpu_seconds()
+    wall, cpu = time.perf_counter(), cpu_seconds()
     work()
-    return time.perf_counter() - wall, _cpu_seconds() - cpu
+    return time.perf_counter() - wall, cpu_seconds() - cpu
 
 
 def run_rounds(bench: Bench, rounds: int, names: Sequence[str]) -> dict[str, Times]:
@@ -192,11 +192,6 @@ def peak_in_here(bench: Bench, system: str) -> int:
     with Watch() as watch:
         SYSTEMS[system](bench)
     return watch.gained
-
-
-def _cpu_seconds() -> float:
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from process_costs import cpu_seconds, peak_bytes
 from synthetic_caches import build_settings, stretched
 
 import latentcache.loader.loader  # noqa: F401 - torch is loaded before anything is measured
@@ -218,16 +218,10 @@ def in_own_process(part: str, rows: int, folder: Path, free_bytes: int) -> dict[
 
 def alone(part: str, rows: int, folder: Path) -> Found:
     """Run one part; return wall and processor seconds, and peak MiB above the interpreter."""
-    before, cpu, started = _most_bytes(), _cpu(), time.perf_counter()
+    before, cpu, started = peak_bytes(), cpu_seconds(), time.perf_counter()
     found = PARTS[part](rows, folder)
-    times = {"seconds": time.perf_counter() - started, "cpu_s": _cpu() - cpu}
-    return times | found | {"peak_mib": (_most_bytes() - before) / _MIB}
-
-
-def _cpu() -> float:
-    """Processor seconds of this process and its finished workers."""
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in both)
+    times = {"seconds": time.perf_counter() - started, "cpu_s": cpu_seconds() - cpu}
+    return times | found | {"peak_mib": (peak_bytes() - before) / _MIB}
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
@@ -260,12 +254,6 @@ def free_memory() -> int:
     """Return the available bytes of the system."""
     lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
-
-
-def _most_bytes() -> int:
-    """Return the peak of this process; ``ru_maxrss`` would include that of its parent."""
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 def main(words: Sequence[str] | None = None) -> None:

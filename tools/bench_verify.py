@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from process_costs import peak_bytes
 from synthetic_caches import CHANNELS, build_settings, made_cache, made_latents, noise
 
 from latentcache.geometry.sizes import Size
@@ -61,11 +62,11 @@ def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 def measure_memory(count: int, folder: Path) -> dict[str, Any]:
     """Return the peak MiB of this process before and after one fast check."""
-    before = _peak_mib()
+    before = peak_bytes() / _MIB
     report = verify_cache(folder / "cache")
     if report.counts["ok"] != count:
         raise SystemExit(f"the made cache is not clean: {report.counts}")
-    return {"mib_before": before, "mib": _peak_mib()}
+    return {"mib_before": before, "mib": peak_bytes() / _MIB}
 
 
 def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
@@ -221,12 +222,6 @@ def _read_plainly(file: Path) -> int:
         total ^= checksum(memoryview(buffer)[:found])
     os.close(descriptor)
     return total
-
-
-def _peak_mib() -> float:
-    """Return the peak memory of this process; ``ru_maxrss`` would include that of its parent."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import cProfile
 import json
 import os
 import pstats
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from importlib import import_module as module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from process_costs import cpu_seconds
 
 KIB, BATCH, ROW = {512: 1024, 128: 512, 32: 256}, 8, 2048
 _OPTIONS: tuple[dict[str, int], ...] = ({}, {"prefetch": 0})
@@ -119,18 +120,13 @@ def child(number: str, shared: Path, own: Path) -> None:
     for line in sys.stdin:
         name, round_, profiled = json.loads(line)
         profile = cProfile.Profile()
-        wall, cpu = time.perf_counter(), _cpu()
+        wall, cpu = time.perf_counter(), cpu_seconds()
         (profile.runcall if profiled else lambda work, n: work(n))(todo[name], round_)
-        taken = [time.perf_counter() - wall, _cpu() - cpu]
+        taken = [time.perf_counter() - wall, cpu_seconds() - cpu]
         if profiled:
             print(f"\nversion {number}: {name}", file=sys.stderr)
             pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
         print(json.dumps(taken), flush=True)
-
-
-def _cpu() -> float:
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from build_systems import Kept, inside
 from gpu_models import MODELS, Scene, encoder_half, latents_of, make
 from gpu_timing import Row
 from PIL import Image
+from process_costs import cpu_seconds
 from torch import Tensor
 
 from latentcache import BuildSettings, build_cache
@@ -172,9 +172,9 @@ class _Messages(Silent):
 
 def _measured(scene: Scene, images: int, work: Callable[[], object]) -> Row:
     with _utilization(scene) as busy:
-        wall, cpu = time.perf_counter(), _cpu_seconds()
+        wall, cpu = time.perf_counter(), cpu_seconds()
         work()
-        wall, cpu = time.perf_counter() - wall, _cpu_seconds() - cpu
+        wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
     found = {"img/s": images / wall, "CPU ms/img": 1000 * cpu / images, "host cores": cpu / wall}
     samples = busy()
     return found | ({"GPU busy %": float(np.mean(samples))} if samples else {})
@@ -240,8 +240,3 @@ def _loop(ready: Ready, plan: Sequence[Planned]) -> None:
         return latents_of(MODELS[0], module, images.to(dtype)).float()
 
     diffusers_loop(plan, out, encode, batch=BATCH, workers=scene.pick(8, 1), device=scene.device)
-
-
-def _cpu_seconds() -> float:
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in both)

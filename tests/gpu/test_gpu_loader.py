@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_cache import build, draw
+from small_cache import of_three_sizes
 
 from latentcache.loader.cache import Cache, open_cache
 
@@ -16,11 +16,7 @@ LATE = 50_000_000
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    folder = tmp_path_factory.mktemp("gpu")
-    for number in range(24):
-        draw(folder / "data" / f"p{number:02}.png", [(96, 64), (64, 96), (80, 80)][number % 3], seed=number)
-    build(folder / "data", folder / "cache")
-    return open_cache(folder / "cache")
+    return open_cache(of_three_sizes(tmp_path_factory.mktemp("gpu"), 24))
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

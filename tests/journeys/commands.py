@@ -101,15 +101,10 @@ def start_followed(cache, *words):
     """Start a ``--stream`` build that stops (SIGSTOP) before its second commit."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = start("build", *words, "--out", cache, "--stream", armed="before-put:2:stop", **quiet)
-    wait_until_stopped(process)
-    assert (CachePaths(cache).pending / "manifest.json").exists()
-    return process
-
-
-def wait_until_stopped(process):
-    """Wait until a failpoint stopped the process."""
     found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert found.si_code == os.CLD_STOPPED, "it ended first"
+    assert (CachePaths(cache).pending / "manifest.json").exists()
+    return process
 
 
 def build_words(data, cache, *more, delay_ms=0, events=None):

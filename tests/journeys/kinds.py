@@ -92,6 +92,11 @@ class Kind:
     def verify(self, cache, *more):
         return look("verify", cache, *more, *self.words, "--json")
 
+    def counts(self, cache, *more):
+        """Verify; return the non-zero counts of the samples."""
+        counts = self.verify(cache, *more).json["counts"]
+        return {name: number for name, number in counts.items() if number and name != "unreferenced"}
+
     def start(self, data, cache, *more, delay_ms=None, variables=None, **options):
         """Start a slow build with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms

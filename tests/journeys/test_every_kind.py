@@ -45,12 +45,6 @@ def few(kind, tmp_path):
     return data, cache
 
 
-def ok(kind, cache, *more):
-    """Return the non-zero counts of a check."""
-    counts = kind.verify(cache, *more).json["counts"]
-    return {name: number for name, number in counts.items() if number and name != "unreferenced"}
-
-
 def change_encoder(kind, monkeypatch, change):
     """Replace the encoder by ``change(batch, encode)``; ``batch`` has prepared items or jobs."""
     producer = load(field_kind(kind.field).producer)
@@ -103,7 +97,7 @@ def test_an_input_that_cannot_be_used_is_quarantined_with_its_reason(kind, few):
     assert item["reason"]
     assert item["hint"]
     assert kind.build(data, cache, "--allow-failed", 1).status == 0
-    assert ok(kind, cache, "--full") == {"ok": 6, "quarantined": 1}
+    assert kind.counts(cache, "--full") == {"ok": 6, "quarantined": 1}
     kind.write(data, 7)
     assert kind.build(data, cache).json["counts"]["encoded"] == 1
 
@@ -162,7 +156,7 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     assert (done.status, done.json["counts"]["encoded"]) == (0, 0)
     assert stored(merged, kind.field) == stored(whole, kind.field)
     assert list(open_snapshot(merged).samples.names) == list(open_snapshot(whole).samples.names)
-    assert ok(kind, merged, "--full") == {"ok": 9}
+    assert kind.counts(merged, "--full") == {"ok": 9}
     assert kind.build(data, merged).json["counts"]["encoded"] == 0
 
 
@@ -239,13 +233,13 @@ def test_the_error_of_a_second_builder_names_the_first(kind, tmp_path):
 
 def test_checks_of_every_depth(kind, few):
     data, cache = few
-    assert ok(kind, cache) == ok(kind, cache, "--full") == ok(kind, cache, "--sample", "2G") == {"ok": 6}
+    assert kind.counts(cache) == kind.counts(cache, "--full") == kind.counts(cache, "--sample", "2G") == {"ok": 6}
     part = kind.verify(cache, "--sample", "50%").json
     assert (part["mode"], part["counts"]["ok"], part["not_looked_at"]) == ("sample", 3, 3)
     kind.write(data, 1, seed=90)
-    assert ok(kind, cache) == {"ok": 5, "stale": 1}
+    assert kind.counts(cache) == {"ok": 5, "stale": 1}
     (data / kind.write(data, 1).name).unlink()
-    assert ok(kind, cache) == {"ok": 5, "stale": 1}
+    assert kind.counts(cache) == {"ok": 5, "stale": 1}
 
 
 def test_seven_nightly_parts_read_every_entry_once(kind, tmp_path):
@@ -280,12 +274,12 @@ def test_re_encoding_finds_changed_bytes(kind, few, monkeypatch):
 def test_damage_is_found_by_one_check_repaired_and_built_again(kind, few):
     data, cache = few
     damage_payload(cache, row=2, field=kind.field)
-    assert ok(kind, cache) == {"ok": 6}, "a fast check reads no payload"
-    lost = ok(kind, cache, "--full")["corrupt"]
+    assert kind.counts(cache) == {"ok": 6}, "a fast check reads no payload"
+    lost = kind.counts(cache, "--full")["corrupt"]
     assert kind.verify(cache, "--repair", "--yes").json["repair"]
-    assert ok(kind, cache).get("missing") == lost
+    assert kind.counts(cache).get("missing") == lost
     assert kind.build(data, cache).json["counts"]["encoded"] == lost
-    assert ok(kind, cache, "--full") == {"ok": 6}
+    assert kind.counts(cache, "--full") == {"ok": 6}
 
 
 def test_gc_copies_referenced_entries(kind, tmp_path):
@@ -372,7 +366,7 @@ def goes_on(kind, data, cache, events):
     assert kind.build(data, other).status == 0
     assert stored(cache, kind.field) == stored(other, kind.field)
     assert set(keys) <= set(stored(cache, kind.field))
-    assert ok(kind, cache, "--full") == {"ok": kind.many}
+    assert kind.counts(cache, "--full") == {"ok": kind.many}
     assert not CachePaths(cache).open_shards()
 
 

@@ -50,15 +50,11 @@ def collect(cache):
 
 def damage(cache):
     """Flip one bit of the current snapshot, in a shard that no older snapshot has."""
-    snapshot = open_snapshot(cache)
+    snapshot, first = open_snapshot(cache), open_snapshot(cache, CachePaths(cache).snapshots()[0])
     rows = snapshot.fields["latents"]
     names = [snapshot.shards[number] for number in np.asarray(rows.shard).tolist()]
-    entry = next(entry for entry, name in enumerate(names) if name not in first_shards(cache))
+    entry = next(entry for entry, name in enumerate(names) if name not in first.shards)
     flip(cache / "shards" / names[entry] / "data.mdb", int(rows.offset[entry]) + 8, 4)
-
-
-def first_shards(cache):
-    return open_snapshot(cache, CachePaths(cache).snapshots()[0]).shards
 
 
 @pytest.mark.parametrize("prefetch", [2])

@@ -52,7 +52,7 @@ def test_decoding(tmp_path, data, text):
         (b"ab\xed\xa0\x80", "caption-encoding", "expected UTF-8, found byte 0xed at offset 2"),
     ],
 )
-def test_undecodable_captions_are_rejected_with_line(tmp_path, data, cause, message):
+def test_undecodable_captions_are_rejected_with_the_offset(tmp_path, data, cause, message):
     (tmp_path / "a.txt").write_bytes(data)
     assert rejection_of(tmp_path) == (cause, f"caption file a.txt: {message}")
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from described import described_tokenizer
+from described_models import as_cached
 from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
 from transformers import AutoTokenizer
 
 from latentcache.encoders.text.describe import describe
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
-from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
+from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
@@ -123,12 +124,6 @@ def described(settings=None, cached=None, *, chat=False, **context):
     return describe(InputIdsSettings(**settings or {}), cached or Cached(), DescribeContext(**context))
 
 
-def again(found):
-    """Read the recipe of a build back from a manifest."""
-    recipe = InputIdsRecipe.from_json(json.loads(json.dumps(found.recipe.as_json())))
-    return Cached(recipe=recipe, provenance=json.loads(json.dumps(found.provenance)))
-
-
 def test_without_a_tokenizer_there_is_an_error_with_the_option():
     with pytest.raises(UsageError, match="no tokenizer was given") as caught:
         described()
@@ -139,29 +134,29 @@ def test_conversations_are_detected_from_the_data(folder):
     assert described({"tokenizer": str(folder)}, chat=True).recipe.chat_template
     assert not described({"tokenizer": str(folder)}).recipe.chat_template
     first = described({"tokenizer": "stub"}, chat=True)
-    assert described(cached=again(first), samples=None).recipe == first.recipe
+    assert described(cached=as_cached(first), samples=None).recipe == first.recipe
 
 
 def test_settings_that_were_not_given_follow_the_cache(folder, tmp_path):
     (tmp_path / "t").write_text(untagged(CHATML) + " ")
     settings = {"chat_template": tmp_path / "t", "template_options": (("a", "1"),), "control_tokens": True}
     first = described({"tokenizer": str(folder), "loss": "all", "add_bos": True, **settings}, chat=True)
-    assert described(cached=again(first), chat=True).recipe == first.recipe
-    assert described({"loss": "assistant"}, again(first), chat=True).recipe.loss == "assistant"
+    assert described(cached=as_cached(first), chat=True).recipe == first.recipe
+    assert described({"loss": "assistant"}, as_cached(first), chat=True).recipe.loss == "assistant"
     other = described({"tokenizer": "stub"}, Cached(recipe=first.recipe)).recipe
     assert (other.add_bos, other.template_options) == (False, ())
     texts = described({"tokenizer": "stub"})
-    assert described(cached=again(texts), chat=True).recipe.loss == "assistant", "texts are no choice of loss"
+    assert described(cached=as_cached(texts), chat=True).recipe.loss == "assistant", "texts are no choice of loss"
 
 
 def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
     first = described({"tokenizer": str(folder)})
     shutil.rmtree(folder)
-    found = described({"loss": "assistant"}, again(first), check=True)
+    found = described({"loss": "assistant"}, as_cached(first), check=True)
     assert found.producer == {}
     assert found.recipe == replace(first.recipe, loss="assistant")
     with pytest.raises(ModelNotFoundError, match="no such file"):
-        described(cached=again(first), check=True, check_encoder=True)
+        described(cached=as_cached(first), check=True, check_encoder=True)
 
 
 def test_a_check_loads_no_template_and_no_hub_id(folder, tmp_path):
@@ -169,11 +164,11 @@ def test_a_check_loads_no_template_and_no_hub_id(folder, tmp_path):
     template.write_text(untagged(CHATML) + " ")
     first = described({"tokenizer": str(folder), "chat_template": template}, chat=True)
     template.unlink()
-    found = described(cached=again(first), check=True, samples=None)
+    found = described(cached=as_cached(first), check=True, samples=None)
     assert (found.recipe, found.producer) == (first.recipe, {})
     assert found.notes == (f"gone: {template}; name it with --chat-template FILE",)
     with pytest.raises(ModelNotFoundError, match="the chat template cannot be read"):
-        described(cached=again(first), chat=True)
+        described(cached=as_cached(first), chat=True)
     cached = Cached(recipe=first.recipe, provenance={**first.provenance, "tokenizer": "some/tokenizer"})
     found = described(cached=cached, check=True, samples=None)
     assert found.notes == ("not looked up: some/tokenizer; name it with --tokenizer PATH",)

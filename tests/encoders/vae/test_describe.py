@@ -7,14 +7,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from described_models import described_model
+from described_models import as_cached, described_model
 from made_weights import edit, rewrite
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders import weights
 from latentcache.encoders.vae.describe import describe
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
-from latentcache.fields.latents import GeometrySettings, LatentsRecipe, LatentsSettings, Normalization
+from latentcache.fields.latents import GeometrySettings, LatentsSettings, Normalization
 from latentcache.fields.protocol import Cached, DescribeContext
 
 
@@ -129,12 +129,6 @@ def described(settings=None, cached=None, **context):
     return found, calls
 
 
-def again(found):
-    """Read the recipe of a build back from a manifest."""
-    recipe = LatentsRecipe.from_json(json.loads(json.dumps(found.recipe.as_json())))
-    return Cached(recipe=recipe, provenance=json.loads(json.dumps(found.provenance)))
-
-
 def test_a_new_cache_gets_the_demo_and_its_defaults():
     found, calls = described()
     assert (found.label, found.demo, found.needs_torch, calls) == ("demo", True, False, [])
@@ -148,7 +142,7 @@ def test_worker_answers_are_cached(tiny, monkeypatch):
     assert calls == ["has_bfloat16", "resample_self_test"]
     assert (first.recipe.encoder.compute_dtype, first.recipe.pixels.resample) == ("float32", "lanczos-u8")
     assert first.needs_torch
-    second, calls = described(cached=again(first), device="cpu")
+    second, calls = described(cached=as_cached(first), device="cpu")
     assert (calls, second.recipe) == ([], first.recipe)
     assert second.provenance["model"] == model
 
@@ -157,9 +151,9 @@ def test_settings_that_were_not_given_follow_the_cache():
     settings = {"model": "stub", "resolutions": (256,), "flip": True, "latents": "moments", "min_side": 128}
     first, _ = described(settings | {"storage_dtype": "bfloat16", "icc": "ignore", "alpha": "#00FF00"})
     assert first.recipe.pixels.alpha == "#00ff00"
-    second, _ = described(cached=again(first))
+    second, _ = described(cached=as_cached(first))
     assert second.recipe == first.recipe
-    third, _ = described({"resolutions": (512,), "flip": False}, again(first))
+    third, _ = described({"resolutions": (512,), "flip": False}, as_cached(first))
     assert third.recipe.encoder == first.recipe.encoder
     assert third.recipe.recipe_id == first.recipe.recipe_id
     assert (third.recipe.geometry.resolutions, third.recipe.geometry.flip) == ((512,), False)
@@ -167,8 +161,8 @@ def test_settings_that_were_not_given_follow_the_cache():
 
 def test_another_model_does_not_inherit_tiles(tiny):
     first, _ = described({"model": str(tiny("AutoencoderKL")), "tiling": True})
-    assert described(cached=again(first))[0].recipe.encoder.tiling
-    assert not described({"model": "stub"}, again(first))[0].recipe.encoder.tiling
+    assert described(cached=as_cached(first))[0].recipe.encoder.tiling
+    assert not described({"model": "stub"}, as_cached(first))[0].recipe.encoder.tiling
 
 
 def test_the_id_depends_on_nothing_but_the_model(tiny, tmp_path):
@@ -176,8 +170,8 @@ def test_the_id_depends_on_nothing_but_the_model(tiny, tmp_path):
     cold, _ = described({"model": str(tiny("AutoencoderKLFlux2"))})
     elsewhere = shutil.copytree(tiny("AutoencoderKLFlux2"), tmp_path / "elsewhere")
     (elsewhere / "README.md").write_text("more files")
-    warm, _ = described({"model": str(elsewhere)}, again(cold))
-    assert warm.recipe.recipe_id == cold.recipe.recipe_id == described(cached=again(warm))[0].recipe.recipe_id
+    warm, _ = described({"model": str(elsewhere)}, as_cached(cold))
+    assert warm.recipe.recipe_id == cold.recipe.recipe_id == described(cached=as_cached(warm))[0].recipe.recipe_id
 
 
 def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatch):
@@ -186,19 +180,19 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
     monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)  # trusted at once
     first, _ = described({"model": str(model.folder)})
-    second, _ = described(cached=again(first))
+    second, _ = described(cached=as_cached(first))
     assert (len(hashed), second.recipe) == (1, first.recipe)
     model.weights.write_bytes(model.weights.read_bytes())
-    third, _ = described(cached=again(first))
+    third, _ = described(cached=as_cached(first))
     assert (len(hashed), third.recipe) == (2, first.recipe)
     rewrite(model.weights, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
-    assert described(cached=again(third))[0].recipe.recipe_id != first.recipe.recipe_id
+    assert described(cached=as_cached(third))[0].recipe.recipe_id != first.recipe.recipe_id
 
 
 def test_a_check_without_model_opens_no_model(tiny, monkeypatch):
     first, _ = described({"model": str(tiny("AutoencoderKL"))})
     monkeypatch.setattr("latentcache.encoders.vae.describe.locate", None)
-    found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, again(first), check=True)
+    found, calls = described({"storage_dtype": "float32", "bucket_step": 32}, as_cached(first), check=True)
     assert (found.producer, calls) == ({}, [])
     assert found.recipe.encoder == replace(first.recipe.encoder, storage_dtype="float32")
     assert found.recipe.geometry.multiple == 32
@@ -207,12 +201,12 @@ def test_a_check_without_model_opens_no_model(tiny, monkeypatch):
 def test_a_check_of_the_encoder_finds_other_weights_and_lost_ones(copied):
     model = copied()
     first, _ = described({"model": str(model.folder)})
-    same, _ = described(cached=again(first), check=True, check_encoder=True, device="cuda")
+    same, _ = described(cached=as_cached(first), check=True, check_encoder=True, device="cuda")
     assert same.recipe == first.recipe
     rewrite(model.weights, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
-    other, _ = described(cached=again(first), check=True, check_encoder=True)
+    other, _ = described(cached=as_cached(first), check=True, check_encoder=True)
     assert other.recipe.encoder.fingerprint != first.recipe.encoder.fingerprint
     shutil.rmtree(model.folder)
     with pytest.raises(ModelNotFoundError, match="no such file") as caught:
-        described(cached=again(first), check=True, check_encoder=True)
+        described(cached=as_cached(first), check=True, check_encoder=True)
     assert caught.value.fix == "give its present place with --model; without --reencode a check needs no model"

@@ -16,11 +16,6 @@ from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, impo
 ANSWER = "tests.pipeline.workers.toy_kinds:answer"
 
 
-def answer_of(target, **arguments):
-    with WarmWorker("cpu") as warm:
-        return warm.ask(target, **arguments)
-
-
 def test_one_process_answers_all_requests(squares):
     with WarmWorker("cpu*2") as warm:
         assert warm.ask(ANSWER, number=1)["number"] == 2
@@ -94,7 +89,8 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
     tests = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
-    assert answer_of("own:answer") == 7
+    with WarmWorker("cpu") as warm:
+        assert warm.ask("own:answer") == 7
 
 
 def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):

@@ -9,21 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_archives import write_tar
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.archives.tars import Member, tar_members
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a" * 90 + "/" + "b" * 50 + "/" + "c" * 60 + ".jpg"
-
-
-def made(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def read(path: Path) -> list[Member]:
@@ -56,7 +48,7 @@ def test_what_is_no_plain_file_has_no_size(tmp_path: Path) -> None:
     [(900, [], "member 1 (a.jpg) ends at byte"), (1600, ["a.jpg"], "is cut short"), (2100, ["a.jpg"], "(b.jpg)")],
 )
 def test_a_truncated_tar_gives_its_complete_members(tmp_path: Path, cut: int, left: list[str], words: str) -> None:
-    path = made(tmp_path / "some.tar", [("a.jpg", bytes(600)), ("b.jpg", bytes(600)), ("c.jpg", b"c")])
+    path = write_tar(tmp_path / "some.tar", [("a.jpg", bytes(600)), ("b.jpg", bytes(600)), ("c.jpg", b"c")])
     path.write_bytes(path.read_bytes()[:cut])
     found, error = until_fault(path)
     assert found == left
@@ -66,7 +58,7 @@ def test_a_truncated_tar_gives_its_complete_members(tmp_path: Path, cut: int, le
 
 
 def test_a_tar_without_end_blocks_is_complete(tmp_path: Path) -> None:
-    path = made(tmp_path / "some.tar", [("a.jpg", b"a")])
+    path = write_tar(tmp_path / "some.tar", [("a.jpg", b"a")])
     path.write_bytes(path.read_bytes()[:1024])
     assert [one.name for one in read(path)] == ["a.jpg"]
 
@@ -74,7 +66,7 @@ def test_a_tar_without_end_blocks_is_complete(tmp_path: Path) -> None:
 @given(st.binary(max_size=4096), st.integers(0, 3))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_members_or_a_reason(tmp_path: Path, noise: bytes, at: int) -> None:
-    path = made(tmp_path / "some.tar", [("a.jpg", bytes(300)), (LONG, b"b")], tarfile.PAX_FORMAT)
+    path = write_tar(tmp_path / "some.tar", [("a.jpg", bytes(300)), (LONG, b"b")], tarfile.PAX_FORMAT)
     data = bytearray(path.read_bytes())
     data[at * 512 : at * 512 + len(noise)] = noise
     path.write_bytes(data)
