@@ -216,7 +216,7 @@ def in_own_process(part: str, rows: int, folder: Path, free_bytes: int) -> dict[
     return {"part": part, "rows": rows} | found
 
 
-def alone(part: str, rows: int, folder: Path) -> Found:
+def run_part(part: str, rows: int, folder: Path) -> Found:
     """Run one part; return wall and processor seconds, and peak MiB above the interpreter."""
     before, cpu, started = peak_bytes(), cpu_seconds(), time.perf_counter()
     found = PARTS[part](rows, folder)
@@ -267,7 +267,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     if options.alone:
         part, rows, folder = options.alone
-        print(json.dumps(alone(part, int(rows), Path(folder))))
+        print(json.dumps(run_part(part, int(rows), Path(folder))))
         return
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:

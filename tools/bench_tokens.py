@@ -65,7 +65,7 @@ def build(data: Path, cache: Path, **settings: Any) -> None:
     build_cache(BuildSettings(data=data, out=cache, fields=fields, workers=0))
 
 
-def own_ways(rows: Any) -> dict[str, Epoch]:
+def view_options(rows: Any) -> dict[str, Epoch]:
     """List views of rows, the default options first."""
     return {
         "latentcache, loader()": lambda plan: iter(rows.loader(batch_size=BATCH, seed=len(plan))),
@@ -80,7 +80,7 @@ def bench_read(folder: Path, documents: int, rounds: int) -> dict[str, Any]:
     """Measure (CPU, wall) seconds per padded row of each candidate, and bytes on disk per token."""
     cache, ids = make_cache(folder, lengths(documents, 0))
     peers, missing = token_peers(folder, ids, LENGTH)
-    found = own_ways(open_cache(cache).rows(pad=LENGTH, overflow="truncate_right")) | peers
+    found = view_options(open_cache(cache).rows(pad=LENGTH, overflow="truncate_right")) | peers
     times = interleaved(found, documents, rounds)
     tokens = sum(map(len, ids))
     stored = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
@@ -91,7 +91,9 @@ def bench_packed(folder: Path, documents: int, rounds: int) -> Times:
     """Measure (CPU, wall) seconds per packed row of the loader and of a loop over a flat file."""
     cache, ids = make_cache(folder, np.minimum(lengths(documents, 0), LENGTH))
     rows = open_cache(cache).rows(pack=LENGTH)
-    return interleaved(own_ways(rows) | {PACKED_FLOOR: by_hand(folder, ids, rows.row_plans[0])}, len(rows), rounds)
+    return interleaved(
+        view_options(rows) | {PACKED_FLOOR: by_hand(folder, ids, rows.row_plans[0])}, len(rows), rounds
+    )
 
 
 def by_hand(folder: Path, ids: Sequence[NDArray[np.uint16]], plan: Any) -> Epoch:

@@ -52,7 +52,7 @@ def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
     stages: Stages = {
         "fast verify": lambda: verify_cache(cache),
         "walk and stat": lambda: scan(data, SourceOptions(), open_snapshot(cache).samples),
-        "headers": lambda: whole(cache),
+        "headers": lambda: checked_entries(cache),
         "second build": lambda: build_cache(settings),
     }
     times, _ = _timed(stages, rounds)
@@ -74,7 +74,7 @@ def measure_full(rounds: int, folder: Path) -> dict[str, Any]:
     cache = folder / "cache"
     snapshot = open_snapshot(cache)
     field = list(snapshot.fields)[-1]
-    check, chosen = whole(cache)
+    check, chosen = checked_entries(cache)
     view = check.views[field]
     file = CachePaths(cache).data(snapshot.shards[int(view.shard[0])])
     only = {name: marked & (name == field) for name, marked in chosen.items()}
@@ -107,7 +107,7 @@ def make_full(mib: int, side: int, folder: Path) -> None:
     made_latents(folder / "cache", [Size(64, 64)] * count, [tiny] * count, embeds, length=4)
 
 
-def whole(cache: Path) -> tuple[Check, dict[str, Any]]:
+def checked_entries(cache: Path) -> tuple[Check, dict[str, Any]]:
     """Check the indexes of a cache; return all entries."""
     check = Check(open_snapshot(cache))
     chosen = {name: np.ones(len(view.shard), np.bool_) for name, view in check.views.items()}

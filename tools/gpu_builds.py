@@ -108,7 +108,7 @@ def memory_drill(scene: Scene, folder: Path) -> Iterator[Row]:
     for name, batch, fails in (("too large a batch", scene.pick(512, 8), ()), ("two failures", 4, (2, 5))):
         observer = _Messages()
         limit = 4 if scene.tiny and not fails else None
-        scarce = cast("Encoder", Scarce(ready.encoder, fails=fails, most=limit))
+        scarce = cast("Encoder", LimitedEncoder(ready.encoder, fails=fails, most=limit))
         poor = replace(ready, encoder=scarce)
         started = time.perf_counter()
         report = poor.build(data, resample=ready.recipe.pixels.resample, observer=observer, batch=batch)
@@ -134,7 +134,7 @@ def draw(data: Path, count: int, side: int) -> None:
         raise RuntimeError("images could not be drawn")
 
 
-class Scarce:
+class LimitedEncoder:
     """An encoder whose device pretends to have less memory.
 
     Args:

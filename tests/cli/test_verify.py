@@ -44,7 +44,7 @@ def test_text_is_ordered_by_severity_and_ends_with_the_command(run, cache, data)
 
 
 @pytest.fixture(scope="module")
-def with_bad(tmp_path_factory):
+def cache_with_rejected(tmp_path_factory):
     """A cache of four usable images and one that was rejected."""
     folder = tmp_path_factory.mktemp("with_bad")
     (draw_four(folder / "data") / "bad.png").write_bytes(b"")
@@ -68,8 +68,8 @@ def with_bad(tmp_path_factory):
         (["--model", "demo"], "encoder.family"),
     ],
 )
-def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, with_bad, words, field):
-    cache = with_bad
+def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, cache_with_rejected, words, field):
+    cache = cache_with_rejected
     done = run("verify", cache, *words, "--json")
     assert done.status == 1
     stale = [item for item in done.json["items"] if item["category"] == "stale"]

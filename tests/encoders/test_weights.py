@@ -85,28 +85,28 @@ def test_the_header_equals_safetensors(tiny):
         np.testing.assert_array_equal(read_tensor(header[name]), tensor.numpy())
 
 
-def of(path):
+def fingerprint_of(path):
     return fingerprint(encoder_tensors(read_header(path), ldm=True))
 
 
 def test_fingerprint_ignores_decoder_metadata_and_order(copied, tmp_path):
     weights = copied().weights
-    before, tensors = of(weights), load_file(weights)
+    before, tensors = fingerprint_of(weights), load_file(weights)
     other = {name: t if is_encoder(name) else t + 1 for name, t in sorted(tensors.items(), reverse=True)}
     save_file(other, tmp_path / "other.safetensors", metadata={"format": "pt", "note": "resaved"})
-    assert of(tmp_path / "other.safetensors") == before
+    assert fingerprint_of(tmp_path / "other.safetensors") == before
     save_file({n: t for n, t in tensors.items() if is_encoder(n)}, tmp_path / "half.safetensors")
-    assert of(tmp_path / "half.safetensors") == before
+    assert fingerprint_of(tmp_path / "half.safetensors") == before
 
 
 def test_fingerprint_changes_with_any_encoder_bit(copied):
     weights = copied().weights
-    before, header, whole = of(weights), read_header(weights), weights.read_bytes()
+    before, header, whole = fingerprint_of(weights), read_header(weights), weights.read_bytes()
     for name, info in header.items():
         flipped = bytearray(whole)
         flipped[info.start] ^= 1
         weights.write_bytes(flipped)
-        assert (of(weights) != before) == is_encoder(name), name
+        assert (fingerprint_of(weights) != before) == is_encoder(name), name
 
 
 def test_the_fingerprint_hashes_tensors_in_name_order(tmp_path):
@@ -116,7 +116,7 @@ def test_the_fingerprint_hashes_tensors_in_name_order(tmp_path):
     save_file({"encoder.z": torch.zeros(1), "encoder.a": big}, tmp_path / "w.safetensors")
     hashes = [xxhash.xxh3_64_hexdigest(data) for data in (big.numpy().tobytes(), bytes(4))]
     rows = f'[["encoder.a","F32",[3000000],"{hashes[0]}"],["encoder.z","F32",[1],"{hashes[1]}"]]'
-    assert of(tmp_path / "w.safetensors") == xxhash.xxh3_128_hexdigest(rows.encode())
+    assert fingerprint_of(tmp_path / "w.safetensors") == xxhash.xxh3_128_hexdigest(rows.encode())
 
 
 @pytest.mark.parametrize(

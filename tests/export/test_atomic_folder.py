@@ -55,10 +55,10 @@ def test_two_exports_to_one_name(tmp_path, first):
 
     with pytest.raises(UsageError, match="exists"):
         both()
-    assert below(tmp_path) == ["out", "out/inner"]
+    assert files_below(tmp_path) == ["out", "out/inner"]
 
 
-def below(folder):
+def files_below(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 

@@ -16,7 +16,7 @@ def step(image: Size, bucket: Size, point: tuple[float, float]) -> int:
     return int(focus_steps(*rows, np.array([point], dtype=np.float32))[0])
 
 
-def wanted(length: int, side: int, point: float) -> int:
+def kohya_start(length: int, side: int, point: float) -> int:
     """Start of the crop as ``crop_target`` computes it (sd-scripts 48d368f, ``library/train_util.py``)."""
     return max(0, min(int(point + 0.5) - side // 2, length - side))
 
@@ -29,7 +29,7 @@ def test_a_point_is_in_the_middle_of_its_crop(image, bucket, x, y):
         (resize.height, bucket.height, placed.top, y),
         (resize.width, bucket.width, placed.left, x),
     ):
-        assert abs(start - wanted(length, side, point * length)) <= 2 + (length - side) / FOCUS_STEPS
+        assert abs(start - kohya_start(length, side, point * length)) <= 2 + (length - side) / FOCUS_STEPS
 
 
 def test_pixels_and_fractions_agree_and_the_default_is_centered():

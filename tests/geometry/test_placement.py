@@ -10,7 +10,7 @@ sides = st.integers(1, 20_000)
 sizes = st.builds(Size, sides, sides)
 
 
-def inside(placement):
+def is_inside(placement):
     bucket, resize = placement.bucket, placement.resize
     low = placement.top >= 0 and placement.left >= 0
     return low and placement.top + bucket.height <= resize.height and placement.left + bucket.width <= resize.width
@@ -23,7 +23,7 @@ TABLE = bucket_table(resolution=1024, multiple=64)
 def test_the_crop_is_inside_and_in_the_middle(image, bucket):
     placement = place_in(image, bucket)
     resize = placement.resize
-    assert inside(placement)
+    assert is_inside(placement)
     below = resize.height - bucket.height - placement.top
     right = resize.width - bucket.width - placement.left
     assert 0 <= below - placement.top <= 1
@@ -42,7 +42,7 @@ def test_placement_is_symmetric_in_height_and_width(image, bucket):
 def test_crop_modes_change_only_the_position(image, bucket, crop, draw):
     centered, found = place_in(image, bucket), place_in(image, bucket, crop, draw)
     assert (found.resize, found.bucket) == (centered.resize, bucket)
-    assert inside(found)
+    assert is_inside(found)
     if crop == "top":
         assert (found.top, found.left) == (0, centered.left)
 
@@ -58,7 +58,7 @@ def test_random_crops_reach_every_offset():
 @given(sizes, sizes, st.integers(0, FOCUS_STEPS))
 def test_focus_crops_go_from_one_end_to_the_other_and_the_middle_step_is_centered(image, bucket, step):
     found, centered = place_in(image, bucket, "focus", step), place_in(image, bucket)
-    assert inside(found)
+    assert is_inside(found)
     assert place_in(image, bucket, "focus", FOCUS_STEPS // 2) == centered
     first, last = (place_in(image, bucket, "focus", one) for one in (0, FOCUS_STEPS))
     assert (first.top, first.left) == (0, 0)
@@ -121,7 +121,7 @@ def test_crops_that_keep_less_than_a_quarter_are_rejected():
 def test_a_flipped_crop_is_as_far_from_the_other_edge(image, bucket):
     placement = place_in(image, bucket)
     other = flipped(placement)
-    assert inside(other)
+    assert is_inside(other)
     assert (other.bucket, other.resize, other.top) == (placement.bucket, placement.resize, placement.top)
     assert placement.left + bucket.width + other.left == placement.resize.width
     assert flipped(other) == placement

@@ -20,7 +20,7 @@ def trusts(memo, now):
     return not racy(np.array([memo], dtype=np.uint64))[0] and memo.identity == now.identity
 
 
-def settled(path):
+def old_memo(path):
     """A memo taken an hour after the last write, by the file's own times."""
     result = path.stat()
     return StatMemo.of(result, seen_ns=max(result.st_mtime_ns, result.st_ctime_ns) + HOUR)
@@ -34,7 +34,7 @@ def file(tmp_path):
 
 
 def test_restored_mtime_is_detected(file):
-    memo = settled(file)
+    memo = old_memo(file)
     file.write_bytes(b"PIXELS")
     os.utime(file, ns=(memo.mtime_ns, memo.mtime_ns))
     now = StatMemo.of(file.stat())

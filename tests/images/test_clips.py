@@ -19,7 +19,7 @@ def settings(**changes):
     return ClipSettings(**{"frames": (5,), "step": 4, **changes})
 
 
-def taken(path, count, **changes):
+def frames_of(path, count, **changes):
     """Decode the frames of a clip as (F, H, W, 3)."""
     return np.stack(list(EncodedClip(path.read_bytes()).pixels(count, settings(**changes))))
 
@@ -43,9 +43,9 @@ def test_every_format_has_its_header_and_its_frames(ending, tmp_path):
         assert is_clip(file)
         clip = EncodedClip(file)
     assert (clip.size, clip.clip) == (Size(64, 96), (9, 8, 1))
-    assert np.array_equal(taken(path, 9), plain_frames(path)[0])
-    assert np.array_equal(taken(path, 5), plain_frames(path)[0][:5])
-    assert np.array_equal(taken(path, 5, start="middle"), plain_frames(path)[0][2:7])
+    assert np.array_equal(frames_of(path, 9), plain_frames(path)[0])
+    assert np.array_equal(frames_of(path, 5), plain_frames(path)[0][:5])
+    assert np.array_equal(frames_of(path, 5, start="middle"), plain_frames(path)[0][2:7])
 
 
 def test_a_rotation_is_applied(tmp_path):
@@ -55,7 +55,7 @@ def test_a_rotation_is_applied(tmp_path):
     assert (matrix // 65536).tolist() == [0, 1, 0, -1, 0]
     clip, frames = EncodedClip(data), plain_frames(tmp_path / "a.mp4")[0]
     assert clip.size == Size(96, 64)
-    assert np.array_equal(taken(tmp_path / "a.mp4", 5), frames.transpose(0, 2, 1, 3)[:, :, ::-1])
+    assert np.array_equal(frames_of(tmp_path / "a.mp4", 5), frames.transpose(0, 2, 1, 3)[:, :, ::-1])
 
 
 @pytest.mark.parametrize(("fps", "frames"), [(4, [0, 2, 4, 6, 8]), (3, [0, 3, 5, 8]), (16, [0, 0, 1, 1, 2])])
@@ -63,7 +63,7 @@ def test_frames_are_resampled_by_time(fps, frames, tmp_path):
     path = write_video(tmp_path / "a.mp4", 9, fps=8)
     clip = np.array([EncodedClip(path.read_bytes()).clip])
     assert settings(fps=fps).available(clip)[0] == 8 * fps // 8 + 1
-    assert np.array_equal(taken(path, len(frames), fps=fps), plain_frames(path)[0][frames])
+    assert np.array_equal(frames_of(path, len(frames), fps=fps), plain_frames(path)[0][frames])
 
 
 @pytest.mark.parametrize("ending", [".mp4", ".mkv"])
@@ -72,8 +72,8 @@ def test_a_variable_frame_rate_uses_timestamps(ending, tmp_path):
     path = write_video(tmp_path / f"a{ending}", 9, times=times)
     frames, seconds = plain_frames(path)
     nearest = [min(range(9), key=lambda number: abs(seconds[number] - Fraction(at, 4))) for at in range(9)]
-    assert np.array_equal(taken(path, 9, fps=4), frames[nearest])
-    assert np.array_equal(taken(path, 9), frames)
+    assert np.array_equal(frames_of(path, 9, fps=4), frames[nearest])
+    assert np.array_equal(frames_of(path, 9), frames)
     assert nearest != list(range(9))
 
 

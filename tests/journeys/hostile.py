@@ -131,7 +131,7 @@ def damaged():
     }
 
 
-def of_no_use():
+def unusable_images():
     """Images, or their headers, that cannot be trained on."""
     one = pixels(channels=1)
     floats, wide = Image.fromarray(one.astype(np.float32) / 255), Image.fromarray(one.astype(np.int32) * 10_000_000)
@@ -215,7 +215,7 @@ def captions():
 @cache
 def contents():
     """Map the name of every regular file to (bytes, cause)."""
-    found = {**not_pictures(), **dict(cut_short()), **damaged(), **of_no_use()}
+    found = {**not_pictures(), **dict(cut_short()), **damaged(), **unusable_images()}
     found |= {name: (data, None) for name, data in odd().items()}
     return found | {f"caption-{name}.png": (saved("PNG"), cause) for name, (_, cause) in captions().items()}
 

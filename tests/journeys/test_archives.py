@@ -46,7 +46,7 @@ def payloads(cache: Path) -> dict[str, str]:
     return {key: checksum for key, (checksum, _) in entries(cache).items()}
 
 
-def served(cache: Path) -> list[tuple[str, bytes, list[int]]]:
+def read_samples(cache: Path) -> list[tuple[str, bytes, list[int]]]:
     """Read captions, latents and original sizes as a training process does."""
     found = []
     for batch in open_cache(cache).loader(batch_size=1, seed=0, remainder="partial"):
@@ -61,7 +61,7 @@ def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) 
     as_folder(tmp_path / "folder", some_images(COUNT))
     build_here(tmp_path / "folder", tmp_path / "same")
     assert payloads(cache) == payloads(tmp_path / "same")
-    assert served(cache) == served(tmp_path / "same")
+    assert read_samples(cache) == read_samples(tmp_path / "same")
     assert counts(build_here(data, cache)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
     for mode in ((), ("--full",)):
         assert counts(look("verify", cache, *mode, "--json")) == {"ok": COUNT}
@@ -130,7 +130,7 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
         ("note", "shard-000.tar/0002.png"): "no-caption",
     }
     assert all(item["hint"] for item in done.json["items"])
-    assert "from json" in {text for text, *_ in served(cache)}
+    assert "from json" in {text for text, *_ in read_samples(cache)}
     again = build_here(data, cache)
     assert (again.status, again.json["counts"]["encoded"]) == (1, 0)
     assert {(item["category"], item["path"]): item["reason"] for item in again.json["items"]} == found
@@ -161,7 +161,7 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
         ("b.parquet", 0): "no-image-column",
         ("c.parquet", 0): "rows-damaged",
     }
-    assert sorted(text for text, *_ in served(cache)) == ["caption 0", "caption 3"]
+    assert sorted(text for text, *_ in read_samples(cache)) == ["caption 0", "caption 3"]
     again = build_here(data, cache)
     assert (again.status, again.json["counts"]["encoded"]) == (1, 0)
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": 2, "quarantined": 4}
@@ -240,7 +240,7 @@ def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> N
     done = build_here(config, cache)
     assert counts(done) == {"samples": COUNT + 1, "encoded": COUNT + 1, "no_caption": 1}
     assert payloads(tmp_path / "alone").items() <= payloads(cache).items()
-    texts = [caption for caption, _, _ in served(cache)]
+    texts = [caption for caption, _, _ in read_samples(cache)]
     prefixed = sum(text.startswith("a photo of ") for text in texts)
     assert (texts.count("own"), prefixed, texts.count("")) == (2, COUNT - 1, 1)
     age(tmp_path)
@@ -251,7 +251,7 @@ def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> N
         build_here(config, tmp_path / f"part{number}", "--part", f"{number}/2")
     assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "both").status == 0
     assert payloads(tmp_path / "both") == payloads(cache)
-    assert served(tmp_path / "both") == served(cache)
+    assert read_samples(tmp_path / "both") == read_samples(cache)
     next((tmp_path / "folder").glob("*.png")).write_bytes(png(201))
     found = look("verify", cache, "--json")
     assert (found.status, counts(found)) == (1, {"stale": 1, "ok": COUNT})

@@ -344,7 +344,7 @@ def test_run_settings_do_not_change_entries(kind, few, tmp_path, monkeypatch):
 # kills, signals and memory
 
 
-def begun(kind, tmp_path, *more, wanted=1, **options):
+def start_until_commit(kind, tmp_path, *more, wanted=1, **options):
     """Start a build with two workers and wait for its first commit."""
     data, cache, events = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache", tmp_path / "events"
     process = kind.start(data, cache, *kind.two, "--events", events, *more, **options)
@@ -373,7 +373,7 @@ def goes_on(kind, data, cache, events):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_replaced_worker_quarantines_no_sample(kind, tmp_path, number):
-    process, data, cache, events = begun(kind, tmp_path, variables={"LATENTCACHE_WORKER_DEADLINE": "2"})
+    process, data, cache, events = start_until_commit(kind, tmp_path, variables={"LATENTCACHE_WORKER_DEADLINE": "2"})
     victim = workers_of(process)[0]
     os.kill(victim, number)
     done = finished(process, 60)
@@ -385,7 +385,7 @@ def test_a_replaced_worker_quarantines_no_sample(kind, tmp_path, number):
 
 @pytest.mark.slow
 def test_a_killed_build_ends_its_workers_and_continues(kind, tmp_path):
-    process, data, cache, events = begun(kind, tmp_path)
+    process, data, cache, events = start_until_commit(kind, tmp_path)
     workers = workers_of(process)
     process.kill()
     finished(process)
@@ -399,7 +399,7 @@ def test_a_killed_build_ends_its_workers_and_continues(kind, tmp_path):
 @pytest.mark.parametrize("two", [False, True])
 def test_a_signal_ends_a_build_in_order(kind, tmp_path, number, two):
     used = kind if two else dataclasses.replace(kind, two=("--workers", "0"))
-    process, data, cache, events = begun(used, tmp_path)
+    process, data, cache, events = start_until_commit(used, tmp_path)
     workers, started = workers_of(process), time.monotonic()
     process.send_signal(number)
     done = finished(process, 15)
@@ -413,7 +413,7 @@ def test_a_signal_ends_a_build_in_order(kind, tmp_path, number, two):
 
 @pytest.mark.slow
 def test_a_signal_ends_a_build_with_a_hanging_worker(kind, tmp_path):
-    process, data, cache, events = begun(kind, tmp_path)
+    process, data, cache, events = start_until_commit(kind, tmp_path)
     for worker in workers_of(process):
         os.kill(worker, signal.SIGSTOP)
     time.sleep(0.5)
@@ -431,7 +431,7 @@ def test_the_memory_of_workers_is_limited(kind, tmp_path):
     """The system limits workers of CPU kinds; a byte budget limits workers that map device memory (see
     ``test_host_memory``). ``tests/pipeline/workers/test_memory.py`` tests limits of containers.
     """
-    process, *_ = begun(kind, tmp_path, "--host-memory", 1 << 30)
+    process, *_ = start_until_commit(kind, tmp_path, "--host-memory", 1 << 30)
     bounded = field_kind(kind.field).device == "cpu"
     wait_for(lambda: not bounded or "unlimited" not in data_limits(process), process)  # during its first unit of work
     found = data_limits(process)

@@ -23,7 +23,7 @@ def start(data, cache):
     return start_followed(cache, data, *SMALL, "--commit-every", 2)
 
 
-def served(cache, **more):
+def read_epoch(cache, **more):
     """Read an epoch: name -> batch."""
     found = {}
     for batch in cache.loader(batch_size=2, seed=3, **more):
@@ -39,9 +39,9 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
     assert len(pending.loader(batch_size=2)) == COUNT // 2
     process.send_signal(signal.SIGCONT)
     with pytest.raises(MissingEntryError, match=r"latents of p00\.png cannot be made"):
-        served(pending)
+        read_epoch(pending)
     with pytest.warns(UserWarning, match="served in place of p00"):
-        found = served(pending, on_error="substitute")
+        found = read_epoch(pending, on_error="substitute")
     assert len(found) == COUNT - 1
     assert process.wait(60) == 1
 

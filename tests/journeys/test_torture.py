@@ -25,7 +25,7 @@ def folder():
         yield Path(name)
 
 
-def tortured(folder, *words):
+def run_torture(folder, *words):
     command = [sys.executable, str(Path(__file__).with_name("torture.py")), words[0], str(folder), *words[1:]]
     around = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=around)
@@ -48,14 +48,14 @@ def tortured(folder, *words):
     pytest.param(("faults", "0", "2"), marks=slow),
 ], ids=" ".join)  # fmt: skip
 def test_acknowledged_entries_survive_and_the_next_build_completes(folder, words):
-    done = tortured(folder, *words)
+    done = run_torture(folder, *words)
     assert done.returncode == 0, done.stderr
     assert " cases, 0 failed" in done.stdout
 
 
 @slow
 def test_a_store_without_sync_fails(folder):
-    done = tortured(folder, "careless", "40", "1")
+    done = run_torture(folder, "careless", "40", "1")
     assert done.returncode == 1
     assert "40 cases, " in done.stdout
     assert "acknowledged keys are lost" in done.stderr

@@ -14,7 +14,7 @@ from latentcache.loader import prefetch
 from latentcache.loader.prefetch import announce, announced, read_ahead
 
 
-class Made:
+class Work:
     """Work that calls a function."""
 
     def __init__(self, make, item, places=()):
@@ -31,7 +31,7 @@ class Made:
 
 
 def ahead(make, items, depth):
-    return read_ahead(lambda first: (Made(make, item) for item in items[first:]), depth)
+    return read_ahead(lambda first: (Work(make, item) for item in items[first:]), depth)
 
 
 def slowly(iterator, number):
@@ -103,7 +103,7 @@ def test_a_fast_caller_computes_and_a_slow_caller_finds_results():
     assert makers.count(threading.get_ident()) < 20
 
 
-class Begun(Made):
+class BackgroundWork(Work):
     """Work that continues in the background."""
 
     def begin(self):
@@ -120,7 +120,7 @@ class Begun(Made):
 def test_results_and_errors_keep_their_order():
     begun, found = [], []
 
-    works = [Begun(lambda item: -item, number, begun) for number in range(20)]
+    works = [BackgroundWork(lambda item: -item, number, begun) for number in range(20)]
 
     def serve():
         for result in read_ahead(lambda first: iter(works[first:]), 2):
@@ -146,16 +146,16 @@ def test_an_error_keeps_its_position(depth):
     wait_until(lambda: not running())
 
 
-def by_close(iterator):
+def close(iterator):
     iterator.close()
 
 
-def by_forgetting(iterator):
+def drop_reference(iterator):
     del iterator
     gc.collect()
 
 
-@pytest.mark.parametrize("leave", [by_close, by_forgetting])
+@pytest.mark.parametrize("leave", [close, drop_reference])
 def test_the_thread_ends_when_the_caller_leaves(leave):
     made = []
     holder = [ahead(made.append, range(10**6), 2)]
@@ -251,7 +251,7 @@ def announced_steps(monkeypatch):
 
 
 def works(places, count):
-    return [Made(str, step, places(step)) for step in range(count)]
+    return [Work(str, step, places(step)) for step in range(count)]
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(100, 12), (1 << 20, 8), (4 << 20, 2), (1 << 30, 2)])

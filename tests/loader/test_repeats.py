@@ -26,18 +26,18 @@ def cache(folder):
     return opened(folder)
 
 
-def served(*loaders):
+def count_names(*loaders):
     return Counter(name for loader in loaders for batch in loader for name in batch["names"])
 
 
 def test_an_epoch_serves_each_sample_as_often_as_its_repeats(cache):
     assert len(cache) == sum(TIMES)
     assert cache.repeats == {1: 6, 2: 1, 3: 1, 4: 1, 5: 1, 10: 1}
-    assert served(cache.loader(batch_size=1)) == NAMED
-    assert served(cache.loader(batch_size=1, fields=["captions"])) == NAMED
+    assert count_names(cache.loader(batch_size=1)) == NAMED
+    assert count_names(cache.loader(batch_size=1, fields=["captions"])) == NAMED
     loader = cache.loader(batch_size=1)
     loader.set_epoch(4)
-    assert served(loader) == NAMED
+    assert count_names(loader) == NAMED
 
 
 def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cache):
@@ -48,14 +48,14 @@ def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cac
     iterator.close()
     other = cache.loader(batch_size=5, seed=3, remainder="partial")
     other.load_state_dict(state)
-    assert head + served(other) == NAMED
+    assert head + count_names(other) == NAMED
 
 
 def test_repeats_can_be_turned_off(cache):
     once = cache.read(repeats=False)
     assert (len(once), once.repeats) == (len(TIMES), {1: len(TIMES)})
-    assert served(once.loader(batch_size=1)) == dict.fromkeys(NAMED, 1)
-    assert served(once.repeated(3).loader(batch_size=1)) == dict.fromkeys(NAMED, 3)
+    assert count_names(once.loader(batch_size=1)) == dict.fromkeys(NAMED, 1)
+    assert count_names(once.repeated(3).loader(batch_size=1)) == dict.fromkeys(NAMED, 3)
     assert f"{len(TIMES)} without repeats" in repr(cache)
     assert "repeats" not in repr(once)
 
@@ -68,10 +68,10 @@ def test_a_sample_that_lacks_a_field_counts_once_as_excluded(tmp_path):
 def test_weights_are_of_occurrences(cache, tmp_path):
     other = opened(images(tmp_path / "other", [(64, 96)] * 4, seed=5, names=["a", "b", "c", "d"]))
     mixed = combine([cache, other], weights=[3, 1], samples=40)
-    found = served(mixed.loader(batch_size=1))
+    found = count_names(mixed.loader(batch_size=1))
     assert sum(found[name] for name in "abcd") == 10
     assert [one.entries for one in mixed.plan(batch_size=1).sources] == [sum(TIMES), 4]
-    most = served(combine([cache, other]).loader(batch_size=1))
+    most = count_names(combine([cache, other]).loader(batch_size=1))
     assert most == Counter(NAMED) + Counter("abcd")
     with pytest.raises(UsageError, match=r"read\(repeats=\) of a cache with weights"):
         mixed.read(repeats=False)

@@ -72,7 +72,7 @@ def expected(seed, epoch, number, *, rate=0.0, occurrence=0):
     return rule.text(text, draw("caption", seed, epoch, number, occurrence) % rule.count(text))
 
 
-def served(source, epoch=0, **options):
+def read_captions(source, epoch=0, **options):
     """Read an epoch: name -> caption; check the embeddings."""
     with source.loader(**{"batch_size": 5, "seed": 3, **options}) as loader:
         loader.set_epoch(epoch)
@@ -94,12 +94,12 @@ def named(source, batch):
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_captions_are_those_of_a_plain_reference(made, rate):
     cache = open_cache(made).read(caption_dropout=rate)
-    epochs = [served(cache, epoch) for epoch in range(3)]
+    epochs = [read_captions(cache, epoch) for epoch in range(3)]
     for epoch, found in enumerate(epochs):
         assert found == {f"{number:02}.png": expected(3, epoch, number, rate=rate) for number in range(COUNT)}
     assert epochs[0] != epochs[1] != epochs[2]
-    assert served(cache, 1, batch_size=8, prefetch=0) == epochs[1], "the size of a batch changes nothing"
-    assert served(cache, 1, seed=4) != epochs[1]
+    assert read_captions(cache, 1, batch_size=8, prefetch=0) == epochs[1], "the size of a batch changes nothing"
+    assert read_captions(cache, 1, seed=4) != epochs[1]
     same = [epochs[0][f"{number:02}.png"] for number in range(0, COUNT // 2, 2)]
     assert len(set(same)) > 1, "images of one caption are drawn each for itself"
 
@@ -109,13 +109,13 @@ def test_a_rate_of_numpy_is_the_number_that_it_is_written_as(made, rate):
     cache = open_cache(made).read(caption_dropout=rate)
     plain = float(str(rate))
     assert cache.settings == open_cache(made).read(caption_dropout=plain).settings
-    assert served(cache) == {f"{number:02}.png": expected(3, 0, number, rate=plain) for number in range(COUNT)}
+    assert read_captions(cache) == {f"{number:02}.png": expected(3, 0, number, rate=plain) for number in range(COUNT)}
 
 
 def test_every_rank_and_a_resumed_loader_draw_the_same(made):
     cache = open_cache(made).read(caption_dropout=0.2)
-    whole = served(cache, 2, batch_size=10)
-    parts = [served(cache, 2, rank=rank, world_size=2) for rank in (0, 1)]
+    whole = read_captions(cache, 2, batch_size=10)
+    parts = [read_captions(cache, 2, rank=rank, world_size=2) for rank in (0, 1)]
     assert parts[0] | parts[1] == whole
     with cache.loader(batch_size=10, seed=3) as loader:
         loader.set_epoch(2)
@@ -144,7 +144,7 @@ def test_repeats_draw_separate_captions(made):
 
 
 def test_the_first_caption_for_validation(made):
-    found = served(open_cache(made).read(captions=False))
+    found = read_captions(open_cache(made).read(captions=False))
     assert found == {f"{number:02}.png": caption(number) for number in range(COUNT)}
 
 
@@ -182,7 +182,7 @@ def test_variants_removed_by_a_repair_are_not_served(made, tmp_path):
         damage_payload(tmp_path / "cache", row=row, field="pooled_prompt_embeds")
     assert main(["verify", str(tmp_path / "cache"), "--full", "--repair", "--yes"]) == 1
     cache = open_cache(tmp_path / "cache", allow_partial=True)
-    assert {text for epoch in range(8) for text in served(cache, epoch).values()} > {caption(20)}
+    assert {text for epoch in range(8) for text in read_captions(cache, epoch).values()} > {caption(20)}
 
 
 def test_fields_with_other_variants_are_not_served_together(tmp_path):

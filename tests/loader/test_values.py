@@ -160,7 +160,7 @@ def test_a_draw_is_mean_and_deviation_times_noise(dtype):
     assert torch.equal(found, made[:, :4].float())
 
 
-def served(loader, epoch=0):
+def read_latents(loader, epoch=0):
     loader.set_epoch(epoch)
     return {name: latents for batch in loader for name, latents in zip(batch["names"], batch["latents"], strict=True)}
 
@@ -171,15 +171,18 @@ def same(one, other):
 
 def test_draws_depend_on_seed_epoch_and_key_only(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 3 + [(64, 96)] * 2, posterior="moments"))
-    first = served(cache.loader(batch_size=1, seed=3), 1)
+    first = read_latents(cache.loader(batch_size=1, seed=3), 1)
     assert first["00.png"].shape == (4, 8, 8)
     assert first["00.png"].dtype == torch.float16
-    assert same(first, served(cache.loader(batch_size=3, seed=3, prefetch=0, remainder="partial"), 1))
-    ranks = [served(cache.loader(batch_size=1, seed=3, rank=rank, world_size=2), 1) for rank in range(2)]
+    assert same(first, read_latents(cache.loader(batch_size=3, seed=3, prefetch=0, remainder="partial"), 1))
+    ranks = [read_latents(cache.loader(batch_size=1, seed=3, rank=rank, world_size=2), 1) for rank in range(2)]
     assert same(first, dict(sorted((ranks[0] | ranks[1]).items(), key=lambda one: list(first).index(one[0]))))
-    for other in (served(cache.loader(batch_size=1, seed=4), 1), served(cache.loader(batch_size=1, seed=3), 2)):
+    for other in (
+        read_latents(cache.loader(batch_size=1, seed=4), 1),
+        read_latents(cache.loader(batch_size=1, seed=3), 2),
+    ):
         assert not any(torch.equal(other[name], first[name]) for name in first)
-    mean = served(cache.read(latents="mode").loader(batch_size=1))
+    mean = read_latents(cache.read(latents="mode").loader(batch_size=1))
     stored = latents_of(cache)
     for (sample, _, _), array in stored.items():
         assert np.array_equal(mean[f"{sample:02}.png"].numpy(), array[:4])
@@ -188,9 +191,9 @@ def test_draws_depend_on_seed_epoch_and_key_only(tmp_path):
 @pytest.mark.usefixtures("each_way")
 def test_dtype_and_scaling_options(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 3, kind="scale-shift", scale=0.5, shift=0.25))
-    raw = served(cache.read(scaled=False).loader(batch_size=1))
-    exact = served(cache.read(dtype=torch.float32).loader(batch_size=2))
-    for name, latents in served(cache.loader(batch_size=1)).items():
+    raw = read_latents(cache.read(scaled=False).loader(batch_size=1))
+    exact = read_latents(cache.read(dtype=torch.float32).loader(batch_size=2))
+    for name, latents in read_latents(cache.loader(batch_size=1)).items():
         expected = (raw[name].float() - 0.25) * 0.5
         assert torch.equal(exact[name], expected)
         assert torch.equal(latents, expected.half())
@@ -202,7 +205,7 @@ def test_flips_depend_on_seed_epoch_and_content(tmp_path):
     counts = []
     for epoch in range(3):
         loader = cache.loader(batch_size=8, seed=1)
-        found = served(loader, epoch)
+        found = read_latents(loader, epoch)
         flipped = {
             name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 1])
         }
@@ -212,10 +215,10 @@ def test_flips_depend_on_seed_epoch_and_content(tmp_path):
         assert flipped | unflipped == set(found)
         counts.append(frozenset(flipped))
         again = cache.loader(batch_size=8, seed=1, rank=1, world_size=2)
-        assert all(torch.equal(latents, found[name]) for name, latents in served(again, epoch).items())
+        assert all(torch.equal(latents, found[name]) for name, latents in read_latents(again, epoch).items())
     assert len(set(counts)) == 3
     assert all(8 < len(one) < 32 for one in counts)
-    plain = served(cache.read(flip=np.bool_(False)).loader(batch_size=8))
+    plain = read_latents(cache.read(flip=np.bool_(False)).loader(batch_size=8))
     assert all(np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0]) for name, latents in plain.items())
     for batch in cache.loader(batch_size=8):
         keys = batch["keys"]["latents"]

@@ -77,7 +77,7 @@ def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_pa
     assert len(set(reasons(report).values())) == 1
 
 
-class Stopping(Recorder):
+class StopAtProgress(Recorder):
     """Stop the build at its first progress report."""
 
     def __init__(self, send):
@@ -98,7 +98,7 @@ def test_an_interrupted_build_continues_without_re_encoding(case, tmp_path, monk
     monkeypatch.setattr(
         "latentcache.pipeline.build.StopSignal", lambda *given: stops.append(made(*given)) or stops[-1]
     )
-    observer = Stopping(lambda: stops[0].request())
+    observer = StopAtProgress(lambda: stops[0].request())
     monkeypatch.setenv("DELAY_MS", "20")
     kind = field_kind(case.field)
     monkeypatch.setattr(type(kind), "work", replace(kind.work, unit_jobs=4, batch_items=4))

@@ -81,7 +81,7 @@ def test_items_of_an_unfinished_build_count_for_unread_inputs(unfinished, assume
     assert (work.assumed, len(work.todo)) == (assumed, 3)
 
 
-class Before:
+class StoredField:
     """The field in a snapshot."""
 
     def __init__(self, one, decoders=None):
@@ -96,15 +96,15 @@ def test_known_rejections_are_matched_by_content():
         Rejected(name="00001.png", reason="empty", target="latents"),
         Rejected(name="00002.png", reason="empty", content=contents([6]).tobytes(), target="mask"),
     ]
-    found = rejected_before(samples, KIND, one, Before(one), held)
+    found = rejected_before(samples, KIND, one, StoredField(one), held)
     assert {row: (item.name, item.reason) for row, item in found.items()} == {
         0: ("00000.png", "truncated"),
         3: ("00003.png", "truncated"),
     }
-    assert rejected_before(samples, KIND, one, Before(described(flip=True)), held) == {}
-    assert rejected_before(samples, KIND, one, Before(one, {"pillow": "0"}), held) == {}
+    assert rejected_before(samples, KIND, one, StoredField(described(flip=True)), held) == {}
+    assert rejected_before(samples, KIND, one, StoredField(one, {"pillow": "0"}), held) == {}
     again = [Rejected(name="x", reason="too-many-pixels", content=contents([5]).tobytes(), target="latents")]
-    assert rejected_before(samples, KIND, one, Before(one), again) == {}
+    assert rejected_before(samples, KIND, one, StoredField(one), again) == {}
 
 
 def test_removed_samples_remove_their_files():

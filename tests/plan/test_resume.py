@@ -25,7 +25,7 @@ def rest(index, *legs, seed=SEED, epoch=EPOCH):
     return rest_of_epoch(index, numbers, legs[0][0].remainder, seed=seed, epoch=epoch)
 
 
-def like(batches, policy):
+def batch_plan(batches, policy):
     return BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=policy)
 
 
@@ -33,7 +33,7 @@ def begun(index, batches):
     return plan_epoch(index, batches, seed=SEED, epoch=EPOCH)
 
 
-def served(plan, steps):
+def sample_counts(plan, steps):
     head = slice(0, int(plan.starts[steps]))
     return plan.rows[head] if plan.is_pad is None else plan.rows[head][~plan.is_pad[head]]
 
@@ -67,7 +67,7 @@ def test_resume_from_2x3_to_3x2_keeps_the_global_batches(column, policy, data):
 
 @given(columns, plans(), plans(), plans(), st.sampled_from(POLICIES), st.data())
 def test_resume_with_other_sizes_serves_every_sample(column, first, second, third, policy, data):
-    first, second, third = (like(one, policy) for one in (first, second, third))
+    first, second, third = (batch_plan(one, policy) for one in (first, second, third))
     index = index_of(column)
     whole = begun(index, first)
     if not len(whole):
@@ -80,8 +80,8 @@ def test_resume_with_other_sizes_serves_every_sample(column, first, second, thir
     except EmptyPlanError:
         assert policy == "drop"
         return
-    head = served(whole, steps).tolist()
-    both = Counter(head + served(middle, more).tolist() + last.real().tolist())
+    head = sample_counts(whole, steps).tolist()
+    both = Counter(head + sample_counts(middle, more).tolist() + last.real().tolist())
     if policy != "drop":
         assert set(both) == set(range(len(column)))
     if policy == "pad":
@@ -115,7 +115,7 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
         return
     other = rest(index, (batches, done), (BatchPlan(batch_size=3), 0), seed=2, epoch=epoch)
     if batches.layout != (3,):
-        both = Counter(served(whole, done).tolist()) + Counter(other.real().tolist())
+        both = Counter(sample_counts(whole, done).tolist()) + Counter(other.real().tolist())
         parts = whole.part(0, done), other
         numbered = [pair for part in parts for pair in zip(part.rows, part.again, strict=True)]
         assert sorted(numbered) == [(row, time) for row in sorted(both) for time in range(both[row])]

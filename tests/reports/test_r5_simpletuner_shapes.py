@@ -29,7 +29,7 @@ def built(tmp_path_factory):
     return folder
 
 
-def answers_of_the_rule():
+def expected_buckets():
     table = explicit_table((NARROW, WIDE), multiple=64)
     return {f"w{width}.png": place_in(Size(704, width), table.nearest(Size(704, width))) for width in WIDTHS}
 
@@ -37,12 +37,12 @@ def answers_of_the_rule():
 def test_the_latent_shapes_of_the_report():
     assert (latent_size(NARROW, 8), latent_size(WIDE, 8)) == (Size(88, 136), Size(88, 144))
     # The narrow bucket keeps more of an image up to sqrt(1088 * 1152) = 1119.5 pixels.
-    wide = {name for name, placed in answers_of_the_rule().items() if placed.bucket == WIDE}
+    wide = {name for name, placed in expected_buckets().items() if placed.bucket == WIDE}
     assert wide == {f"w{width}.png" for width in (1120, 1121, 1130, 1151, 1152, 1153, 1160)}
 
 
 def test_build_verify_plan_and_reader_agree(run, built):
-    expected = answers_of_the_rule()
+    expected = expected_buckets()
     opened = open_cache(built / "cache")
     served = {}
     for batch in opened.loader(batch_size=1):

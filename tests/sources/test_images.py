@@ -179,20 +179,20 @@ def test_masks_and_control_images_are_no_samples(tmp_path):
     assert list(found.samples.names) == ["a.jpg", "b.png", "sub/c.jpg"]
     assert [note.detail for note in found.notes] == ["1 mask belongs to no image, the first is other-masklabel.png"]
     none = ["", "", ""]
-    assert further(found, "mask") == ["a-masklabel.png", "b-masklabel.png", ""]
-    assert further(found, "control") == ["", "b-condlabel.png", ""]
+    assert paired_files(found, "mask") == ["a-masklabel.png", "b-masklabel.png", ""]
+    assert paired_files(found, "control") == ["", "b-condlabel.png", ""]
     off = scan(tmp_path, SourceOptions(masks="none", controls=("none",)))
     assert set(off.samples.inputs) == {"image", "caption"}
     assert {(note.name, note.reason, note.count) for note in off.notes} == {
         ("a-masklabel.png", "mask", 3),
         ("b-condlabel.png", "control", 1),
     }
-    assert further(scan(tmp_path, known=found.samples), "control") == further(found, "control")
+    assert paired_files(scan(tmp_path, known=found.samples), "control") == paired_files(found, "control")
     (tmp_path / "b-condlabel.png").unlink()
-    assert further(scan(tmp_path, known=found.samples), "control") == none
+    assert paired_files(scan(tmp_path, known=found.samples), "control") == none
 
 
-def further(found, name):
+def paired_files(found, name):
     """The mask or control image of each sample."""
     files, places = list(found.samples.files.names), found.samples.inputs[name].file.tolist()
     return [files[at] if at >= 0 else "" for at in places]
@@ -205,20 +205,20 @@ def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_pa
         (tmp_path / name).write_text("m")
     found = scan(tmp_path, SourceOptions(masks="masks", controls=("edges", str(tmp_path / "depth"))))
     assert list(found.samples.names) == ["img/a.jpg", "img/c.jpg", "img/sub/a.jpg"]
-    assert further(found, "mask") == ["masks/a.png", "", "masks/a.png"], "by file name: the set is all of DATA"
-    assert further(found, "control") == ["edges/img/a.png", "edges/c.jpg", ""]
-    assert further(found, "control_2") == ["", "depth/c.png", ""]
+    assert paired_files(found, "mask") == ["masks/a.png", "", "masks/a.png"], "by file name: the set is all of DATA"
+    assert paired_files(found, "control") == ["edges/img/a.png", "edges/c.jpg", ""]
+    assert paired_files(found, "control_2") == ["", "depth/c.png", ""]
     assert [(note.name, note.reason, note.detail) for note in found.notes] == [
         ("depth/d.png", "control", "1 control image belongs to no image, the first is depth/d.png"),
         ("masks/sub/a.webp", "mask", "1 mask belongs to no image, the first is masks/sub/a.webp"),
     ]
     alpha = scan(tmp_path / "img", SourceOptions(masks="alpha"))
-    assert further(alpha, "mask") == list(alpha.samples.names) == ["a.jpg", "c.jpg", "sub/a.jpg"]
+    assert paired_files(alpha, "mask") == list(alpha.samples.names) == ["a.jpg", "c.jpg", "sub/a.jpg"]
     text = '[[sets]]\npath = "img"\nmasks = "masks"\ncontrols = ["edges", "depth"]\n'
     (tmp_path / "latentcache.toml").write_text(text)
     own = scan(tmp_path)
-    assert further(own, "mask") == ["masks/a.png", "", "masks/sub/a.webp"], "by the path below the set"
-    assert further(own, "control_2") == ["", "depth/c.png", ""]
+    assert paired_files(own, "mask") == ["masks/a.png", "", "masks/sub/a.webp"], "by the path below the set"
+    assert paired_files(own, "control_2") == ["", "depth/c.png", ""]
     with pytest.raises(UsageError, match="no such folder"):
         scan(tmp_path / "img", SourceOptions(masks="../masks"))
     with pytest.raises(UsageError, match="4 folders"):

@@ -25,7 +25,7 @@ def put(root: Path, *names: str) -> None:
         path.write_bytes(b"x")
 
 
-class Walked:
+class WalkResult:
     """Everything that a walk finds."""
 
     def __init__(self, root: Path) -> None:
@@ -51,7 +51,7 @@ def causes(items: tuple[Rejected, ...]) -> list[tuple[str, str]]:
 
 def test_suffixes_match_in_any_case_and_byte_order(tmp_path):
     put(tmp_path, "b.JPG", "a/z.png", "a.jpg", "a-b.WebP", "Z.tiff", "é.avif", "notes.txt", "x.psd", "jpg", "c.Heic")
-    walk = Walked(tmp_path)
+    walk = WalkResult(tmp_path)
     assert walk.names == ["Z.tiff", "a-b.WebP", "a.jpg", "a/z.png", "b.JPG", "c.Heic", "notes.txt", "é.avif"]
     assert walk.rejected == ()
     assert walk.walk.others == {".psd": 1, "": 1}
@@ -65,7 +65,7 @@ def test_special_files_are_rejected_and_folders_are_walked(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket.png"))
-        walk = Walked(tmp_path)
+        walk = WalkResult(tmp_path)
     assert walk.names == ["folder.jpg/a.jpg"]
     assert causes(walk.rejected) == [("pipe.jpg", "not-regular"), ("socket.png", "not-regular")]
     details = [f"it is a {kind}, not a regular file" for kind in ("named pipe", "socket")]
@@ -85,7 +85,7 @@ def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
     (root / "self.jpg").symlink_to("self.jpg")
     (root / "pipe.jpg").symlink_to("pipe")
     (root / "zero.jpg").symlink_to("/dev/zero")
-    walk = Walked(root)
+    walk = WalkResult(root)
     assert walk.names == ["link.jpg", "real/a.jpg"]
     assert walk.stats["link.jpg"] == walk.stats["real/a.jpg"]
     assert causes(walk.rejected) == [
@@ -108,7 +108,7 @@ def test_too_deep_folders_are_an_error(tmp_path):
             path /= "a"
             path.mkdir()
         with pytest.raises(SourceError, match="too deep"):
-            Walked(root)
+            WalkResult(root)
     finally:  # pytest removes old folders by recursion
         subprocess.run(["rm", "-rf", root], check=True)
 
@@ -117,7 +117,7 @@ def test_a_loop_of_folders_is_reported_once(tmp_path):
     put(tmp_path, "a.jpg", "deep/er/b.jpg")
     (tmp_path / "deep" / "er" / "up").symlink_to("../..")
     (tmp_path / "again").symlink_to("deep")
-    walk = Walked(tmp_path)
+    walk = WalkResult(tmp_path)
     assert walk.names == ["a.jpg", "again/er/b.jpg", "deep/er/b.jpg"]
     assert causes(walk.rejected) == [("deep/er/up", "symlink-loop")]
     assert walk.rejected[0].detail == "the link leads to ../.., a folder above it"
@@ -127,7 +127,7 @@ def test_hidden_files_are_noted_and_hidden_folders_counted(tmp_path):
     put(tmp_path, "a.jpg", "._a.jpg", ".thumbs/deep/b.jpg", ".thumbs/c", ".git/config", ".jpg", ".DS_Store")
     (tmp_path / ".link.jpg").symlink_to("a.jpg")
     (tmp_path / ".empty").mkdir()
-    walk = Walked(tmp_path)
+    walk = WalkResult(tmp_path)
     assert walk.names == ["a.jpg"]
     notes = walk.notes
     hidden = [(name, "hidden") for name in ("._a.jpg", ".git/", ".jpg", ".link.jpg", ".thumbs/")]
@@ -137,7 +137,7 @@ def test_hidden_files_are_noted_and_hidden_folders_counted(tmp_path):
 
 def test_many_notes_of_one_reason_are_counted(tmp_path):
     put(tmp_path, *(f".{number:03d}.jpg" for number in range(250)))
-    *first, last = Walked(tmp_path).notes
+    *first, last = WalkResult(tmp_path).notes
     assert (len(first), {note.count for note in first}) == (100, {1})
     assert (last.name, last.reason, last.count) == (".100.jpg", "hidden", 150)
 
@@ -145,7 +145,7 @@ def test_many_notes_of_one_reason_are_counted(tmp_path):
 def test_caches_are_skipped(tmp_path):
     put(tmp_path, "a.jpg", "set.latentcache/x.jpg", "mine/CURRENT", "mine/shards/1/x.png", "CURRENT", "my/CURRENT")
     put(tmp_path, "my/b.jpg", "shards/c.jpg", "young/shards/x.jpg", "young/builder.lock")
-    walk = Walked(tmp_path)
+    walk = WalkResult(tmp_path)
     assert walk.names == ["a.jpg", "my/b.jpg", "shards/c.jpg"]
     caches = [(name, "cache-folder") for name in ("mine/", "set.latentcache/", "young/")]
     assert [pair for pair in causes(walk.notes) if pair[1] != "unused"] == caches
@@ -153,12 +153,12 @@ def test_caches_are_skipped(tmp_path):
 
 def test_a_root_that_is_gone_is_an_error(tmp_path):
     with pytest.raises(SourceError) as caught:
-        Walked(tmp_path / "gone")
+        WalkResult(tmp_path / "gone")
     assert caught.value.what == f"the data folder cannot be listed: {tmp_path / 'gone'}"
     assert caught.value.why == "No such file or directory"
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceError, match="Too many levels of symbolic links"):
-        Walked(tmp_path / "loop")
+        WalkResult(tmp_path / "loop")
 
 
 def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
@@ -200,6 +200,6 @@ def test_a_table_that_is_not_read_is_noted(tmp_path):
     (tmp_path / "sub").mkdir()
     for folder in (tmp_path, tmp_path / "sub"):
         (folder / "metadata.csv").write_text("file_name,text\n")
-    notes = Walked(tmp_path).notes
+    notes = WalkResult(tmp_path).notes
     assert causes(notes) == [(name, "nested-table") for name in ("metadata.csv", "sub/metadata.csv")]
     assert "--layout imagefolder" in notes[0].hint

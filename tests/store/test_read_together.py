@@ -81,7 +81,7 @@ def test_checksums_are_of_the_bytes_in_the_file(file):
     assert np.allclose(out.view(np.float32).reshape(40, 200), expected, rtol=1e-6, equal_nan=True)
 
 
-def begun(file, number):
+def start_reads(file, number):
     """Start 40 reads of one part of the file."""
     size, out = np.full(40, 900), np.zeros(36000, np.uint8)
     reading = gather.reading(file, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
@@ -92,7 +92,7 @@ def begun(file, number):
 def test_concurrent_reads_end_in_any_order(file):
     random = np.random.default_rng(1)
     for _ in range(30):
-        waiting = [begun(file, number) for number in range(8)]
+        waiting = [start_reads(file, number) for number in range(8)]
         for place in random.permutation(8)[: random.integers(9)].tolist():
             reading, out, expected = waiting[place]
             assert reading.finish()
@@ -105,7 +105,7 @@ def test_threads_wait_for_their_own_reads(file):
 
     def work():
         for number in [*range(8)] * 20:
-            reading, out, expected = begun(file, number)
+            reading, out, expected = start_reads(file, number)
             if not reading.finish() or not np.array_equal(out, expected):
                 failed.append(number)
 
@@ -118,12 +118,12 @@ def test_threads_wait_for_their_own_reads(file):
 
 
 def test_a_forked_child_finishes_reads_of_its_parent(file):
-    waiting = [begun(file, number) for number in range(8)]
+    waiting = [start_reads(file, number) for number in range(8)]
     child = os.fork()
     if not child:
         status = 1
         try:
-            for reading, out, expected in [*waiting, begun(file, 3)]:
+            for reading, out, expected in [*waiting, start_reads(file, 3)]:
                 assert reading.finish()
                 assert np.array_equal(out, expected)
             status = 0

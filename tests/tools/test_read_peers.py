@@ -22,7 +22,7 @@ def payloads():
 
 
 @pytest.fixture(scope="module")
-def found(payloads, tmp_path_factory):
+def peers(payloads, tmp_path_factory):
     return read_peers.peers(tmp_path_factory.mktemp("peers"), payloads, BATCH)
 
 
@@ -35,20 +35,20 @@ def shuffled():
 
 
 @pytest.mark.parametrize("plan", [shuffled(), plan_of(list(range(COUNT)))], ids=["shuffled", "sequential"])
-def test_every_peer_returns_its_rows(found, payloads, plan):
+def test_every_peer_returns_its_rows(peers, payloads, plan):
     """In this process, twice: an opened reader is reused."""
-    for name in sorted(found):
+    for name in sorted(peers):
         if "2 workers" in name:
             continue
         for _ in range(2):
-            check(name, plan, payloads, list(found[name](plan)))
+            check(name, plan, payloads, list(peers[name](plan)))
 
 
 @pytest.mark.parametrize(
     "name", sorted(ALWAYS - {f"{kind} files, 0 workers" for kind in ("safetensors", "npz", "pt")})
 )
-def test_workers_serve_the_same(found, payloads, name):
-    check(name, shuffled(), payloads, list(found[name](shuffled())))
+def test_workers_serve_the_same(peers, payloads, name):
+    check(name, shuffled(), payloads, list(peers[name](shuffled())))
 
 
 def check(name, plan, payloads, batches):

@@ -33,7 +33,7 @@ def fifty(tmp_path_factory):
 
 
 @pytest.fixture
-def at_hand(thirteen, tmp_path, monkeypatch):
+def working_folder(thirteen, tmp_path, monkeypatch):
     """An empty working folder with the images and their cache."""
     for name in ("images", "images.latentcache"):
         (tmp_path / name).symlink_to(thirteen / name)

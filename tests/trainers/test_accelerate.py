@@ -60,6 +60,6 @@ def test_a_prepared_data_loader_is_rejected_in_one_process(thirteen):
         next(iter(prepared))
 
 
-def test_the_page(at_hand, run_on_two_ranks):
+def test_the_page(working_folder, run_on_two_ranks):
     printed = run_on_two_ranks("train-with-accelerate")
     assert printed == ["8 steps"]

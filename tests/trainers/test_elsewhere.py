@@ -38,7 +38,7 @@ MORE = {
 
 
 @pytest.fixture(scope="module")
-def at_hand(tmp_path_factory):
+def model_and_cache(tmp_path_factory):
     """A model, its tokenizer and a token cache."""
     folder = build_fifty(tmp_path_factory.mktemp("elsewhere"))
     tiny_llama().save_pretrained(folder / "model")
@@ -46,7 +46,7 @@ def at_hand(tmp_path_factory):
     return folder
 
 
-def shown(page, number):
+def page_settings(page, number):
     """Merge the YAML blocks of a page up to this one."""
     found = [b.text for b in blocks(DOCS / "howto" / f"train-with-{page}.md") if b.language == "yaml"]
     settings = {}
@@ -80,12 +80,12 @@ def train(system, folder, settings):
     ("system", "kind", "block"),
     [("llama-factory", "pad", 0), ("llama-factory", "pack", 1), ("axolotl", "pad", 0), ("axolotl", "chunk", 0)],
 )
-def test_trainers_use_the_exported_rows(at_hand, tmp_path, system, kind, block):
-    (tmp_path / "model").symlink_to(at_hand / "model")
-    cache, name = at_hand / "texts.latentcache", "packed" if block else "rows"
+def test_trainers_use_the_exported_rows(model_and_cache, tmp_path, system, kind, block):
+    (tmp_path / "model").symlink_to(model_and_cache / "model")
+    cache, name = model_and_cache / "texts.latentcache", "packed" if block else "rows"
     view = open_cache(cache).rows(**{kind: LENGTH})
     export_cache(ExportSettings(cache=cache, out=tmp_path / name, trainer=system, **{kind: LENGTH}))
-    seen = train(system, tmp_path, shown(system, block) | COMMON | MORE[system])
+    seen = train(system, tmp_path, page_settings(system, block) | COMMON | MORE[system])
 
     steps, batches = STEPS[system](len(view)), view.loader(batch_size=4).steps(1)
     assert (seen["steps"], seen["max_steps"], seen["epoch"]) == (steps, steps, pytest.approx(steps / batches))

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def page(at_hand, run_howto, monkeypatch):
+def page(working_folder, run_howto, monkeypatch):
     """The namespace of the page, with a model that records its batches."""
     names = run_howto("train-with-lightning")
     training_step, seen = names["Denoiser"].training_step, []
@@ -35,17 +35,19 @@ def test_the_page_trains_two_whole_epochs_of_different_order(page):
 
 
 @pytest.mark.parametrize("stop", [3, 7, 10])
-def test_a_stopped_run_resumes_with_the_next_batch(page, at_hand, stop):
+def test_a_stopped_run_resumes_with_the_next_batch(page, working_folder, stop):
     """Stop inside the first epoch, at its end, and in the second one."""
     names, seen = page
     import lightning
 
-    callback = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=at_hand, filename="stop", every_n_train_steps=stop)
+    callback = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=working_folder, filename="stop", every_n_train_steps=stop
+    )
     names["loader"].set_epoch(0)
     names["fit"](max_steps=stop, callbacks=[callback], **QUIET)
     assert len(seen) == stop
     fresh = names["cache"].read(dtype=names["torch"].float32).loader(batch_size=2, seed=0)
     names["loader"] = fresh
-    trainer = names["fit"](str(at_hand / "stop.ckpt"), enable_checkpointing=False, **QUIET)
+    trainer = names["fit"](str(working_folder / "stop.ckpt"), enable_checkpointing=False, **QUIET)
     assert trainer.global_step == 14
     assert seen == order(fresh, 2)

@@ -10,7 +10,7 @@ from latentcache import open_cache
 NAMES = {f"{number:02}.png" for number in range(13)}
 
 
-def served(results):
+def sample_counts(results):
     return Counter(name for rank in results for step in rank["steps"] for name in step["names"])
 
 
@@ -32,7 +32,7 @@ def two(thirteen, tmp_path_factory):
 
 def test_two_ranks_keep_step_and_serve_every_sample(two):
     assert_in_step(two)
-    counts = served(two)
+    counts = sample_counts(two)
     assert set(counts) == NAMES
     assert sum(counts.values()) == 14  # one bucket of five: its last step repeats a sample
     assert [len(rank["steps"]) for rank in two] == [rank["length"] for rank in two] == [7, 7]
@@ -44,7 +44,7 @@ def test_three_ranks_resume_after_two(two, thirteen, tmp_path):
     state = two[1]["states"][2]
     after = spawn(train_with_ddp, 3, tmp_path, str(thirteen / "images.latentcache"), state, 1)
     assert_in_step(after)
-    first, rest = served(before), served(after)
+    first, rest = sample_counts(before), sample_counts(after)
     assert set(first) | set(rest) == NAMES
     left = open_cache(thirteen / "images.latentcache").loader(batch_size=1, rank=0, world_size=3, remainder="partial")
     left.load_state_dict(state)
@@ -53,6 +53,6 @@ def test_three_ranks_resume_after_two(two, thirteen, tmp_path):
     assert sum((first + rest).values()) - len(NAMES) == repeated
 
 
-def test_the_page(at_hand, run_on_two_ranks):
+def test_the_page(working_folder, run_on_two_ranks):
     printed = run_on_two_ranks("train-on-several-ranks")
     assert sorted(printed) == ["rank 0: 8 steps", "rank 1: 8 steps"]

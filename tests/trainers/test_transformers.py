@@ -87,7 +87,7 @@ def test_two_processes_train_on_every_sample_and_count_exactly(thirteen, two, wa
         assert sum(served.values()) == 13 + loader.report.samples_repeated
 
 
-def test_the_page_and_its_resume(at_hand, run_howto):
+def test_the_page_and_its_resume(working_folder, run_howto):
     names = run_howto("train-with-transformers-trainer")
     loader, seen = names["loader"], []
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 
-class Watch(transformers.TrainerCallback):
+class InputRecorder(transformers.TrainerCallback):
     """Records shapes and rows of every batch, and the Trainer's log."""
 
     def __init__(self):
@@ -51,7 +51,7 @@ def watched(watch):
 
 
 def main(system, settings, out):
-    watch = Watch()
+    watch = InputRecorder()
     watched(watch)
     if system == "llama-factory":
         from llamafactory.train.tuner import run_exp

@@ -9,7 +9,7 @@ from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache, verify_cache
 
 
-class Again:
+class ReEncoder:
     """Encodes like the made-up kinds; ``change`` alters a sample's array or returns a failure."""
 
     def __init__(self, change=lambda sample, array: array, columns=None):
@@ -34,7 +34,7 @@ def off(*samples):
 
 
 def test_equal_re_encodings_are_ok(case):
-    report = check(case, Again())
+    report = check(case, ReEncoder())
     assert (report.exit_code(), report.counts["ok"], report.counts["drift"]) == (0, 8, 0)
     again = report.reencoded
     assert (again.samples, again.entries, again.drifted, again.device) == (8, 8, 0, "cpu")
@@ -45,26 +45,26 @@ def test_equal_re_encodings_are_ok(case):
 
 def test_different_items_drift_and_are_repaired(case):
     words, depth = Commands(recipe="--model M", run="--device cpu"), Depth(reencode=99, seed=4)
-    report = check_cache(case.cache, depth, words, reencode=Again(off(2, 5)))[0]
+    report = check_cache(case.cache, depth, words, reencode=ReEncoder(off(2, 5)))[0]
     assert (report.counts["drift"], report.counts["ok"], report.exit_code()) == (2, 6, 1)
     assert {(one.category, one.reason, one.field) for one in report.findings} == {
         ("drift", "reencoded", case.names[0])
     }  # fmt: skip
     (fix,) = {one.fix for one in report.findings}
     assert "--reencode 99 --seed 4 --model M --device cpu --repair --yes; latentcache build" in fix
-    again = {"depth": Depth(full=True, reencode=99), "reencode": Again(off(2, 5))}
+    again = {"depth": Depth(full=True, reencode=99), "reencode": ReEncoder(off(2, 5))}
     done = repair_cache(case.cache, confirm=lambda plan: True, **again)
     assert {item.reason for item in done.removals} == {"drift"}
     lost = verify_cache(case.cache).counts["missing"]
     assert lost >= 2
     assert case.build() == (lost, 8 - lost)
-    assert check(case, Again()).exit_code() == 0
+    assert check(case, ReEncoder()).exit_code() == 0
 
 
 def test_own_columns_are_compared_too(tmp_path):
     case = make(tmp_path, "texts")
-    assert check(case, Again(columns={"spans": np.empty((0, 2), np.uint32)})).exit_code() == 0
-    report = check(case, Again(columns={"spans": np.array([[0, 4]], np.uint32)}))
+    assert check(case, ReEncoder(columns={"spans": np.empty((0, 2), np.uint32)})).exit_code() == 0
+    report = check(case, ReEncoder(columns={"spans": np.array([[0, 4]], np.uint32)}))
     assert {one.found for one in report.findings} == {"other values of spans"}
     assert report.counts["drift"] == 8
 
@@ -79,7 +79,7 @@ def test_the_kind_defines_the_noise(tmp_path, monkeypatch):
         return Difference(differs=bool(np.abs(stored - made).max() > 2), largest=1.0, mean=0.5)
 
     monkeypatch.setattr(made_cache.Flat, "compare", compare)
-    report = check(make(tmp_path, "flat"), Again(off(1)))
+    report = check(make(tmp_path, "flat"), ReEncoder(off(1)))
     assert (report.exit_code(), report.reencoded.largest, report.reencoded.mean) == (0, 1.0, 0.5)
     assert seen[0]["device"] == "cpu"
 
@@ -90,7 +90,7 @@ def test_the_kind_defines_the_noise(tmp_path, monkeypatch):
 )
 def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
     failure = Failure(reason=reason, detail="why")
-    report = check(case, Again(lambda sample, array: failure if sample == 3 else array))
+    report = check(case, ReEncoder(lambda sample, array: failure if sample == 3 else array))
     assert (report.counts[category], report.counts["ok"]) == (1, 7)
     assert [(one.reason, one.fix != "") for one in report.findings] == [(found, True)]
     assert report.reencoded.confidence == ""
@@ -100,13 +100,13 @@ def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
 def test_damage_found_during_re_encoding_is_corrupt(tmp_path):
     case = make(tmp_path, "flat")
     case.damage(2)
-    report = check(case, Again())
+    report = check(case, ReEncoder())
     assert (report.counts["corrupt"], report.counts["ok"]) == (1, 7)
 
 
 def test_all_fields_of_a_sample_are_encoded_one_field_after_the_other(tmp_path):
     case = make(tmp_path, "flat", "lines")
-    again = Again()
+    again = ReEncoder()
     report = check(case, again, 3)
     assert [field for field, _ in again.encoded] == ["flat"] * 3 + ["lines"] * 3
     assert (report.reencoded.samples, report.reencoded.entries, report.counts["ok"]) == (3, 6, 8)

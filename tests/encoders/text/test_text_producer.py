@@ -22,14 +22,14 @@ def job(record, number=0):
     )
 
 
-def made(tokens, *records):
+def produce(tokens, *records):
     return tokens.make([job(record) for record in records])
 
 
 def test_a_record_becomes_ids_with_its_columns():
     answer = Message(role="assistant", content="ok", learned=True)
     text, turns = text_record("a", 1, "hi"), chat_record("a", 2, (Message(role="user", content="q"), answer))
-    one, other = made(opened(described_tokenizer("stub", chat=True)), text, turns)
+    one, other = produce(opened(described_tokenizer("stub", chat=True)), text, turns)
     assert one.array.tolist() == [*b"hi", 257]
     assert one.columns["control"] == 0
     assert one.columns["spans"].tolist() == [[0, 3]]
@@ -40,7 +40,7 @@ def test_a_record_becomes_ids_with_its_columns():
 def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
     folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
     tokens = opened(described_tokenizer(folder, add_eos=False))
-    empty, reserved, fine = made(
+    empty, reserved, fine = produce(
         tokens, text_record("a", 1, ""), text_record("a", 2, "x\ufdd0"), text_record("a", 3, "fine")
     )
     assert isinstance(empty, Failure)
@@ -55,8 +55,8 @@ def test_large_texts_use_tiktoken(tmp_path, monkeypatch, cost, tried):
     folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
     warnings = []
     tokens = opened(described_tokenizer(folder), cost=cost, warn=warnings.append)
-    (found,) = made(tokens, text_record("a", 1, "some words"))
+    (found,) = produce(tokens, text_record("a", 1, "some words"))
     assert (tokens._tokenizer._fast is not None) is tried
-    (again,) = made(opened(described_tokenizer(folder)), text_record("a", 1, "some words"))
+    (again,) = produce(opened(described_tokenizer(folder)), text_record("a", 1, "some words"))
     assert found.array.tolist() == again.array.tolist()
     assert warnings == []

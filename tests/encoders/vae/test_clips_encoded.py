@@ -47,7 +47,7 @@ def latents(root, name, model, count, bucket=BUCKET, **changes):
     return made.array, group, found.recipe
 
 
-def own(model, frames, name):
+def reference_latents(model, frames, name):
     """Encode with the class's own posterior mode, raw, (C, f, h, w)."""
     loaded = getattr(diffusers, name).from_pretrained(model).eval()
     values = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
@@ -66,14 +66,14 @@ def test_a_clip_is_encoded_as_the_class_does(name, changes, step, tiny, tmp_path
     found, group, _ = latents(tmp_path, "a.mp4", model, 2 * step + 1)
     assert group.shape == found.shape
     assert (found.shape[1], group.label) == (3, "9x64x96")
-    close(found, own(model, plain_frames(path)[0][: 2 * step + 1], name)[1])
+    close(found, reference_latents(model, plain_frames(path)[0][: 2 * step + 1], name)[1])
 
 
 def test_clips_longer_than_a_temporal_tile_are_those_of_the_class(tiny, tmp_path):
     """HunyuanVideo encodes more than 16 frames in parts, which changes values, in every pipeline."""
     model, path = tiny("AutoencoderKLHunyuanVideo"), write_video(tmp_path / "a.mp4", 21)
     found, _, _ = latents(tmp_path, "a.mp4", model, 21, frames=(21,))
-    close(found, own(model, plain_frames(path)[0], "AutoencoderKLHunyuanVideo")[1])
+    close(found, reference_latents(model, plain_frames(path)[0], "AutoencoderKLHunyuanVideo")[1])
 
 
 def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
@@ -82,7 +82,7 @@ def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
     model = tiny("AutoencoderKLWan", **WAN)
     found, group, _ = latents(tmp_path, "a.png", model, 1)
     assert (group.label, group.dims, found.shape[1]) == ("64x96", (1, 64, 96), 1)
-    close(found, own(model, pixels[None], "AutoencoderKLWan")[1])
+    close(found, reference_latents(model, pixels[None], "AutoencoderKLWan")[1])
     flat, group, _ = latents(tmp_path, "a.png", model, 1, frames=None)
     assert (flat.ndim, group.shape) == (3, flat.shape)
     close(flat, found[:, 0])

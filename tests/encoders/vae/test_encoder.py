@@ -93,7 +93,7 @@ def test_a_missing_device(device, tiny):
     assert "--device=cpu" in caught.value.fix
 
 
-class Late:
+class FailingEvent:
     """A copy event of a failing device."""
 
     def query(self):
@@ -104,7 +104,7 @@ class Late:
 
 def test_a_device_that_fails_later_raises_in_result():
     translator = Translator(device=torch.device("cpu"), name="A", label="a")
-    pending = copying(torch.zeros(1), Late(), translator, "3 images of 64x96")
+    pending = copying(torch.zeros(1), FailingEvent(), translator, "3 images of 64x96")
     assert pending.done()
     with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:
         pending.result()

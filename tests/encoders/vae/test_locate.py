@@ -18,7 +18,7 @@ CONFIG = {"_class_name": "AutoencoderKL", "latent_channels": 4}
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 
 
-def made(folder):
+def make_model(folder):
     """A folder with the two files of a model."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -28,7 +28,7 @@ def made(folder):
 
 @pytest.fixture
 def model(tmp_path):
-    return made(tmp_path / "model")
+    return make_model(tmp_path / "model")
 
 
 def test_a_folder_has_a_configuration_and_weights(model):
@@ -38,10 +38,10 @@ def test_a_folder_has_a_configuration_and_weights(model):
 
 
 def test_a_pipeline_folder_gives_its_vae(tmp_path):
-    vae = made(tmp_path / "pipeline" / "vae")
+    vae = make_model(tmp_path / "pipeline" / "vae")
     assert locate(str(tmp_path / "pipeline")) == locate(str(vae.folder))
-    beside = made(tmp_path / "both")
-    own = made(beside.folder / "vae")
+    beside = make_model(tmp_path / "both")
+    own = make_model(beside.folder / "vae")
     assert locate(str(beside.folder)).weights == (beside.weights,)
     (beside.folder / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKL"]}')
     assert locate(str(beside.folder)).weights == (own.weights,)

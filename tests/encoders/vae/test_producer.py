@@ -197,14 +197,14 @@ def four(tmp_path):
     return make
 
 
-def alone(items):
+def encoded_alone(items):
     return [StubEncoder(builtin_spec()).encode(item.value[None])[0].tobytes() for item in items]
 
 
 def test_non_finite_latents_are_retried_in_float32(four):
     producer, items = four()
     producer._encoder = Faulty([items[2].value], mends=True)
-    assert [made.array.tobytes() for made in producer.encode(items).result()] == alone(items)
+    assert [made.array.tobytes() for made in producer.encode(items).result()] == encoded_alone(items)
     assert producer._encoder.calls == [(4, False), (1, True)]
 
 
@@ -219,7 +219,7 @@ def test_non_finite_latents_fail_one_item(four, options, reason):
     assert isinstance(failure, Failure)
     assert failure.reason == reason
     assert failure.hint
-    assert [made.array.tobytes() for made in others] == alone(items[1:])
+    assert [made.array.tobytes() for made in others] == encoded_alone(items[1:])
 
 
 def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):

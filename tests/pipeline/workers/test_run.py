@@ -21,7 +21,7 @@ from latentcache.store.index import load_index
 TEXTS = [f"word{number}" for number in range(40)]
 
 
-def settled(result) -> list[int]:
+def settled_samples(result) -> list[int]:
     """Samples that a result counts."""
     return sorted([*result.read.sample.tolist(), *(sample for sample, _ in result.failed)])
 
@@ -29,7 +29,7 @@ def settled(result) -> list[int]:
 def test_every_job_is_committed(toy):
     result = toy.run(TEXTS)
     stored = toy.stored()
-    assert settled(result) == list(range(40))
+    assert settled_samples(result) == list(range(40))
     assert (result.encoded, result.progress.copied, result.failed) == (len(stored), 0, [])
     assert result.read.content[result.read.sample.tolist().index(7)].tobytes() == content_hash(b"word7")
     assert result.noise["largest"] == 0.5
@@ -43,7 +43,7 @@ def test_committed_items_are_skipped_by_key(squares, tmp_path):
     load_catalog(squares.paths).save_lookup(lookup)
     result = squares.run(TEXTS[:12], lookup=str(lookup))
     assert (result.encoded, result.progress.skipped) == (4, 20)
-    assert settled(result) == list(range(12))
+    assert settled_samples(result) == list(range(12))
     assert squares.times("prepare", "word3") == 1
 
 
@@ -64,7 +64,7 @@ def test_equal_encoder_input_is_copied(squares, tmp_path):
 def test_equal_items_are_stored_once(toy, workers):
     """The same key twice, in one batch, block or shard and in several: one item, counted once."""
     result = toy.run(["twin", "one", "twin", *TEXTS[:20], "twin"], device=workers, workers=int(workers[-1]))
-    assert settled(result) == list(range(24))
+    assert settled_samples(result) == list(range(24))
     variants = 2 if toy.name == "squares" else 1
     assert result.encoded == len(toy.stored()) == 22 * variants
 
@@ -74,7 +74,7 @@ def test_failures_keep_their_content_hash(toy):
     failures = dict(result.failed)
     assert {sample: one.reason for sample, one in failures.items()} == {0: "bad-toy", 1: "bad-toy", 2: "truncated"}
     assert failures[1].content == content_hash(b"b fail-encode")
-    assert settled(result) == [0, 1, 2, 3]
+    assert settled_samples(result) == [0, 1, 2, 3]
 
 
 def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
@@ -92,7 +92,7 @@ def test_memory_that_is_not_enough_fails_one_sample(toy):
     result = toy.run([*TEXTS[:6], "hungry memory-prepare"])
     reason = "out-of-memory" if toy.name == "squares" else "record-too-large"
     assert [(sample, failure.reason) for sample, failure in result.failed] == [(6, reason)]
-    assert settled(result) == list(range(7))
+    assert settled_samples(result) == list(range(7))
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_sample_that_kills_its_workers_is_quarantined(toy, stage):
     default = {"prepare": "decoder-crash", "encode": "encoder-crash"}[stage]
     assert result.failed[0][1].reason == toy.kind.reasons.get(stage, default)
     assert "SIGSEGV" in result.failed[0][1].detail
-    assert settled(result) == list(range(25))
+    assert settled_samples(result) == list(range(25))
     # Once with all, in four halves of a unit of sixteen, three times alone, twice by timing.
     assert toy.times(stage, "poison") <= 10
     assert result.progress.restarts >= 3
@@ -112,7 +112,7 @@ def test_a_sample_that_kills_its_workers_is_quarantined(toy, stage):
 
 def test_a_worker_that_dies_once_quarantines_none(squares):
     result = squares.run([*TEXTS[:10], "unlucky once-encode", *TEXTS[10:20]])
-    assert (result.failed, settled(result), result.progress.restarts) == ([], list(range(21)), 1)
+    assert (result.failed, settled_samples(result), result.progress.restarts) == ([], list(range(21)), 1)
     assert any("SIGSEGV" in warning for warning in squares.warnings)
 
 
@@ -138,7 +138,7 @@ def test_a_producer_that_cannot_be_opened_ends_the_build(words):
 
 def test_a_lost_device_is_tried_again(squares):
     result = squares.run([*TEXTS[:10], "w lost-encode"])
-    assert (result.failed, settled(result)) == ([], list(range(11)))
+    assert (result.failed, settled_samples(result)) == ([], list(range(11)))
     assert any("lost its device" in warning for warning in squares.warnings)
     with pytest.raises(DeviceError, match="the device failed"):
         squares.run(["w lostalways-encode"])
@@ -153,7 +153,7 @@ def test_a_bug_is_raised_with_its_traceback(words):
 @pytest.mark.parametrize("order", ["hangonce-encode", "stoponce-prepare"])
 def test_a_worker_that_hangs_or_is_stopped_is_replaced(toy, order, short_deadline):
     result = toy.run([*TEXTS[:6], f"w {order}"], batch_size=1)
-    assert (result.failed, settled(result), result.progress.restarts) == ([], list(range(7)), 1)
+    assert (result.failed, settled_samples(result), result.progress.restarts) == ([], list(range(7)), 1)
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_a_sample_that_always_hangs_is_quarantined(toy, stage, short_deadline):
 
 def test_a_thread_that_hangs_is_left_alone(words, short_deadline):
     result = words.run([*TEXTS[:6], "w hangonce-encode", *TEXTS[6:12]], workers=0, device="cpu", batch_size=1)
-    assert (result.failed, settled(result)) == ([], list(range(13)))
+    assert (result.failed, settled_samples(result)) == ([], list(range(13)))
     assert len(words.stored()) == result.encoded
 
 
@@ -176,7 +176,7 @@ def test_commits_of_a_killed_worker_count(words, monkeypatch):
     events = words.folder / "events"
     with EventLog(events) as log:
         result = words.run(TEXTS, commit_every=4, events=log)
-    assert settled(result) == list(range(40))
+    assert settled_samples(result) == list(range(40))
     keys = [bytes.fromhex(key) for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
     assert len(keys) == len(set(keys)) == result.encoded == len(words.stored())
     assert sum(load_index(folder).items for folder in words.paths.sealed_shards()) == result.encoded

@@ -63,7 +63,7 @@ def test_the_build_never_waits_for_a_worker_that_does_not_read():
     build_end.close()
 
 
-def sent(**parts):
+def round_trip(**parts):
     """Send and receive one message; return its parts."""
     build_end, worker_end = channel_pair()
     channel = Channel(worker_end)
@@ -82,17 +82,19 @@ def test_jobs_settings_and_failures_round_trip():
     failure = Failure(reason="empty", content=b"\x01" * 16, stat=(1, 2, 3, 4, 5, 6))
     groups = (Group(label="8x8", shape=(4, -1), dims=(1, 8, 8)),)
     task = Task(field="f", recipe={"a": 1}, producer={}, groups=groups, root="/data", cache="/cache", shard="s")
-    found = sent(jobs=jobs_form({5: job}), failure=failure, task=task)
+    found = round_trip(jobs=jobs_form({5: job}), failure=failure, task=task)
     assert jobs_of(found["jobs"]) == {5: job}
     assert failure_of(found["failure"]) == failure
     assert parsed(Task, found["task"]) == task
 
 
 def test_arrays_and_numbers_of_numpy_are_plain_in_json():
-    found = sent(a=np.arange(3), b=np.uint32(4), c=(np.float32(0.5), None), d=frozenset({1}), e=MappingProxyType({}))
+    found = round_trip(
+        a=np.arange(3), b=np.uint32(4), c=(np.float32(0.5), None), d=frozenset({1}), e=MappingProxyType({})
+    )
     assert found == {"a": [0, 1, 2], "b": 4, "c": [0.5, None], "d": [1], "e": {}}
     with pytest.raises(TypeError):
-        sent(a=object())
+        round_trip(a=object())
 
 
 def subclasses(kind):

@@ -56,7 +56,7 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
     assert notes(found) == [("img/5_cat/deep/c.jpg", "outside-sets"), ("log/x.txt", "caption-unused")]
 
 
-def by_rounds(train: int, repeats: list[int]) -> list[int]:
+def reference_repeats(train: int, repeats: list[int]) -> list[int]:
     """Compute repeats of regularization images as the trainer does: one after another until they suffice."""
     served = [0] * len(repeats)
     while sum(served) < train:
@@ -73,7 +73,9 @@ def test_regularization_images_are_as_many_as_training_images(train, reg):
     sets += [ImageSet(folder="", balance="x", repeats=each, is_reg=True) for _, each in reg]
     found = balanced(sets, [1, *(count for count, _ in reg)])
     numbers = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at].tolist()]
-    assert numbers == (by_rounds(train, each) if (each := [n for count, n in reg for _ in range(count)]) else [])
+    assert numbers == (
+        reference_repeats(train, each) if (each := [n for count, n in reg for _ in range(count)]) else []
+    )
 
 
 def test_regularization_images_that_the_trainer_leaves_out(tmp_path):
