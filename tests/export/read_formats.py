@@ -19,12 +19,12 @@ def read_megatron(prefix):
     assert index[:9] == b"MMIDIDX\x00\x00"
     version, code, count, indices = struct.unpack("<QBQQ", index[9:34])
     assert version == 1
-    kind, place = MEGATRON_TYPES[code], 34
+    kind, offset = MEGATRON_TYPES[code], 34
     columns = []
     for width, number, name in ((4, count, "i"), (8, count, "q"), (8, indices, "q")):
-        columns.append(numbers(name, index[place : place + width * number]))
-        place += width * number
-    assert place == len(index)
+        columns.append(numbers(name, index[offset : offset + width * number]))
+        offset += width * number
+    assert offset == len(index)
     lengths, begins, first = columns
     width = struct.calcsize(kind)
     sequences = [numbers(kind, ids[b : b + n * width]) for b, n in zip(begins, lengths, strict=True)]

@@ -176,10 +176,10 @@ FILES = {
 
 def test_one_flipped_bit_in_the_pixels_of_a_png():
     whole = bytearray(FILES["png"])
-    for place in range(whole.index(b"IDAT"), len(whole), 97):
-        whole[place] ^= 4
+    for offset in range(whole.index(b"IDAT"), len(whole), 97):
+        whole[offset] ^= 4
         assert cause(bytes(whole)) in ("decoder-error", "truncated")
-        whole[place] ^= 4
+        whole[offset] ^= 4
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -190,8 +190,8 @@ def test_one_flipped_bit_in_the_pixels_of_a_png():
 )
 def test_damaged_files_are_rejected_or_decoded(name, edits, cut, capsys):
     data = bytearray(FILES[name][: max(int(len(FILES[name]) * cut), 1)])
-    for place, value in edits:
-        data[int(place * (len(data) - 1))] = value
+    for offset, value in edits:
+        data[int(offset * (len(data) - 1))] = value
     error_found, pixels = None, PIXELS
     try:
         pixels = decode(bytes(data), PROFILE, max_pixels=1_000_000)

@@ -168,11 +168,11 @@ class AnyOrder(RuleBasedStateMachine):
         entry = number % rows.entries
         file = self.cache / "shards" / snapshot.shards[int(rows.shard[entry])] / "data.mdb"
         file.chmod(0o644)
-        place = int(rows.offset[entry]) + number
+        offset = int(rows.offset[entry]) + number
         with file.open("r+b") as shard:
-            shard.seek(place)
+            shard.seek(offset)
             byte = shard.read(1)[0]
-            shard.seek(place)
+            shard.seek(offset)
             shard.write(bytes([byte ^ (1 << bit)]))
         self.damaged.add(np.asarray(rows.key[entry]).tobytes())
         self.flipped |= self.damaged

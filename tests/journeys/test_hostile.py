@@ -89,13 +89,13 @@ def test_mutated_files_are_rejected_or_decoded(corpus, tmp_path, seed):
     for number, data in enumerate(sources * 2):
         changed = bytearray(data)
         for _ in range(chance.choice([1, 1, 4, 40])):
-            place = chance.randrange(len(changed))
+            offset = chance.randrange(len(changed))
             if chance.random() < 0.7:
-                changed[place] = chance.randrange(256)
+                changed[offset] = chance.randrange(256)
             elif chance.random() < 0.5:
-                changed[place : place + 16] = chance.choice(sources)[:16]
+                changed[offset : offset + 16] = chance.choice(sources)[:16]
             else:
-                del changed[place + 1 :]
+                del changed[offset + 1 :]
         (folder / f"{number}.png").write_bytes(changed)
     around = sandbox(tmp_path / "box")
     around["env"] |= {"PYTHONPATH": str(ROOT)}

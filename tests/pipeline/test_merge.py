@@ -93,8 +93,8 @@ def test_damaged_entries_are_rejected_and_the_next_merge_goes_on(case, parts, tm
     path = CachePaths(parts[1]).data(snapshot.shards[int(rows.shard[0])])
     path.chmod(0o644)
     intact = path.read_bytes()
-    place = int(rows.offset[0])
-    path.write_bytes(intact[:place] + bytes([intact[place] ^ 255]) + intact[place + 1 :])
+    offset = int(rows.offset[0])
+    path.write_bytes(intact[:offset] + bytes([intact[offset] ^ 255]) + intact[offset + 1 :])
     with pytest.raises(CacheDamagedError, match="part1"):
         merge_caches(parts, tmp_path / "merged")
     paths = CachePaths(tmp_path / "merged")

@@ -43,10 +43,10 @@ def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, s
     assert (place[len(wanted) :] == -1).all()
     assert sorted({*place[: len(wanted)].tolist()}) == catalog.all_places().tolist()
     np.testing.assert_array_equal(catalog.keys(place[: len(wanted)]), keys_of(wanted))
-    for item, where in zip(wanted, place.tolist(), strict=False):
-        found = catalog.item(where)
+    for item, position in zip(wanted, place.tolist(), strict=False):
+        found = catalog.item(position)
         assert (found.key, found.array.tobytes(), found.same) == (item.key, item.array.tobytes(), item.same)
-        assert bytes_at(paths, catalog, where) == item.array.tobytes()
+        assert bytes_at(paths, catalog, position) == item.array.tobytes()
 
 
 def test_an_item_is_copied_under_another_key(paths):

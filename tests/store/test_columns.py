@@ -117,8 +117,8 @@ def test_damage_is_found_when_a_column_is_read_whole(tmp_path):
     size = written(path, **columns)
     whole = path.read_bytes()
     begin = 8 + int.from_bytes(whole[:8], "little")
-    for place in [*range(begin, len(whole) - 8, 97), len(whole) - 9]:
-        flip(path, place)
+    for offset in [*range(begin, len(whole) - 8, 97), len(whole) - 9]:
+        flip(path, offset)
         file, damaged = ColumnFile(path), 0
         for name in columns:
             found = fails(lambda: np.asarray(file[name]))  # noqa: B023

@@ -76,9 +76,9 @@ def test_an_item_that_cannot_be_stored_is_rejected(item):
 def test_any_flipped_bit_of_a_head_is_found(name):
     (entry, *_) = pack_items(items_of(name, range(40)), RECIPES[name], KINDS[name])
     size = read_header(entry.value).head_bytes
-    for place in range(size):
+    for offset in range(size):
         value = bytearray(entry.value)
-        value[place] ^= 1 << place % 8
+        value[offset] ^= 1 << offset % 8
         with pytest.raises((CorruptEntryError, CacheFormatError)):
             read_header(value, entry.key)
 

@@ -138,8 +138,8 @@ def test_keys_are_split_and_joined(seed, count):
 def test_a_damaged_head_is_named(tmp_path):
     entries = entries_of("words", range(600))
     data = open_shard(tmp_path / "one.open", entries)
-    place = data.read_bytes().index(bytes(entries[1].value[:200]))
-    flip(data, place + 120)
+    offset = data.read_bytes().index(bytes(entries[1].value[:200]))
+    flip(data, offset + 120)
     with pytest.raises(CorruptEntryError, match="header checksum") as caught:
         collect_index(data)
     assert (caught.value.key, caught.value.where) == (entries[1].key.hex(), str(data))

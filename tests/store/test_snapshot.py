@@ -143,12 +143,12 @@ def read_whole(paths):
 @pytest.mark.parametrize("name", ["manifest.json", "columns.safetensors", "rejected.jsonl"])
 def test_a_damaged_file_is_named(paths, name):
     path = paths.snapshot(1) / name
-    for place in (10, path.stat().st_size // 2):
-        flip(path, place)
+    for offset in (10, path.stat().st_size // 2):
+        flip(path, offset)
         with pytest.raises(CacheDamagedError) as caught:
             read_whole(paths)
         assert name in caught.value.where
-        flip(path, place)
+        flip(path, offset)
 
 
 @pytest.mark.parametrize("change", [

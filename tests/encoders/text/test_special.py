@@ -40,8 +40,8 @@ def test_positions_move_with_the_text(pieces, data):
     places = sorted(data.draw(st.lists(st.sampled_from(borders), max_size=4)))
     rewritten, moved = CONTROL.rewrite(text, places)
     assert rewritten == CONTROL.rewrite(text, [])[0]
-    for place, new in zip(places, moved, strict=True):
-        assert rewritten[:new] == CONTROL.rewrite(text[:place], [])[0]
+    for position, new in zip(places, moved, strict=True):
+        assert rewritten[:new] == CONTROL.rewrite(text[:position], [])[0]
 
 
 @pytest.mark.parametrize("make", [byte_level, unigram], ids=["bpe", "unigram"])
