@@ -1,16 +1,15 @@
 """Memory for batches, used again as soon as nothing refers to it.
 
-Fresh memory costs more than the copy into it: a page fault every 4 KiB. Buffers are in size classes with a free list
-each, so a batch of another resolution finds a buffer too. Guarantee: memory that a tensor, a view of it, its
-``numpy()`` or its storage still refers to is never handed out again. Each buffer is handed out through an array of
-its own, and every view refers to that array. When it dies, its weak reference puts the buffer back. So no reference
-is counted, and free-threaded Python reuses memory too.
+Fresh memory costs more than the copy into it: a page fault every 4 KiB. So buffers are kept, and a batch of another
+resolution finds a buffer too. Guarantee: memory that a tensor, a view of it, its ``numpy()`` or its storage still
+refers to is never handed out again. Each buffer is handed out through an array of its own, and every view refers to
+that array. When it dies, its weak reference puts the buffer back. So no reference is counted, and free-threaded
+Python reuses memory too.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
 
 import numpy as np
 import torch
@@ -22,20 +21,20 @@ _IN_PAGE = 128
 _PAGE = 4096
 #: A free buffer serves requests down to this part of its size.
 _LARGEST_WASTE = 4
-#: Free buffers of a size class for each that is used at once. Free-threaded Python drops references in bursts: with
-#: five sizes in turn and 8 kept batches 6.3 % of all batches got new memory at 1, 1.7 % at 2 and 0.35 % at 3.
+#: Free buffers for each that is used at once. Free-threaded Python drops references in bursts: with five sizes in
+#: turn and 8 kept batches 6.3 % of all batches got new memory at 1, 1.7 % at 2 and 0.35 % at 3.
 _SPARE = 3
 
 
 class BufferPool:
-    """Buffers in size classes. Threads may share it; there is no lock that a fork could inherit held.
+    """Buffers of a few sizes. Threads may share it; there is no lock that a fork could inherit held.
 
-    ``used``: buffers of one size class that are used at once. ``pinned``: page-locked memory, for a CUDA device.
+    ``used``: buffers that are used at once. ``pinned``: page-locked memory, for a CUDA device.
     """
 
     def __init__(self, used: int, *, pinned: bool = False) -> None:
         self._keep, self._pinned = _SPARE * used, pinned
-        self._free: dict[int, deque[memoryview]] = {}
+        self._free: dict[int, memoryview] = {}  # by identity, the one used last at the end
         self._loans: dict[int, _Loan] = {}
         self.fresh = 0
         """Buffers that were allocated."""
@@ -47,7 +46,6 @@ class BufferPool:
         if memory is None:
             self.fresh += 1
             memory = _allocated(size, self._pinned)
-            self._free.setdefault(len(memory), deque(maxlen=self._keep))
         root: Bytes = np.frombuffer(memory, dtype=np.uint8)  # views end here: its base is not an array
         loan = _Loan(root, self._returned)
         loan.memory = memory
@@ -55,21 +53,21 @@ class BufferPool:
         return root[:num_bytes]
 
     def _reused(self, size: int) -> memoryview | None:
-        """The buffer used last of the smallest class that fits: it may still be in the processor's cache."""
-        exact = self._free.get(size)
-        for held in (size,) if exact else sorted(self._free):
-            if size <= held <= _LARGEST_WASTE * size:
-                try:
-                    return self._free[held].pop()
-                except IndexError:  # another thread was quicker
-                    continue
+        """The buffer used last of those that fit: it may still be in the processor's cache."""
+        for key in reversed(list(self._free)):  # of keys: tuples would let a collection of garbage change it midway
+            memory = self._free.get(key)
+            fits = memory is not None and size <= len(memory) <= _LARGEST_WASTE * size
+            if fits and self._free.pop(key, None) is not None:
+                return memory
         return None
 
     def _returned(self, loan: weakref.ref[Bytes]) -> None:
         """Nothing refers to a buffer any more."""
         found = self._loans.pop(id(loan), None)
         if found is not None:
-            self._free[len(found.memory)].append(found.memory)  # at the end of Python there is no deque any more
+            self._free[id(found.memory)] = found.memory
+            for key in list(self._free)[: -self._keep]:
+                self._free.pop(key, None)
 
 
 class _Loan(weakref.ref):  # type: ignore[type-arg]
