@@ -163,7 +163,8 @@ def compare(folder: Path, given: argparse.Namespace) -> dict[str, list[list[list
     here, pair = Path(__file__).resolve(), []
     for number, python, checkout in (("1", given.old[1], given.old[0]), ("2", sys.executable, here.parents[1])):
         words = [python, "-W", "ignore", str(here), "--child", number, str(folder), f"{folder}/{number}"]
-        environment = {**os.environ, "PYTHONPATH": f"{checkout}:{checkout}/tools", "PYTHONSAFEPATH": "1"}
+        path = f"{checkout}:{checkout}/tools:{Path(__file__).parent}"
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         pair.append(
             subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         )
