@@ -5,13 +5,11 @@ import subprocess
 
 import numpy as np
 import pytest
-from made_cache import DEPTHS, FULL, MadeRecipe, counts, make
+from made_cache import DEPTHS, FULL, counts, make
 
 from latentcache.errors import LatentcacheError, SourceNotFoundError
-from latentcache.fields.protocol import Described
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
-from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
 from latentcache.verify.verify import check_cache, verify_cache
 
@@ -123,15 +121,6 @@ def test_restored_size_and_time_hide_no_change(tmp_path, depth):
     assert counts(check(case, depth)) == {"stale": 1, "ok": 7}
 
 
-@DEPTHS
-def test_a_metadata_only_change_is_touched(case, depth):
-    for path in case.data.iterdir():
-        os.utime(path, ns=(1, 10**18))
-    report = check(case, depth)
-    assert counts(report) == {"touched": 8}
-    assert (report.exit_code(), {one.fix for one in report.findings}) == (0, {""})
-
-
 def test_a_rename_is_one_stale_and_one_missing_and_encodes_nothing(tmp_path):
     case = make(tmp_path, "flat")
     (case.data / "003.png").rename(case.data / "new.png")
@@ -175,27 +164,6 @@ def test_data_that_moved_with_its_cache_is_found_and_data_that_is_gone_is_named(
     assert counts(verify_cache(case.cache, data=place / "data")).keys() <= {"touched", "ok"}
     shutil.move(case.cache, place / "cache")
     assert verify_cache(place / "cache").exit_code() == 0
-
-
-def requested_recipes(*names, scale=1):
-    def requested(snapshot):
-        recipes = {name: MadeRecipe(kind=name, spec=snapshot.fields[name].spec, scale=scale) for name in names}
-        return {name: Described(recipe=recipe, label=name) for name, recipe in recipes.items()}
-
-    return requested
-
-
-def test_another_recipe_makes_every_usable_sample_stale(case):
-    name = case.names[0]
-    report = check(case, Depth(), requested=requested_recipes(name, scale=2), commands=Commands(recipe="--scale 2"))
-    assert counts(report) == {"stale": 8}
-    assert {(one.reason, one.field, one.expected, one.found) for one in report.findings} == {
-        ("recipe:scale", name, "2", "1")
-    }  # fmt: skip
-    assert all(one.fix.endswith("--scale 2") for one in report.findings)
-    (change,) = report.recipe_diff
-    assert (change.setting, change.cached, change.requested) == ("scale", 1, 2)
-    assert counts(check(case, Depth(), requested=requested_recipes(name))) == {"ok": 8}
 
 
 def test_a_sample_has_the_worst_state_of_its_fields(tmp_path):
