@@ -1,5 +1,3 @@
-"""Failpoints do nothing without the variable."""
-
 import errno
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Check the text of the project for machine paths and retired words."""
-
 import ast
 import re
 

@@ -1,5 +1,3 @@
-"""Builds with geometry options: upscaling, small images and random crops."""
-
 import warnings
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Trainer configurations as DATA: build, verify, parts and changed repeats."""
-
 import warnings
 
 import numpy as np

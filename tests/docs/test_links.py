@@ -1,5 +1,3 @@
-"""Every relative link of every page resolves, including its heading."""
-
 import re
 
 import pytest

@@ -1,5 +1,3 @@
-"""The training code of the README trains."""
-
 import json
 import warnings
 

@@ -1,5 +1,3 @@
-"""The reference pages match the program."""
-
 import json
 import re
 import subprocess

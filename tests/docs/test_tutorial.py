@@ -1,5 +1,3 @@
-"""Run the tutorial and the how-to pages command by command."""
-
 import warnings
 
 import pytest

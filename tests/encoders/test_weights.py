@@ -1,5 +1,3 @@
-"""Weights files: wrong files are rejected by name, the fingerprint covers the encoder tensors."""
-
 import json
 import struct
 

@@ -1,5 +1,3 @@
-"""Export formats of documents: round trips and exact bytes."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Training processes that start before their cache is complete."""
-
 import signal
 
 import pytest

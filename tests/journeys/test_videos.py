@@ -1,5 +1,3 @@
-"""Videos beside images, from a folder to a batch."""
-
 import sys
 
 import diffusers

@@ -1,5 +1,3 @@
-"""open_cache: attributes, splits and combined caches."""
-
 import os
 import subprocess
 import sys

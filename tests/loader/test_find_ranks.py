@@ -1,5 +1,3 @@
-"""Ranks: given by arguments, or found in the environment; half a pair is an error."""
-
 import numpy as np
 import pytest
 import torch

@@ -1,5 +1,3 @@
-"""The loader: values, epochs, ranks, resume, workers and attributes for trainers."""
-
 import gc
 import hashlib
 import multiprocessing

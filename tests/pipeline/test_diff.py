@@ -1,5 +1,3 @@
-"""The difference between plan and catalog."""
-
 import numpy as np
 import pytest
 

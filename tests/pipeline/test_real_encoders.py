@@ -1,5 +1,3 @@
-"""Builds with a small AutoencoderKL and a trained tokenizer."""
-
 import json
 import subprocess
 import sys

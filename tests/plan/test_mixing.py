@@ -1,5 +1,3 @@
-"""Weights: exact counts in every epoch."""
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Orders and choices that depend on numbers only."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Caption files: decoding and rejection."""
-
 import codecs
 import json
 

@@ -1,5 +1,3 @@
-"""Reasons, their hints, and reasons for undecodable bytes."""
-
 import re
 from pathlib import Path
 

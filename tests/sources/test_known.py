@@ -1,5 +1,3 @@
-"""Matching of sorted names."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

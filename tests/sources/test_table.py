@@ -1,5 +1,3 @@
-"""Tables: exact values, or an error with file and line."""
-
 import csv
 import io
 import json

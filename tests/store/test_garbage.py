@@ -1,5 +1,3 @@
-"""Salvage, tombstones, relocation and use of shards."""
-
 import os
 import shutil
 

@@ -1,5 +1,3 @@
-"""Snapshots: the published content is opened, old or new; damage is one error."""
-
 import json
 import pickle
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The build benchmark runs on a few images and reports every system."""
-
 import json
 
 import pytest

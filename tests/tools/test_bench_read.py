@@ -1,5 +1,3 @@
-"""The reading benchmark runs on a few batches."""
-
 import json
 
 import bench_read

@@ -1,5 +1,3 @@
-"""The large-cache benchmark runs with few rows."""
-
 import json
 
 import pytest

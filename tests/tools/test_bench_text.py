@@ -1,5 +1,3 @@
-"""The benchmark of text encoding runs with tiny models."""
-
 import pytest
 from bench_text import TINY, measure
 

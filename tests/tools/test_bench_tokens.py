@@ -1,5 +1,3 @@
-"""The benchmark of tokens runs on a few documents."""
-
 import numpy as np
 import pytest
 from bench_tokens import LENGTH, PACKED_FLOOR, bench_build, bench_packed, by_hand, make_cache

@@ -1,5 +1,3 @@
-"""The pages about tokens, run as programs."""
-
 from pathlib import Path
 
 import pytest

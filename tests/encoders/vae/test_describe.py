@@ -1,5 +1,3 @@
-"""--model values, their errors and settings of the cache; no torch import."""
-
 import json
 import shutil
 import subprocess

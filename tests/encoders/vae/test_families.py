@@ -1,5 +1,3 @@
-"""Configurations of published models and diffusers classes, and their part of the recipe id."""
-
 import pytest
 from described_models import described_model
 

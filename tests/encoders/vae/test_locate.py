@@ -1,5 +1,3 @@
-"""Model names and paths: chosen files, rejected paths and network access."""
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Load the encoder half: all layouts give equal tensors, damaged files give an error."""
-
 import pytest
 import torch
 from described_models import described_model

@@ -1,5 +1,3 @@
-"""Worker processes: requests before a build, imports and exits."""
-
 import os
 import signal
 import subprocess
