@@ -157,10 +157,16 @@ class _Files:
         if role or _ASIDE in "/".join(names):
             is_sample = is_image & ~self._set_aside(level, is_image, role)
         caption, which = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int32)
-        if not is_image.all():
+        if level.lost or not is_image.all():
             rules = (self._layout.sets[number].captions for number in owners)
             rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
-            others, used = _beside(names, is_sample, rule, caption, which), is_image.copy()
+            every, padded = [*names, *level.lost], np.append(is_sample, np.zeros(len(level.lost), dtype=np.bool_))
+            others, used = _beside(every, padded, rule, caption, which), is_image.copy()
+            if (lost := caption >= count).any():
+                if rule is not _PLAIN_RULE:  # else tables have the captions
+                    is_sample = is_sample & ~lost
+                    self._without(level, np.flatnonzero(lost).tolist(), [every[file] for file in caption[lost]])
+                caption[lost] = which[lost] = -1
             used[caption[caption >= 0]] = True
             for number in np.flatnonzero(~used).tolist():
                 self._unused(prefix + names[number], role, rule, others.get(number, ""))
@@ -185,6 +191,15 @@ class _Files:
             elif word not in ("", "split"):  # the layout has a note on the split
                 self.partners.add(word, name, self._count + number, ending)
         return found
+
+    def _without(self, level: Level, images: Sequence[int], captions: Sequence[str]) -> None:
+        """Reject images in place of their caption files, which the walk rejected."""
+        out = {level.lost[text].name for text in captions}
+        self.walk.rejected[:] = [item for item in self.walk.rejected if item.name not in out]
+        for number, text in zip(images, captions, strict=True):
+            item, stat = level.lost[text], (*level.stats[number].view(np.int64).tolist(), 0)
+            own = rejected(level.prefix + level.names[number], item.reason, f"caption file {text}: {item.detail}")
+            self.walk.rejected.append(replace(own, stat=stat))
 
     def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
         """A caption file that belongs to no sample, or to one that has ``other``."""

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, starmap
 from operator import attrgetter
@@ -92,6 +92,8 @@ class Level:
     """Without the prefix, in byte order."""
     stats: NDArray[np.uint64]
     """(n, 5) size, mtime_ns, ctime_ns, inode, device; times before 1970 wrap into 64 bits."""
+    lost: dict[str, Rejected] = field(default_factory=dict)
+    """Names in it that were rejected, without the prefix."""
     mark: Any = None
     """The consumer's own."""
 
@@ -178,6 +180,7 @@ class Walk:
     def _listed(self, folder: _Folder) -> tuple[Level, list[_Folder]]:
         """The files of a folder in byte order with their stats, and the folders in it."""
         prefix, odd, folders = folder.prefix, dict[str, os.stat_result](), list[_Folder]()
+        before = len(self.rejected)
         try:
             names, stats, rest = _plain_files(folder.path, self._plain)
             with os.scandir(folder.path) if rest else nullcontext(()) as entries:
@@ -211,7 +214,8 @@ class Walk:
             memos = np.array([StatMemo.of(state).identity for state in odd.values()], dtype=np.uint64)
             order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
             names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
-        return Level(prefix, names, stats), folders
+        lost = {item.name[len(prefix) :]: item for item in self.rejected[before:]}
+        return Level(prefix, names, stats, lost), folders
 
     def _sort_out(
         self, entry: os.DirEntry[str], name: str, folder: _Folder, folders: list[_Folder]

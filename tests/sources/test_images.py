@@ -69,23 +69,38 @@ def test_sidecars(tmp_path):
 
 def test_a_caption_that_cannot_be_used(tmp_path):
     root = tmp_path / "data"
-    put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", shared="text")
+    put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", g_jpg="x", shared="text")
     (tmp_path / "secret").write_text("secret")
     (root / "a.txt").write_bytes(b"caf\xe9")
     (root / "b.txt").symlink_to(tmp_path / "secret")
     (root / "c.txt").symlink_to("nowhere")
     (root / "d.txt").symlink_to("shared")
     os.mkfifo(root / "e.txt")
+    (root / "f.txt").symlink_to("nowhere")
     found = scan(root)
-    assert captions(found) == [("b.jpg", ""), ("c.jpg", ""), ("d.jpg", "text"), ("e.jpg", "")]
+    assert captions(found) == [("d.jpg", "text"), ("g.jpg", "")]
     assert reasons(found.rejected) == [
         ("a.jpg", "caption-encoding"),
-        ("b.txt", "outside-root"),
-        ("c.txt", "not-found"),
-        ("e.txt", "not-regular"),
+        ("b.jpg", "outside-root"),
+        ("c.jpg", "not-found"),
+        ("e.jpg", "not-regular"),
+        ("f.txt", "not-found"),
     ]
+    assert found.rejected[3].detail == "caption file e.txt: it is a named pipe, not a regular file"
     item = found.rejected[0]
     assert (item.detail, item.stat[0]) == ("caption file a.txt: expected UTF-8, found byte 0xe9 at offset 3", 1)
+
+
+def test_a_lost_caption_file_that_is_not_used_leaves_its_image(tmp_path):
+    put(tmp_path, a_jpg="x", b_jpg="x", b_txt="used")
+    (tmp_path / "a.txt").symlink_to("nowhere")
+    (tmp_path / "b.caption").symlink_to("nowhere")
+    assert captions(scan(tmp_path, SourceOptions(caption_ext="cap"))) == [("a.jpg", ""), ("b.jpg", "")]
+    found = scan(tmp_path)
+    assert captions(found) == [("b.jpg", "used")]
+    assert reasons(found.rejected) == [("a.jpg", "not-found"), ("b.caption", "not-found")]
+    put(tmp_path, metadata_csv="file_name,text\na.jpg,one\nb.jpg,two\n")
+    assert captions(scan(tmp_path)) == [("a.jpg", "one"), ("b.jpg", "two")]
 
 
 def test_a_table_selects_the_samples(tmp_path, trusting):
