@@ -151,6 +151,7 @@ class Archives:
                         others[f"members {words}"].append(member.name)
             except UnusableSampleError as error:
                 self._bad.append(as_rejected(name, error))
+            found = list[ArchiveSample]()
             for key, several in images.items():
                 image, beside = several[0], texts.pop(key, {})
                 try:
@@ -159,7 +160,11 @@ class Archives:
                 except UnusableSampleError as error:
                     self._bad.append(as_rejected(f"{name}/{image.name}", error))
                     continue
-                yield ArchiveSample(f"/{image.name}", image.number, (image.offset, image.size), text)
+                found.append(ArchiveSample(f"/{image.name}", image.number, (image.offset, image.size), text))
+        column = self._options.caption_column
+        if column and found and all(entry.text is None for entry in found):
+            raise fault("no-caption-column", f"no JSON member of an image has a caption called {column}", path)
+        yield from found
         orphans = [one.name for members in texts.values() for one in members.values()]
         for words, names in {"caption members have no image of their key": orphans, **others}.items():
             if names:

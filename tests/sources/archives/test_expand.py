@@ -87,3 +87,13 @@ def test_captions_beside_a_key_that_is_asked_for_are_noted(tmp_path):
     found = scan(tmp_path, SourceOptions(caption_column="alt"))
     assert list(found.samples.inputs["caption"].text) == ["b"]
     assert [(note.name, note.reason) for note in found.notes] == [("a.tar/a.txt", "member-unused")]
+
+
+def test_a_tar_without_the_key_that_is_asked_for_is_rejected(tmp_path):
+    write_tar(tmp_path / "a.tar", [("a.png", png(1)), ("a.json", b'{"alt": "a"}'), ("b.png", png(2))])
+    write_tar(tmp_path / "b.tar", [("c.png", png(3)), ("c.json", b'{"caption": "c"}')])
+    found = scan(tmp_path, SourceOptions(caption_column="alt"))
+    assert list(found.samples.names) == ["a.tar/a.png", "a.tar/b.png"]
+    (item,) = found.rejected
+    assert (item.name, item.reason) == ("b.tar", "no-caption-column")
+    assert item.detail == "no JSON member of an image has a caption called alt"
