@@ -192,6 +192,8 @@ class Archives:
     def _of_rows(self, name: str, kind: str) -> Iterator[ArchiveSample]:
         path, given = self._root / name, self._options
         with opened(path, kind) as table:
+            if table.is_empty:  # what it would hold need not be known
+                return
             named = list(filter(_is_called, table.texts))
             image = _column(path, table, "image", given.image_column, table.binary, table.images())
             caption = _column(path, table, "caption", given.caption_column, table.texts, named)

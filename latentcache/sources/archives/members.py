@@ -170,6 +170,11 @@ class Rows:
                 yield (batch if columns is None else batch.select(columns)).slice(start, rows)
 
     @property
+    def is_empty(self) -> bool:
+        """True if it has no rows."""
+        return not (self._file.metadata.num_rows if self._is_parquet else any(True for _ in self.batches(rows=1)))
+
+    @property
     def binary(self) -> list[str]:
         """Columns that hold bytes."""
         return [field.name for field in self.schema if _bytes_of(field) is not None]

@@ -69,6 +69,15 @@ def test_columns_of_both_formats(tmp_path: Path) -> None:
             assert rows == data.to_pylist()
 
 
+def test_files_without_rows(tmp_path: Path) -> None:
+    for count in (0, 2):
+        data = table(count)
+        path, other = as_parquet(tmp_path / "a.parquet", data), as_arrow(tmp_path / "a.arrow", data)
+        for one, kind in (path, PARQUET), (other, ARROW):
+            with opened(one, kind) as found:
+                assert found.is_empty is (count == 0)
+
+
 PLAIN = b'{"bytes": {"_type": "Value"}, "path": {"_type": "Value"}}'  # a data set that was not cast to ``Image``
 
 

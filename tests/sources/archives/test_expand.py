@@ -97,3 +97,12 @@ def test_a_tar_without_the_key_that_is_asked_for_is_rejected(tmp_path):
     (item,) = found.rejected
     assert (item.name, item.reason) == ("b.tar", "no-caption-column")
     assert item.detail == "no JSON member of an image has a caption called alt"
+
+
+def test_a_file_without_rows_is_unused(tmp_path):
+    table = pa.table({"image": [png(1)], "text": ["a"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    pq.write_table(table.slice(0, 0), tmp_path / "b.parquet")
+    found = scan(tmp_path)
+    assert found.rejected == ()
+    assert [(note.name, note.reason) for note in found.notes] == [("b.parquet", "unused")]
