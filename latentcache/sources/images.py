@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, UnusableSampleError, count_of
+from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import further_captions
 from latentcache.fields.clips import FOCUS
 from latentcache.fields.strings import Strings
@@ -222,6 +222,8 @@ class ImageScan(Scan):
     def __call__(self, layout: Layout) -> ScanResult:
         """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
         tables, part = [one.captions.table for one in layout.sets if one.captions.table], self.options.part
+        for one in layout.sets:
+            self._check_repeats(layout, one.label, one.repeats)
         texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
         walk = Walk(
             layout.root,
@@ -254,6 +256,9 @@ class ImageScan(Scan):
         if archives.names:
             units = _sorted(names, Units.joined([units, archives.units(held)]))
         captions = CaptionFiles(walk.root, held, rules)
+        if len(units):  # sets that share an image add up, and regularization images are as many as the others
+            most = int(units["repeats"].argmax())
+            self._check_repeats(layout, held.names[int(units["image"][most])], int(units["repeats"][most]))
         good = captions.read(units, bad)
         units = units if good.all() else units.take(good)
         samples = _samples(units, held, captions.column(units), layout.sets, reading)
@@ -266,6 +271,15 @@ class ImageScan(Scan):
         rejections = in_order([*walk.rejected, *bad])
         scanned = ScanResult(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
         return self._hashed(walk.root, scanned, held)
+
+    def _check_repeats(self, layout: Layout, name: str, repeats: int) -> None:
+        if repeats > MAX_REPEATS and self.options.repeats is not False:
+            raise SourceError(
+                f"{name}: {repeats} repeats, more than {MAX_REPEATS}",
+                where=str(layout.root),
+                why="more occurrences of a sample in an epoch cannot be stored",
+                fix="give fewer repeats, or --no-repeats",
+            )
 
     def _pair(self, layout: Layout, files: _Files, units: Units) -> None:
         """Add columns of masks and control images: those of the snapshot too, so that one that is gone is found."""
@@ -345,7 +359,7 @@ def _beside(
 
 def _of_folders(layout: Layout, files: _Files) -> Units:
     """Samples of sets that are folders; of several sets each one counts, and the deepest says the caption."""
-    sets, repeats = layout.sets, np.zeros(len(files.images), dtype=np.int32)
+    sets, repeats = layout.sets, np.zeros(len(files.images), dtype=np.int64)
     images, sizes = np.bincount(files.owner, minlength=len(files.owners)), np.zeros(len(sets), dtype=np.int64)
     for owners, number in files.owners.items():
         sizes[list(owners)] += images[number]
@@ -427,7 +441,7 @@ def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: 
         image=np.array([image for image, *_ in taken], dtype=np.int32),
         caption=np.array([tables[sets[one].captions.table] for _, one, *_ in taken], dtype=np.int32),
         owner=np.array([one for _, one, *_ in taken], dtype=np.int32),
-        repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int32),
+        repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int64),
         line=np.array([row.line for _, _, row, _ in taken], dtype=np.uint32),
         focus=np.array([row.focus for _, _, row, _ in taken], dtype=np.float32).reshape(-1, 2),
         text=np.array([row.caption for _, _, row, _ in taken], dtype=object),
@@ -459,7 +473,7 @@ def _samples(
     if "span" in units.columns:
         columns[SPAN] = units["span"]
     if any(one.repeats != 1 for one in sets) or (units["repeats"] != 1).any():
-        columns["repeats"] = np.minimum(units["repeats"], MAX_REPEATS).astype(np.uint16)
+        columns["repeats"] = units["repeats"].astype(np.uint16)
     if len(sets) > 1:
         columns["image_set"] = units["owner"].astype(np.uint16)
     if (units["focus"] >= 0).any():
