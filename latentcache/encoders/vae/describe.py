@@ -8,7 +8,7 @@ its files show is an error here, before torch is imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from latentcache.encoders.vae.families import config_hash, family_of, normalizat
 from latentcache.encoders.vae.locate import encoder_tensors, locate
 from latentcache.encoders.versions import installed, on_cuda
 from latentcache.encoders.weights import fingerprint_memo, read_headers
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
     LatentsRecipe,
@@ -70,6 +70,7 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
     again. A new cache gets the best of this machine. Control images are as the latents that the same build makes.
     """
     if context.followed is not None:
+        _check_followed(settings, context.followed)
         return context.followed
     before, made = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None, cached.provenance
     if context.check and before is not None and settings.model is None and not context.check_encoder:
@@ -230,6 +231,23 @@ def _of_cache(settings: LatentsSettings, before: LatentsRecipe) -> LatentsRecipe
     changes = {name: value for name, value in given.items() if value not in (None, "auto")}
     step = before.geometry.clips.step if before.geometry.clips else 1
     return _recipe(settings, before, replace(before.encoder, **changes), before.pixels, step)
+
+
+def _check_followed(settings: LatentsSettings, latents: Described) -> None:
+    """Raise an error if settings of masks or control images differ from those of the latents that they follow."""
+    recipe, model = latents.recipe, settings.model
+    assert isinstance(recipe, LatentsRecipe)
+    models = (None, latents.label, latents.provenance.get("model"))
+    is_same = model in models or str(Path(model or "").expanduser().resolve()) in models
+    if is_same and _of_cache(replace(settings, compute_dtype=None), recipe) == recipe:
+        return
+    given = [one for one in fields(settings) if getattr(settings, one.name) is not None]
+    words = ", ".join(one.metadata.get("flag") or f"--{one.name.replace('_', '-')}" for one in given)
+    raise UsageError(
+        f"{words}: the latents have other settings",
+        why="masks and control images are as the latents that they belong to",
+        fix="add latents to --fields, or leave these settings out",
+    )
 
 
 def _recipe(
