@@ -273,6 +273,12 @@ class Cache(View):
         view = Cache(self.parts, settings, self.checksum, self.mixture, self._note)
         if self._has_samples and replace(settings, repeats=True) != ReadSettings():
             view._reader_of(None)  # raises an error if it is not stored
+        if not self._has_samples and (given := settings.of_samples):
+            raise UsageError(
+                f"{', '.join(given)}: the cache holds documents",
+                why="only fields of images and captions have other values",
+                fix=f"leave {', '.join(given)} out",
+            )
         return view
 
     @python_words()

@@ -387,6 +387,12 @@ class SampleReader:
                     slug="no-moments",
                 )
         rate, names = settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
+        if rate and not names and "captions" not in self.metadata:
+            raise UsageError(
+                f"caption_dropout={rate}: there are no captions and no embeddings of them",
+                fix="leave caption_dropout out, or add captions or embeddings to fields",
+                slug="no-prompt",
+            )
         for name in names if rate else ():
             for source in self._sources:
                 source.empty[name] = prompt_row(source.snapshot.fields[name], "")

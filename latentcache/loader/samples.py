@@ -63,6 +63,12 @@ class ReadSettings(Value):
         if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
 
+    @property
+    def of_samples(self) -> list[str]:
+        """Values that were asked for and that no field of documents has."""
+        named = {"flip": self.flip, "latents": self.latents, "caption_dropout": self.caption_dropout}
+        return [f"{name}={value!r}" for name, value in named.items() if value]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_caches import images, latents_of, opened
+from made_caches import documents, images, latents_of, opened, texts
 
 from latentcache.errors import UsageError
 from latentcache.identity.noise import gaussian
@@ -240,3 +240,22 @@ def test_values_that_are_not_stored_are_rejected(many, given, slug):
         many.read(**given)
     assert caught.value.slug == slug
     many.read(latents="mode")  # the stored value
+
+
+def test_caption_dropout_without_captions_is_an_error(tmp_path, many):
+    plain = opened(images(tmp_path / "cache", [(64, 96)] * 4, captions=False))
+    with pytest.raises(UsageError, match="no captions") as caught:
+        plain.read(caption_dropout=0.1)
+    assert caught.value.slug == "no-prompt"
+    cache = many.read(caption_dropout=1.0)
+    assert {text for batch in cache.loader(batch_size=8) for text in batch["captions"]} == {""}
+    with pytest.raises(UsageError, match="no captions"):
+        cache.loader(batch_size=8, fields=["latents"])
+
+
+@pytest.mark.parametrize("given", [{"flip": True}, {"latents": "mode"}, {"caption_dropout": 0.1}])
+def test_values_of_images_are_an_error_for_documents(tmp_path, given):
+    cache = opened(documents(tmp_path / "cache", texts(4)))
+    with pytest.raises(UsageError, match="the cache holds documents"):
+        cache.read(**given)
+    cache.read(flip=False, crops=False, repeats=False)
