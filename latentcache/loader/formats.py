@@ -26,6 +26,12 @@ IGNORED = -100
 #: Scales and shifts that differ by less are the same number, rounded otherwise.
 _CLOSE = 1e-3
 _ROW_FORMATS = ("plain", "transformers", "flat", "torchtitan")
+#: Columns of rows that a format leaves out.
+_LEFT_OUT = {
+    "transformers": ("seq_idx",),
+    "flat": ("names", "meta", "attention_mask"),
+    "torchtitan": ("names", "meta", "attention_mask", "seq_idx"),
+}
 
 
 class Format(Value):
@@ -164,6 +170,21 @@ def check_sample_format(
     return name
 
 
+def check_carried(name: str | None, columns: Sequence[str]) -> None:
+    """Raise UsageError if a format leaves out one of the columns that were asked for."""
+    lost = [one for one in columns if one in _LEFT_OUT.get(name or "", ())]
+    if (wanted := FORMATS.get(name or "")) is not None:
+        lost = [one for one in columns if one not in wanted.names.values() and not _is_kept(one)]
+    if lost:
+        what = f"format={name!r}: its batches have no {', '.join(lost)}"
+        raise UsageError(what, fix=f"leave {', '.join(lost)} out of fields, or format='plain'")
+
+
+def _is_kept(column: str) -> bool:
+    """True for a column that every format of samples has by its own name."""
+    return column.startswith("is_") or column.endswith("_mask")
+
+
 def _misfits(wanted: Format, recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> list[str]:
     """List why a model cannot train on latents of a recipe and of these stored shapes; empty: it can."""
     affine = (recipe.read_time.affine if recipe is not None else None) or {}
@@ -192,7 +213,7 @@ def sample_format(batch: Batch, name: str | None) -> Batch:
         return batch
     chosen = FORMATS[name]
     named = {new: batch[old] for new, old in chosen.names.items() if old in batch}
-    named |= {old: value for old, value in batch.items() if old.startswith("is_") or old.endswith("_mask")}
+    named |= {old: value for old, value in batch.items() if _is_kept(old)}
     named |= {new: value for new, make in chosen.derived.items() if (value := make(batch)) is not None}
     return named | {"forward": _arguments(chosen.forward, named)}
 

@@ -111,6 +111,7 @@ class View:
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
+        from latentcache.loader.formats import check_carried
         from latentcache.loader.loader import Loader
 
         fields = [fields] if isinstance(fields, str) else fields
@@ -119,6 +120,7 @@ class View:
             remainder=remainder, format=format, prefetch=prefetch, device=device, on_error=on_error,
             meta="meta" in (fields or ()), title=self.name,
         )  # fmt: skip
+        check_carried(loader.format, fields or ())
         self._loaders.add(loader)
         return loader
 

@@ -5,7 +5,7 @@ import inspect
 import diffusers
 import pytest
 import torch
-from made_caches import images, opened
+from made_caches import documents, images, opened, texts
 from made_pipelines import flux_transformer, tiny_unet
 
 from latentcache.errors import UsageError
@@ -31,6 +31,35 @@ def test_sdxl_has_time_ids(many):
     assert torch.equal(batch["time_ids"], expected)
     with pytest.raises(UsageError, match="needs crop_top_left, original_size, target_size"):
         many.loader(batch_size=2, format="diffusers-sdxl", fields=["latents", "captions"])
+
+
+@pytest.mark.parametrize("lost", ["meta", "original_size"])
+def test_columns_that_a_format_leaves_out_are_an_error(many, lost):
+    with pytest.raises(UsageError) as caught:
+        many.loader(batch_size=2, format="diffusers-sd", fields=["latents", "captions", lost])
+    assert caught.value.what == f"format='diffusers-sd': its batches have no {lost}"
+    assert lost in next(iter(many.loader(batch_size=2, fields=["latents", lost])))
+    carried = ["latents", "captions", "names", "keys"]
+    assert "prompts" in next(iter(many.loader(batch_size=2, format="diffusers-sd", fields=carried)))
+
+
+@pytest.mark.parametrize("form", ["flat", "torchtitan", "transformers"])
+def test_columns_that_a_format_of_rows_leaves_out_are_an_error(tmp_path, form):
+    rows = opened(documents(tmp_path / "cache", texts(8))).rows(pack=64)
+    there = {*next(iter(rows.loader(batch_size=1, format=form)))}
+    there = there | {"input_ids"} if "input" in there else there  # as torchtitan calls it
+    there = there | {"position_ids"} if "positions" in there else there
+    for column in ("input_ids", "labels", "position_ids", "seq_idx"):
+        if column in there:
+            rows.loader(batch_size=1, format=form, fields=[column])
+            continue
+        with pytest.raises(UsageError, match=f"format='{form}': its batches have no {column}"):
+            rows.loader(batch_size=1, format=form, fields=[column])
+    if form == "transformers":
+        assert "meta" in next(iter(rows.loader(batch_size=1, format=form, fields=["meta"])))
+    else:
+        with pytest.raises(UsageError, match="have no names, meta"):
+            rows.loader(batch_size=1, format=form, fields=["names", "meta"])
 
 
 def test_flux_has_positions_of_patches(flux):
