@@ -89,7 +89,9 @@ class BuildProgress(ProgressDisplay):
         for label, text in (*_data_lines(plan), *fields, ("plan", planned_entries(plan))):
             say(f"  {label:8} {text}")
         if plan.rejected:
-            say(f"  rejected {count_of(len(plan.rejected), 'samples')} so far, listed at the end")
+            from latentcache.pipeline.report import quarantined
+
+            say(f"  rejected {count_of(quarantined(plan.rejected), 'samples')} so far, listed at the end")
         self._started = time.monotonic()
 
     def advanced(self, progress: Progress) -> None:

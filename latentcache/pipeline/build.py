@@ -27,7 +27,7 @@ from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.publish import publish
-from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, Observer, Silent
+from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, Observer, Silent, quarantined
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.stream import Streaming
 from latentcache.pipeline.workers.memory import rare_gc
@@ -236,7 +236,7 @@ class _Build:
             cache=self.paths.root,
             data=self.settings.data,
             data_kind=listing.data_kind,
-            samples=len(self.samples) + len(listing.rejected),
+            samples=len(self.samples) + quarantined(listing.rejected),
             fields={work.name: work for work in works},
             rejected=(*listing.rejected, *(one for work in works for one in work.rejected.values())),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),

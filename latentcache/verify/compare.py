@@ -241,11 +241,14 @@ def _rejected(
     reasons: Mapping[str, Rejected],
 ) -> None:
     """Files and records that are rejected now, and (R,) those that the snapshot rejected."""
-    now, still = found.now, Strings.of(item.label for item in found.now.rejected)
+    now, first = found.now, dict[str, Rejected]()
+    for item in found.now.rejected:  # two entries of dataset_info.json may reject one record: as a build counts
+        first.setdefault(item.label, item)
+    still = Strings.of(first)
     is_sample = match_names(still, found.samples.names) >= 0 if own == "image" else [False] * len(still)
-    others = [_quarantined(item) for item, one in zip(now.rejected, is_sample, strict=True) if not one]
+    others = [_quarantined(item) for item, one in zip(first.values(), is_sample, strict=True) if not one]
     labels, before = set(still), {item.label for item in then}
-    moved = Counter(_but_line(item) for item in now.rejected if item.label not in before)
+    moved = Counter(_but_line(item) for item in first.values() if item.label not in before)
     for item, word, row in zip(then, state.tolist(), place.tolist(), strict=True):
         if row >= 0 and own == "image":
             others.append(_image_rejected(now, item, row))
