@@ -105,6 +105,7 @@ HINTS: Mapping[str, str] = {
     "caption-conflict": "remove one of the two caption files",
     "caption-lines": "give --caption-lines all to use each line as a caption, or first to leave the others out",
     "caption-unused": "no image beside it has this name: rename it, or remove it",
+    "shard-missing": "the names say that there are more files: download the missing ones",
     "split-unused": "read another split with --split NAME",
     "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
     "text-column": "name the column of captions to use it: --caption-column NAME",

@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +33,7 @@ from latentcache.errors import (
 )
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import hint_for, rejected
+from latentcache.sources.causes import counted, hint_for, rejected
 from latentcache.sources.reading import listed, read_document, shown
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.walk import Walk, extension_of
@@ -55,6 +55,7 @@ SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 _SHARD = re.compile(r"(?:.*[-_./])?([A-Za-z0-9]+)-[0-9]{5}-of-[0-9]{5}\.[a-z]+")
+_SERIES = re.compile(r"(.*-)([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 _KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])", re.IGNORECASE)
 #: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
@@ -226,6 +227,7 @@ def _by_walk(found: RecordFiles, text_lines: bool, split: str) -> None:
             walk.notes.add(rejected(name, "split-unused", f"{name} is of the split {own}; {chosen} is read"))
         else:
             found.take(name, Way(kind=kind, text_lines=text_lines), stat)
+    walk.notes.add(*missing_shards(found.names))
     found.walked(walk)
 
 
@@ -274,6 +276,16 @@ def splits_of(names: Sequence[str]) -> list[str]:
         if any(found):
             return [SPLITS[words[-1].lower()] if words else "" for words in found]
     return [""] * len(names)
+
+
+def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
+    """One note for each series, such as ``train-00000-of-00003.parquet``, of which files are not there."""
+    there = defaultdict[tuple[str, str, str], set[int]](set)
+    for match in filter(None, map(_SERIES.fullmatch, names)):
+        there[match[1], match[3], match[4]].add(int(match[2]))
+    for (start, count, end), numbers in there.items():
+        if lost := sorted({*range(int(count))} - numbers):
+            yield counted(f"{start}{lost[0]:05}-of-{count}{end}", "shard-missing", len(lost), "shards are not there")
 
 
 def for_training(splits: Sequence[str]) -> list[str]:

@@ -285,3 +285,12 @@ def test_one_of_several_splits_is_read(tmp_path):
     for data in (tmp_path, tmp_path / "train.jsonl"):
         with pytest.raises(UsageError, match="no such split"):
             scan(data, SourceOptions(split="dev"))
+
+
+def test_shards_that_are_missing_are_noted(tmp_path):
+    for name in ("train-00000-of-00003", "train-00001-of-00003", "test-00001-of-00002", "one-00000-of-00001"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "a"}\n')
+    notes = [(one.name, one.count) for one in scan(tmp_path).notes if one.reason == "shard-missing"]
+    assert notes == [("train-00002-of-00003.jsonl", 1)]
+    alone = scan(tmp_path / "train-00000-of-00003.jsonl")
+    assert alone.notes == ()

@@ -27,6 +27,7 @@ from latentcache.sources.archives.members import SPAN, Rows, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
+from latentcache.sources.corpus import missing_shards
 from latentcache.sources.known import KnownFiles, Scan, Units, above, hash_rows
 from latentcache.sources.layouts.sets import Layout
 from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
@@ -57,6 +58,7 @@ class Archives:
         self.names, self.memos, self.first = list[str](), list[StatMemo](), 0
         """Their names and stats, and the position of the first one among the files."""
         owners, owner = {name: at for at, one in enumerate(layout.sets) for name in one.files}, []
+        notes.add(*missing_shards(owners if layout.folders else ()))  # not beside a file that was named alone
         for name in sorted(owners, key=os.fsencode):
             try:
                 self.memos.append(stat_source(layout.root / name))

@@ -106,3 +106,13 @@ def test_a_file_without_rows_is_unused(tmp_path):
     found = scan(tmp_path)
     assert found.rejected == ()
     assert [(note.name, note.reason) for note in found.notes] == [("b.parquet", "unused")]
+
+
+def test_shards_that_are_missing_are_noted(tmp_path):
+    for number in 0, 2:
+        write_tar(tmp_path / f"train-0000{number}-of-00005.tar", [(f"{number}.png", png(number))])
+    (note,) = scan(tmp_path).notes
+    assert (note.name, note.reason, note.count) == ("train-00001-of-00005.tar", "shard-missing", 3)
+    again = scan(tmp_path, known=scan(tmp_path).samples, notes=(note,))
+    assert again.notes == (note,)
+    assert scan(tmp_path / "train-00000-of-00005.tar").notes == ()
