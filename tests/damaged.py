@@ -4,7 +4,6 @@ from latentcache.store.snapshot import open_snapshot
 
 
 def flip(path, offset, mask=1):
-    """Change one bit of a file that may be read-only."""
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.seek(offset)

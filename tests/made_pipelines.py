@@ -21,7 +21,6 @@ CHAT = (
 
 
 def flux_transformer(text, pooled):
-    """A denoiser for embeddings of these widths."""
     return diffusers.FluxTransformer2DModel(
         in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=text, pooled_projection_dim=pooled, axes_dims_rope=(4, 6, 6),

@@ -68,7 +68,6 @@ def unigram(special=("<unk>", "<s>", "</s>")):
 
 
 def save(tokenizer, folder, *, template=None, roles=None, bos_first=None, **config):
-    """Save a folder in the layout of ``save_pretrained``."""
     folder.mkdir(parents=True, exist_ok=True)
     if bos_first:
         tokenizer.post_processor = processors.TemplateProcessing(

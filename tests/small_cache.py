@@ -25,15 +25,12 @@ _RECIPE_FIELDS = {one.name for one in dataclasses.fields(LatentsSettings)}
 
 @dataclass
 class Done:
-    """Result of a command."""
-
     status: int
     out: str
     err: str
 
     @property
     def json(self) -> dict[str, Any]:
-        """The JSON object on stdout."""
         assert self.out.count("\n") == 1, self.out + self.err
         value = json.loads(self.out)
         assert self.out.isascii()
@@ -57,8 +54,6 @@ class Done:
 
 @pytest.fixture
 def run(capsys):
-    """Run a command; return status, stdout and stderr."""
-
     def command(*words):
         capsys.readouterr()
         status = main([str(word) for word in words])
@@ -95,13 +90,11 @@ def build(data, out, **more):
 
 @pytest.fixture
 def data(tmp_path):
-    """Four images of three shapes; three have captions."""
     return draw_four(tmp_path / "data")
 
 
 @pytest.fixture
 def cache(data, tmp_path):
-    """A finished cache of ``data``."""
     assert build(data, tmp_path / "cache").encoded == 4
     return tmp_path / "cache"
 
@@ -138,7 +131,6 @@ def as_nobody(warm, words):
 
 @pytest.fixture
 def open_folder():
-    """A folder that every user can read."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -42,7 +42,6 @@ def build(data, cache=None, **settings):
 
 
 def opened(cache):
-    """Open the current snapshot and a reader."""
     snapshot = open_snapshot(cache)
     return snapshot, EntryReader(CachePaths(cache), snapshot)
 

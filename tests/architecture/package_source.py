@@ -18,7 +18,6 @@ def modules() -> dict[str, ast.Module]:
 
 
 def folders() -> list[Path]:
-    """List the package folders."""
     return sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 
 

@@ -26,7 +26,6 @@ def retired():
 
 
 def texts():
-    """List every text file of the project."""
     top = [path for path in ROOT.iterdir() if path.is_file()]
     below = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     chosen = [p for p in top + below if p.suffix in SUFFIXES and "__pycache__" not in p.parts]

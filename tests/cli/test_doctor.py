@@ -19,7 +19,6 @@ BIN = Path(sys.executable).parent
 
 
 def checks(done):
-    """Map check names to the results of a run."""
     return {check["name"]: check for check in done.json["checks"]}
 
 

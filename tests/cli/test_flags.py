@@ -16,8 +16,6 @@ from latentcache.plan.numbers import tolerated
 
 @dataclass(frozen=True, kw_only=True)
 class AllTypes:
-    """One setting of each type."""
-
     switch: bool | None = field(default=None, metadata={"help": "Turn it on."})
     number: int | None = field(default=None, metadata={"help": "Count.", "metavar": "N", "min": 1})
     words: tuple[str, ...] | None = field(default=None, metadata={"flag": "--word", "help": "Say it. Repeatable."})

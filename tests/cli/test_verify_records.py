@@ -61,7 +61,6 @@ def test_the_fix_for_another_tokenizer_names_it_and_works(run, data, cache, tmp_
 
 @pytest.fixture
 def part(run, data):
-    """One of three parts of the same data."""
     cache = data.with_name("part")
     assert run("build", data, "--tokenizer", "stub", "--workers", "0", "--part", "1/3", "--out", cache).status == 0
     return cache

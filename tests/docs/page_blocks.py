@@ -32,7 +32,6 @@ class Block:
 
 
 def blocks(page):
-    """Return the fenced blocks of a page in order."""
     text = page.read_text("utf-8")
     return [Block(m[1], m[2], text[: m.start(2)].count("\n") + 1) for m in _BLOCK.finditer(text)]
 

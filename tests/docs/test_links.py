@@ -8,18 +8,15 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def prose(text):
-    """Remove the code from a page."""
     return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
 
 
 def links(page):
-    """The relative links of a page."""
     found = _LINK.findall(prose(page.read_text("utf-8")))
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
 def anchors(page):
-    """Return the link anchors of the headings."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

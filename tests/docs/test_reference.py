@@ -36,7 +36,6 @@ def test_every_cause_is_explained_with_its_hint(cause):
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """Run each command; return its JSON output."""
     folder = tmp_path_factory.mktemp("json")
     make_images(folder / "images", count=3, side=64)
     (folder / "images" / "empty.png").touch()
@@ -52,7 +51,6 @@ def objects(tmp_path_factory):
 
 
 def section(name):
-    """Return one section of json.md."""
     return (DOCS / "reference" / "json.md").read_text("utf-8").partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 

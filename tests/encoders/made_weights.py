@@ -10,7 +10,6 @@ def edit(path, **changes):
 
 
 def rewrite(path, change):
-    """Edit the tensors of a weights file in place."""
     tensors = load_file(path)
     tensors = change(tensors) or tensors
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
@@ -36,7 +35,6 @@ def ldm_tensor(name, tensor):
 
 
 def renamed(name, table):
-    """Replace every part of a name that the table lists."""
     for new, old in table.items():
         name = name.replace(new, old)
     return name

@@ -43,7 +43,6 @@ def read_datatrove(file):
 
 
 def read_mds(folder):
-    """Read the samples of all shards."""
     index = json.loads((folder / "index.json").read_text())
     assert index["version"] == 2
     return [sample for shard in index["shards"] for sample in _shard(folder, shard)]

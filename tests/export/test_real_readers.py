@@ -68,7 +68,6 @@ print(json.dumps([row.tolist() for row in rows]))
 
 
 def read(form, folder, width):
-    """Read with a library in a separate process."""
     environment = os.environ | {"PYTHONPATH": READERS}
     code = "import json, sys\n" + PROGRAMS[form]
     words = [sys.executable, "-W", "ignore", "-c", code, str(folder), str(width)]

@@ -31,7 +31,6 @@ RECIPE = LatentsRecipe(geometry=GeometrySettings(), pixels=PixelProfile(), encod
 
 
 def encoded(**changes):
-    """The recipe with another encoder."""
     return replace(RECIPE, encoder=replace(SPEC, **changes))
 
 

@@ -38,7 +38,6 @@ def paths():
 
 
 def known(monkeypatch):
-    """Register the kinds of the vectors."""
     recipes = {kind.name: make_format_vectors.recipe_of(kind, spec) for kind, spec, _ in make_format_vectors.FIELDS}
     for name, kind in KINDS.items():
         monkeypatch.setattr(kind, "recipe_from_json", lambda data, name=name: recipes[name], raising=False)

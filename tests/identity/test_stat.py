@@ -16,7 +16,6 @@ memos = st.builds(
 
 
 def trusts(memo, now):
-    """Apply the rule to one file."""
     return not racy(np.array([memo], dtype=np.uint64))[0] and memo.identity == now.identity
 
 

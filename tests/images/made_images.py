@@ -22,10 +22,8 @@ def saved(image, **options):
 
 
 def chunk(kind, body):
-    """A PNG chunk."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def image_size(data: bytes, **limits: int) -> Size:
-    """Read the header of an image."""
     return header(BytesIO(data), **limits)[2]

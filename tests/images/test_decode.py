@@ -135,7 +135,6 @@ def test_first_frame(name):
 
 
 def srgb(**swap):
-    """LittleCMS's sRGB profile with exchanged tags."""
     data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
     for first, second in swap.items():
         a, b = (data.index(name.encode(), 132) + 4 for name in (first, second))

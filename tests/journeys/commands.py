@@ -37,7 +37,6 @@ class Done:
 
     @property
     def json(self):
-        """The JSON object on stdout."""
         assert self.out.count("\n") == 1, self.out + self.err
         found = json.loads(self.out)
         assert found["exit_code"] == self.status
@@ -46,14 +45,12 @@ class Done:
 
 
 def noise(seed, height=48, width=48, form="PNG"):
-    """Encode an image as bytes."""
     pixels, buffer = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8), io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=form)
     return buffer.getvalue()
 
 
 def draw_folder(folder, count):
-    """Small images of two shapes with captions."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         (folder / f"{number:04}.png").write_bytes(noise(number, 48 + 16 * (number % 2), 48))
@@ -154,7 +151,6 @@ def acknowledged(events):
 
 
 def wait_for(condition, process=None, timeout=30.0):
-    """Poll a condition; stop when the process ends."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -47,7 +47,6 @@ class Workspace:
         return [str(word) for word in [*words, "--commit-every", 2, "--batch-size", 3, "--json", "--quiet"]]
 
     def fresh(self):
-        """Empty the folder."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
         return self
@@ -101,7 +100,6 @@ def status_of(child, timeout=30.0):
 
 
 def run_quietly(words, output=None):
-    """Run the command in this forked process."""
     _redirect(output)
     status = main(words)
     _flush()
@@ -182,7 +180,6 @@ def _rows(rows):
 
 
 def json_of(output):
-    """Read the JSON object that a command wrote."""
     text = Path(output).read_text("ascii")
     assert text.count("\n") == 1, text
     return json.loads(text)
@@ -226,7 +223,6 @@ def _flush():
 
 
 def leave(status):
-    """Exit a forked process."""
     _flush()
     os._exit(status)
 

@@ -15,7 +15,6 @@ ROW = 4096
 
 
 def say(*words):
-    """Run a command in this process with ``--json``."""
     done = look(*words, "--json")
     if done.json["exit_code"] in (2, 3):
         assert done.json["error"]["fix"]
@@ -23,7 +22,6 @@ def say(*words):
 
 
 def files_of(cache):
-    """Every file of a cache."""
     return [path for path in sorted(cache.rglob("*")) if path.is_file()]
 
 
@@ -137,7 +135,6 @@ def _pipe(path, chance):
 
 
 def _older(path, chance):
-    """Replace the file with one of another cache."""
     others = [other for other in files_of(path.parents[1]) if other != path and other.suffix == path.suffix]
     if not others:
         return "no other file"

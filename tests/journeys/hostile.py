@@ -42,7 +42,6 @@ def pixels(height=64, width=80, channels=3, seed=SEED, dtype=np.uint8):
 
 
 def saved(form, image=None, **options):
-    """Encode an image as bytes."""
     buffer = io.BytesIO()
     (image or Image.fromarray(pixels())).save(buffer, format=form, **options)
     return buffer.getvalue()
@@ -53,7 +52,6 @@ def png_chunk(kind, data):
 
 
 def png(height, width, *chunks, depth=8, color=2, idat=b""):
-    """A PNG that claims any size."""
     head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     body = b"".join(png_chunk(*chunk) for chunk in chunks) + png_chunk(b"IDAT", idat or zlib.compress(b""))
     return b"\x89PNG\r\n\x1a\n" + head + body + png_chunk(b"IEND", b"")
@@ -67,7 +65,6 @@ def flat_png(height, width):
 
 
 def bmp(height, width):
-    """A BMP header that claims any size."""
     return b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
 
 
@@ -77,7 +74,6 @@ def gif(height, width):
 
 
 def not_pictures():
-    """Bytes of other formats."""
     heic = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00heicmif1"
     return {
         "empty.jpg": (b"", "empty"),
@@ -103,7 +99,6 @@ def not_pictures():
 
 
 def cut_short():
-    """Every format, truncated at five positions."""
     for ending, form in FORMATS.items():
         data = saved(form)
         for number, cut in enumerate(CUTS):
@@ -155,7 +150,6 @@ def unusable_images():
 
 
 def odd():
-    """Unusual but valid images."""
     rgb = Image.fromarray(pixels())
     exif, junk = Image.Exif(), b"Exif\0\0II*\0" + b"\xff" * 40
     exif[0x0112] = 99

@@ -43,7 +43,6 @@ class Kind:
     variables: dict = field(default_factory=dict)
 
     def write(self, folder, number, seed=None, *, size=40):
-        """Write sample ``number``."""
         path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
         if self.beside:  # files of one size are one unit of work: they may be equal
             path.write_bytes(noise(number, 48, 48 + number % 8))
@@ -81,11 +80,9 @@ class Kind:
         return ("build", data, "--out", cache, *self.recipe.format(delay=delay_ms).split(), *more, *self.words)
 
     def build(self, data, cache, *more):
-        """Build in this process."""
         return look(*self.build_words(data, cache, *more), "--json")
 
     def opened(self, cache, **more):
-        """Open the batch source of a training loop."""
         cache = open_cache(cache, **more)
         return cache.rows(pad=16, overflow="truncate_right", no_loss="error") if self.suffix == ".jsonl" else cache
 
@@ -98,7 +95,6 @@ class Kind:
         return {name: number for name, number in counts.items() if number and name != "unreferenced"}
 
     def start(self, data, cache, *more, delay_ms=None, variables=None, **options):
-        """Start a slow build with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms
         words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
         variables = {"DELAY_MS": str(delay_ms), **self.variables, **(variables or {})}
@@ -133,7 +129,6 @@ KINDS = {
 
 
 def forget_kinds(monkeypatch):
-    """Forget the kinds that a test registers."""
     monkeypatch.setenv(registry.VARIABLE, "")
     monkeypatch.syspath_prepend(ROOT)
     registry.field_kinds.cache_clear()

@@ -33,7 +33,6 @@ def _pixels(content):
 
 @cache
 def bytes_of(content):
-    """A PNG file that fills its bucket."""
     info, buffer = PngInfo(), io.BytesIO()
     info.add_text("comment", str(content))
     Image.fromarray(_pixels(content)).save(buffer, format="PNG", pnginfo=info)
@@ -42,7 +41,6 @@ def bytes_of(content):
 
 @cache
 def recipe_of(number):
-    """The recipe of a setting."""
     describe = load(field_kind(FIELD).describer)
     return describe(RECIPES[number], Cached(), DescribeContext()).recipe
 
@@ -60,5 +58,4 @@ def payload_of(content, recipe):
 
 
 def settings_of(recipe, data, out, **more):
-    """The settings of a build with one of the recipes."""
     return BuildSettings(data=data, out=out, fields={FIELD: RECIPES[recipe]}, device="cpu", commit_every=1, **more)

@@ -49,7 +49,6 @@ def repaired(cache, data):
 
 
 def keys_of(batch):
-    """Return the entry keys of a batch as bytes."""
     return [key.numpy().tobytes() for key in batch["keys"][FIELD]]
 
 
@@ -89,7 +88,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(name=names, content=contents)
     def write(self, name, content):
-        """Add or replace a file, perhaps with the same bytes."""
         path = self.data / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes_of(content))

@@ -39,7 +39,6 @@ def kind(request, monkeypatch):
 
 @pytest.fixture
 def few(kind, tmp_path):
-    """Data of six samples, and a finished cache of them."""
     data, cache = kind.data(tmp_path / "data", 6), tmp_path / "cache"
     assert kind.build(data, cache).json["counts"]["encoded"] == 6
     return data, cache
@@ -198,7 +197,6 @@ def test_training_runs_during_a_streaming_build(kind, tmp_path, monkeypatch):
 
 
 def order_of(cache, seed):
-    """Samples in the order of a loader."""
     return [int(row) for step in cache.loader(batch_size=2, seed=seed).sampler for row in step.rows]
 
 

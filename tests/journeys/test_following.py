@@ -22,7 +22,6 @@ def start(data, cache):
 
 
 def read_epoch(cache, **more):
-    """Read an epoch: name -> batch."""
     found = {}
     for batch in cache.loader(batch_size=2, seed=3, **more):
         found |= dict(zip(batch["names"], zip(batch["keys"]["latents"], batch["latents"], strict=True), strict=True))

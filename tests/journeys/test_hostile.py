@@ -17,7 +17,6 @@ MOST_BYTES = 500 << 20
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """The folder, and the expected cause by name."""
     folder = tmp_path_factory.mktemp("hostile") / "data"
     expected = hostile.make(folder)
     return folder, expected

@@ -36,18 +36,15 @@ def data(tmp_path):
 
 @pytest.fixture
 def cache(data, tmp_path):
-    """A finished cache of the toy kind alone."""
     assert EDGES.build(data, tmp_path / "cache").json["counts"]["encoded"] == 8
     return tmp_path / "cache"
 
 
 def command(*words, variables=None, timeout=60):
-    """Run a command in a separate process."""
     return finished(start(*words, "--json", variables={"LATENTCACHE_FIELDS": "", **(variables or {})}), timeout)
 
 
 def edges(pixels):
-    """Compute the toy's edges of pixels."""
     return EdgeProducer({}, EdgeRecipe(), None)._edges("", pixels)
 
 

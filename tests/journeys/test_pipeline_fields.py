@@ -41,7 +41,6 @@ def build(data, cache, *words):
 
 @pytest.fixture
 def stub(data, tmp_path):
-    """A finished cache of stubs."""
     _, made = build(data, tmp_path / "cache", "--model", "stub", *SMALL, "--text-encoder", "stub")
     assert made == {"latents": 6, "prompt_embeds": 5, "pooled_prompt_embeds": 5}, "one entry per distinct caption"
     return tmp_path / "cache"

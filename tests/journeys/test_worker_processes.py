@@ -14,7 +14,6 @@ TWO = ("--device", "cpu*2")
 
 
 def workers_of(process):
-    """Process ids of the children of a build."""
     try:
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:  # noqa: PTH123 - of the kernel
             return [int(word) for word in file.read().split()]

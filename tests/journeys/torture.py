@@ -225,7 +225,6 @@ def faults(reference, count, seed):
 
 
 def _left_behind(reference, name, chance):
-    """Create the folder that the build starts with."""
     workspace = reference.workspace(f"before-{name}").fresh()
     if name == "resumed":
         _until_killed(workspace, chance)

@@ -149,7 +149,6 @@ class _Watch:
         return True
 
     def left(self, thread):
-        """Record a successful call."""
         found, answer = self.begun.pop(thread)
         if isinstance(answer, int):
             _change(thread, _RAX, -answer)
@@ -205,7 +204,6 @@ def _write(thread, name, values):
 
 
 def _is_there(operation):
-    """True for a write at an offset."""
     path = Path(operation.path)
     if operation.name != "write" or not operation.data or not path.is_file():
         return False
@@ -225,7 +223,6 @@ def _path_of(thread, descriptor):
 
 
 def _text(thread, folder, address):
-    """Resolve a path argument to an absolute path."""
     name = b""
     while b"\0" not in name:
         start = address + len(name)

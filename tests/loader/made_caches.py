@@ -163,7 +163,6 @@ def latents_of(cache, row=None):
 
 
 def texts(count=40, longest=30, seed=0):
-    """Documents of random ids that end with EOS."""
     random = np.random.default_rng(seed)
     return [[*random.integers(2, 1000, random.integers(1, longest)).tolist(), EOS] for _ in range(count)]
 
@@ -204,7 +203,6 @@ def documents(
 
 
 def opened(root, **more):
-    """Open a cache without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return open_cache(root, **more)

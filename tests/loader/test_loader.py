@@ -39,7 +39,6 @@ CHILDREN = [("samples", "fork"), ("rows", "fork"), ("samples", "spawn")]
 
 @pytest.fixture(params=["samples", "rows"])
 def source(request, many, rows):
-    """A cache or a view of rows."""
     return many if request.param == "samples" else rows
 
 

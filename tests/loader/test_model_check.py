@@ -17,7 +17,6 @@ DATED = "{{- strftime_now('%d %b %Y') }}" + untagged(CHATML)
 
 
 def built(folder, tokenizer, record=CHAT, **settings):
-    """A cache of one record."""
     (folder / "data.jsonl").write_text(json.dumps(record) + "\n")
     fields = {"input_ids": {"tokenizer": str(tokenizer)} | settings}
     build_cache(BuildSettings(data=folder / "data.jsonl", out=folder / "cache", fields=fields, workers=0))
@@ -25,7 +24,6 @@ def built(folder, tokenizer, record=CHAT, **settings):
 
 
 def named(cache, tokenizer):
-    """List the fields that an opening error names."""
     with pytest.raises(StaleCacheError) as caught:
         open_cache(cache).check(tokenizer)
     return [name for name, _, _ in caught.value.differences]

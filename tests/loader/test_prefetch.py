@@ -15,8 +15,6 @@ from latentcache.loader.prefetch import announce, announced, read_ahead
 
 
 class Work:
-    """Work that calls a function."""
-
     def __init__(self, make, item, places=()):
         self.make, self.item, self.found = make, item, places
 

@@ -21,7 +21,6 @@ def toy_kind(monkeypatch):
 
 @pytest.fixture(params=list(CASES))
 def case(request):
-    """One kind of field with data for it."""
     return CASES[request.param]
 
 

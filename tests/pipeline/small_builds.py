@@ -73,7 +73,6 @@ class Case:
         return folder
 
     def spoil(self, folder, number):
-        """Write a sample ``number`` that is rejected."""
         path = self.write(folder, number)
         path.write_bytes(path.read_bytes()[:-20])
         return path

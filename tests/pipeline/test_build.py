@@ -78,8 +78,6 @@ def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_pa
 
 
 class StopAtProgress(Recorder):
-    """Stop the build at its first progress report."""
-
     def __init__(self, send):
         super().__init__()
         self.send = send

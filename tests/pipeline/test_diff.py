@@ -38,8 +38,6 @@ def table(seeds, *, sizes=(64, 64), bytes_=None):
 
 
 class FakeCatalog:
-    """A catalog of some committed keys."""
-
     shards = ("one",)
 
     def __init__(self, keys=()):
@@ -80,8 +78,6 @@ def test_items_of_an_unfinished_build_count_for_unread_inputs(unfinished, assume
 
 
 class StoredField:
-    """The field in a snapshot."""
-
     def __init__(self, one, decoders=None):
         self.recipe = one.recipe
         self.provenance = dict(one.provenance) if decoders is None else {"decoders": decoders}

@@ -29,7 +29,6 @@ def of_images():
 
 
 def change_images(chance, data):
-    """Make one random change."""
     path = data / f"{chance.randrange(8)}.png"
     height, width = chance.choice(SIZES)
     action = chance.choice(["write", "write", "write", "delete", "rename", "caption", "caption", "mask", "spoil"])

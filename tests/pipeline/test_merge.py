@@ -22,7 +22,6 @@ def data(case, tmp_path):
 
 @pytest.fixture
 def parts(case, data, tmp_path):
-    """Three parts of the data, each in its own cache."""
     return [built(case, data, out=tmp_path / f"part{n}", part=f"{n}/3").cache for n in range(3)]
 
 

@@ -17,7 +17,6 @@ def keys_of(cache):
 
 @pytest.fixture
 def documents(tmp_path):
-    """A cache of 40 documents beside its file."""
     data = small_tokens.write_texts(tmp_path / "t.jsonl", small_tokens.texts(40))
     small_tokens.build(data, tmp_path / "tokens")
     return tmp_path / "tokens"

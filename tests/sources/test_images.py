@@ -208,7 +208,6 @@ def test_masks_and_control_images_are_no_samples(tmp_path):
 
 
 def paired_files(found, name):
-    """The mask or control image of each sample."""
     files, places = list(found.samples.files.names), found.samples.inputs[name].file.tolist()
     return [files[at] if at >= 0 else "" for at in places]
 
@@ -278,7 +277,6 @@ def contents(found: Listing) -> list[bytes]:
 
 
 def remembered(root: Path) -> Listing:
-    """A listing as a build publishes it."""
     found = scan(root, IMAGES, hash_all=True)
     number = np.arange(len(found.samples), dtype=np.uint32)
     table = replace(found.samples, columns={"original_size": np.stack([number + 1, number + 2], axis=1)})

@@ -51,7 +51,6 @@ def same(one, other):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Names of the files that a scan reads."""
     names = []
 
     class Reader(RecordReader):

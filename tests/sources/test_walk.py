@@ -26,8 +26,6 @@ def put(root: Path, *names: str) -> None:
 
 
 class WalkResult:
-    """Everything that a walk finds."""
-
     def __init__(self, root: Path) -> None:
         self.walk = Walk(root, IMAGE_EXTENSIONS | {".txt"})
         self.names, self.stats = list[str](), dict[str, list[int]]()

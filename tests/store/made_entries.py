@@ -73,7 +73,6 @@ GROUPS = {
 
 
 def about(name):
-    """Create a field like a build of its kind."""
     return {"kind": KINDS[name], "recipe": RECIPES[name], "groups": GROUPS[name]}
 
 
@@ -86,7 +85,6 @@ def group_of(name, number):
 
 
 def item_of(name, number):
-    """Create item ``number`` of a kind."""
     rng, group = np.random.default_rng(number), GROUPS[name][group_of(name, number)]
     key = entry_key(kind=KINDS[name].kind, content=content_of(number), recipe=b"recipe-o", dims=group.dims)
     if name == "plane":
@@ -116,7 +114,6 @@ def flat_entry(number, size):
 
 
 def make_shard(folder, entries):
-    """Write a sealed shard with these entries."""
     with contextlib.closing(ShardWriter(folder.with_name(f"{folder.name}.open"))) as writer:
         writer.write(entries)
         return writer.seal()
@@ -157,7 +154,6 @@ def new_field_of(catalog, name, numbers, known=None):
 
 
 def publish(paths, numbers, fields=("plane", "words", "vector"), **more):
-    """Publish a snapshot of samples with committed items."""
     catalog = load_catalog(paths)
     known = more.pop("known", None)
     new_fields = [new_field_of(catalog, name, numbers, known=known and known.fields[name]) for name in fields]
@@ -185,5 +181,4 @@ def make_cache(root, numbers=range(12), shards=2):
 
 
 def install(monkeypatch):
-    """Register the three kinds."""
     monkeypatch.setattr(registry, "field_kinds", lambda: KINDS)

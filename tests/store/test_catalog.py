@@ -18,7 +18,6 @@ from latentcache.store.paths import CachePaths
 
 
 def bytes_at(paths, catalog, place):
-    """Read an item by its row and its header."""
     rows = catalog.places(np.array([place]))
     data = paths.data(catalog.shards[int(rows.shard[0])]).read_bytes()
     payload = data[int(rows.offset[0]) :][: int(rows.bytes[0])]

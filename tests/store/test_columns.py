@@ -98,7 +98,6 @@ def test_few_positions_read_few_bytes(tmp_path, monkeypatch):
 
 
 def fails(work):
-    """Return True if damage is detected."""
     try:
         work()
     except CacheDamagedError:

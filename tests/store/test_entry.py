@@ -21,7 +21,6 @@ from latentcache.store.entry import BLOCK_BYTES, CHECKSUM_BYTES, Item, pack_item
 
 
 def resigned(value, head_bytes):
-    """Change a head and give it a correct checksum."""
     stop = head_bytes - CHECKSUM_BYTES
     value[stop:head_bytes] = checksum(bytes(value[:stop])).to_bytes(8, "little")
     return value

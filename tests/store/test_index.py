@@ -25,7 +25,6 @@ def opened(folder):
 
 
 def pairs(folder):
-    """Read the content of a file with LMDB."""
     with opened(folder) as environment, environment.begin() as transaction:
         return list(transaction.cursor())
 
@@ -42,7 +41,6 @@ def walked(data):
 
 
 def environment_of(folder, values, batches=1):
-    """Write an LMDB file in several transactions."""
     with lmdb.open(str(folder), map_size=1 << 30, lib_version=0, sync=False) as environment:
         for start in range(batches):
             with environment.begin(write=True) as transaction:

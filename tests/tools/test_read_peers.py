@@ -15,7 +15,6 @@ ALWAYS = {f"{kind} files, {workers} workers" for kind in ("safetensors", "npz", 
 
 @pytest.fixture(scope="module")
 def payloads():
-    """Noise, the row in the first byte."""
     made = np.random.default_rng(3).integers(0, 256, (COUNT, SIZE), dtype=np.uint8)
     made[:, 0] = np.arange(COUNT)
     return made

@@ -26,7 +26,6 @@ def thirteen(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fifty(tmp_path_factory):
-    """A token cache of fifty texts."""
     from tiny_tokens import build_fifty
 
     return open_cache(build_fifty(tmp_path_factory.mktemp("fifty")) / "texts.latentcache")

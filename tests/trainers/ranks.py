@@ -40,7 +40,6 @@ def _rank(rank, function, world_size, folder, port, *arguments):
 
 
 def step_of(batch):
-    """Summarize a batch for the tests."""
     return {"shape": list(batch["latents"].shape), "names": batch["names"], "sum": float(batch["latents"].sum())}
 
 

@@ -39,7 +39,6 @@ MORE = {
 
 @pytest.fixture(scope="module")
 def model_and_cache(tmp_path_factory):
-    """A model, its tokenizer and a token cache."""
     folder = build_fifty(tmp_path_factory.mktemp("elsewhere"))
     tiny_llama().save_pretrained(folder / "model")
     a_tokenizer().save_pretrained(folder / "model")

@@ -14,7 +14,6 @@ def draw_thirteen(folder):
 
 
 def order(loader, epochs):
-    """Return the batches of the first epochs."""
     batches = []
     for epoch in range(epochs):
         loader.set_epoch(epoch)

@@ -62,7 +62,6 @@ def arguments(folder, **more):
 
 
 def sft_config(folder, **more):
-    """TRL settings for finished rows."""
     from trl import SFTConfig
 
     fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False, "gradient_checkpointing": False}

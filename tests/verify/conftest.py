@@ -23,5 +23,4 @@ def _made_kinds():
 
 @pytest.fixture(params=KINDS)
 def case(request, tmp_path):
-    """One cache of each kind with eight samples."""
     return make(tmp_path, request.param)

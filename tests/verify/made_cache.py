@@ -124,7 +124,6 @@ class Case:
         return open_snapshot(self.cache)
 
     def write(self, number: int, text: str | None = None) -> str:
-        """Write or replace one input; return its sample name."""
         text = f"input {number}" if text is None else text
         if not self.of_records:
             (self.data / f"{number:03}.png").write_bytes(text.encode())
@@ -196,7 +195,6 @@ class Case:
         return path, int(rows.offset[entry]), int(rows.bytes[entry]), entry
 
     def damage(self, number: int, name: str = "", at: int = 3) -> None:
-        """Flip a bit of a sample's payload."""
         path, offset, _, _ = self.entry(number, name)
         self.put(path, offset + at, bytes([self.peek(path, offset + at)[0] ^ 4]))
 
@@ -212,7 +210,6 @@ class Case:
             file.write(data)
 
     def sharing(self, number: int) -> int:
-        """Count the samples in the entry of a sample."""
         rows = self.snapshot.fields[self.names[0]]
         entries = np.asarray(rows.entry)
         return int((entries == entries[np.flatnonzero(np.asarray(rows.sample) == number)[0]]).sum())

@@ -30,7 +30,6 @@ def fine(case):
 
 
 def age(case, seconds=10_000):
-    """Make every file of a cache older."""
     for path in case.cache.rglob("*"):
         stat = path.stat()
         os.utime(path, (stat.st_atime - seconds, stat.st_mtime - seconds))

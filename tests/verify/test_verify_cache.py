@@ -194,7 +194,6 @@ def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
 
 
 def _reads(case):
-    """Read every item, or its error."""
     try:
         snapshot = case.snapshot
         reader = EntryReader(case.paths, snapshot)

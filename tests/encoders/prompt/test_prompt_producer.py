@@ -27,7 +27,6 @@ def described(folder, output, **settings):
 
 
 def encoded(found, texts=TEXTS):
-    """Encode captions as a worker does."""
     producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
     producer.open()
     jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in

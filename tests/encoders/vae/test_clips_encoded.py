@@ -35,7 +35,6 @@ def described(model, bucket=BUCKET, **changes):
 
 
 def latents(root, name, model, count, bucket=BUCKET, **changes):
-    """Produce one file; return its latents and group."""
     found = described(model, bucket, **changes)
     group = found.recipe.group(bucket, count)
     context = ProducerContext(root=str(root), device="cpu", groups=(group,))

@@ -17,7 +17,6 @@ NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 
 
 def make_model(folder):
-    """A folder with the two files of a model."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / WEIGHTS_NAME).write_bytes(NO_TENSORS)

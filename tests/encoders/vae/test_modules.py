@@ -16,7 +16,6 @@ def loaded(folder, dtype=torch.float32, **options):
 
 
 def assert_equal(module, expected):
-    """Compare every tensor of the encoder half."""
     loaded, reference = module.state_dict(), expected.state_dict()
     assert len(loaded) > 10
     assert loaded.keys() <= reference.keys()

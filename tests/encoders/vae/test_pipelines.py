@@ -23,7 +23,6 @@ def pipeline(model, raw, output, **more):
 
 
 def scaled_only(model, raw):
-    """Stable Diffusion, also for TAESD."""
     return diffusers.StableDiffusionXLImg2ImgPipeline.prepare_latents(
         pipeline(model, raw, "latents"), IMAGE, None, len(raw), 1, torch.float32, "cpu", None, False
     )

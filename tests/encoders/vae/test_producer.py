@@ -186,7 +186,6 @@ class Faulty(Encoder):
 
 @pytest.fixture
 def four(tmp_path):
-    """A producer and four prepared images."""
     for number in range(4):
         draw(tmp_path / f"{number}.png", number)
 

@@ -81,7 +81,6 @@ class Toy:
             return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"warm": warm, **given}).run(advanced)
 
     def times(self, stage: str, word: str) -> int:
-        """Count how often a word was prepared or encoded."""
         path = self.folder / "marks" / f"{stage}-{word}"
         return path.stat().st_size if path.exists() else 0
 
@@ -103,7 +102,6 @@ def toy_kinds(monkeypatch):
 
 @pytest.fixture(params=["squares", "words"])
 def toy(request, tmp_path) -> Toy:
-    """Each toy kind, in a worker process."""
     return Toy(request.param, tmp_path)
 
 
@@ -119,7 +117,6 @@ def words(tmp_path) -> Toy:
 
 @pytest.fixture
 def short_deadline(monkeypatch):
-    """Kill workers that hang for a second."""
     monkeypatch.setenv(watchdog.VARIABLE, "1")
 
 

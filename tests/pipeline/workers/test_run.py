@@ -22,7 +22,6 @@ TEXTS = [f"word{number}" for number in range(40)]
 
 
 def settled_samples(result) -> list[int]:
-    """Samples that a result counts."""
     return sorted([*result.read.sample.tolist(), *(sample for sample, _ in result.failed)])
 
 

@@ -64,7 +64,6 @@ def test_the_build_never_waits_for_a_worker_that_does_not_read():
 
 
 def round_trip(**parts):
-    """Send and receive one message; return its parts."""
     build_end, worker_end = channel_pair()
     channel = Channel(worker_end)
     try:

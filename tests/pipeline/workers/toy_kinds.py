@@ -183,12 +183,10 @@ class ToyProducer(Producer):
 
 
 def flipped(same: bytes, output: Output) -> bytes:
-    """The hash of one variant."""
     return bytes([output.variant]) + same[1:]
 
 
 def answer(number: int, device: str = "") -> dict[str, Any]:
-    """Answer a worker request."""
     if number < 0:
         raise EncoderError("a negative number", fix="give another one")
     if number > 99:

@@ -11,7 +11,6 @@ def put(root, files):
 
 
 def rows(found):
-    """Name, caption and repeats of every sample."""
     table = found.samples
     repeats = table.columns["repeats"].tolist() if "repeats" in table.columns else [1] * len(table)
     return list(zip(table.names, table.inputs["caption"].text, repeats, strict=True))
