@@ -99,9 +99,9 @@ def _conditioning(config: Config, one: Mapping[str, Any], further: Mapping[str, 
 
 def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
     config.take(one, _SIMPLE)
-    repeats = one.get("repeats") or 0
-    if not str(repeats).isdecimal():
-        raise ValueError(f"repeats: expected a whole number from 0, found {repeats!r}")
+    repeats = str(one.get("repeats") or 0).removesuffix(".0")
+    if not repeats.isdecimal():
+        raise ValueError(f"repeats: expected a whole number from 0, found {one['repeats']!r}")
     folder, table = config.place(one.get("instance_data_dir"), "instance_data_dir"), None
     if one.get("caption_strategy") == "parquet" and not one.get("only_instance_prompt"):
         table = config.place(one.get("parquet", {}).get("path"), "parquet.path")

@@ -163,7 +163,7 @@ def test_simpletuner(tmp_path):
     put(tmp_path, {"one/edges/c.jpg": "x"})
     local = {"type": "local", "resolution": 1.0}
     backends = [
-        local | {"id": "one", "instance_data_dir": "one", "repeats": 4, "caption_strategy": "filename",
+        local | {"id": "one", "instance_data_dir": "one", "repeats": 4.0, "caption_strategy": "filename",
                  "conditioning_data": ["m", "gone"]},
         local | {"id": "two", "instance_data_dir": "two", "caption_strategy": "textfile", "repeats": 0,
                  "instance_prompt": "sks", "prepend_instance_prompt": True},
