@@ -89,8 +89,9 @@ def _conditioning(config: Config, one: Mapping[str, Any], further: Mapping[str, 
     """Inputs of a data set and the folders of its conditioning data sets, in their order."""
     named, free, found = one.get("conditioning_data") or [], list(INPUTS["controls"]), list[Pair]()
     named = [named] if isinstance(named, str) else named
-    for name in set(named).difference(further):
-        config.note(f"data set {one['id']}: its conditioning data set {name} is not there")
+    for name in dict.fromkeys(named):
+        if name not in further:
+            config.note(f"data set {one['id']}: its conditioning data set {name} is not there")
     for role, folder in [further[name] for name in named if name in further]:
         name = "mask" if role == "mask" else free.pop(0) if free else ""
         found += [(name, folder)] if name else []
