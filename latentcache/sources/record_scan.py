@@ -225,7 +225,8 @@ class RecordReader:
                 parsed = parse(value)
                 if self._form is None and isinstance(parsed, dict):
                     self._form = detect_format(parsed)
-                record = map_record(parsed, self._form or TEXT, source=self.name, line=line)
+                form, is_described = self._form or TEXT, self.way.form is not None
+                record = map_record(parsed, form, source=self.name, line=line, is_described=is_described)
             except UnusableSampleError as error:
                 if len(self.rejected) >= MAX_REJECTED:
                     raise SourceError(

@@ -240,8 +240,8 @@ def detect_format(record: Mapping[str, Any]) -> RecordFormat:
     return replace(other, messages=form.messages) if other.role_tag in first else form
 
 
-def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Record:
-    """One parsed line as a record.
+def map_record(record: Any, form: RecordFormat, *, source: str, line: int, is_described: bool = False) -> Record:
+    """One parsed line as a record; ``is_described``: a dataset_info.json names the only columns that are used.
 
     Raises:
         UnusableSampleError: ``slug`` is the reason, ``where`` the field: ``record-field``, ``record-empty``,
@@ -250,7 +250,8 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
     if not isinstance(record, dict):
         raise fault("record-field", f"expected an object, found {shown(record)}")
     try:
-        if media := [name for name in MEDIA.intersection(record) if record[name]]:
+        media = [name for name in MEDIA.intersection(record) if record[name]]
+        if media and not (is_described and form.form == "text"):
             raise fault("not-for-sft", f"it holds {min(media)}", min(media))
         if form.form == "text":
             text = record.get(form.text)

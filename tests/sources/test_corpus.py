@@ -240,6 +240,17 @@ def test_a_prompt_alone_is_text(tmp_path, columns, form, text):
     assert (found.form, found.text) == (form, text)
 
 
+def test_media_that_an_entry_of_text_does_not_name_are_unused_columns(tmp_path):
+    (tmp_path / "a.json").write_text(
+        json.dumps([{"body": "one", "image": "a.png"}, {"body": "two", "videos": ["v"]}])
+    )
+    entry = {"file_name": "a.json", "columns": {"prompt": "body"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"a": entry}))
+    found, listing = texts(tmp_path)
+    assert found == ["one", "two"]
+    assert listing.rejected == ()
+
+
 @pytest.mark.parametrize("text", ["[]", '{"a": 1}', "{", '{"a": {}, "a": {}}'])
 def test_a_missing_file_is_an_error(tmp_path, text):
     (tmp_path / "dataset_info.json").write_text(text)
