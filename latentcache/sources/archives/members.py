@@ -234,6 +234,8 @@ def opened(path: Path, kind: str) -> Iterator[Rows]:
     import pyarrow.parquet
 
     stat_source(path)  # a pipe would block
+    if os.fspath(path).encode(errors="replace") != os.fsencode(path):
+        raise fault("rows-damaged", "pyarrow cannot read it: its path is not UTF-8, rename it", path)
     try:
         if kind == PARQUET:
             with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:

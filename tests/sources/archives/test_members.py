@@ -12,7 +12,7 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
-from latentcache.sources.archives.members import SPAN, close_tables, open_image, places, read_image
+from latentcache.sources.archives.members import SPAN, close_tables, open_image, opened, places, read_image
 
 DATA = bytes(range(256)) * 10
 
@@ -70,3 +70,11 @@ def test_missing_members(root: Path, place: dict[str, object], cause: str) -> No
     with pytest.raises(UnusableSampleError) as error:
         read_image(root, place)
     assert error.value.slug == cause
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_name_that_pyarrow_does_not_take_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"\udcff.{kind}"
+    path.write_bytes(DATA)
+    with pytest.raises(UnusableSampleError, match="its path is not UTF-8"), opened(path, kind):
+        pass
