@@ -27,8 +27,6 @@ class AllTypes:
 
 
 class Toy(FieldKind):
-    """A kind with all types of settings."""
-
     name = "toy"
     kind = 201
     inputs = ("image",)

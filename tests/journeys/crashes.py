@@ -28,8 +28,6 @@ _HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 
 @dataclass(frozen=True)
 class Workspace:
-    """A cache under test, its data and its event file."""
-
     root: Path
     data: Path
 

@@ -22,8 +22,6 @@ BLOCK, UNIT = 140_000, (1 << 20) + 16
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind with the commands and data that build it."""
-
     field: str
     recipe: str
     """Flags of a first build; ``{delay}`` is replaced by milliseconds per sample."""

@@ -28,8 +28,6 @@ for line in sys.stdin:
 
 
 class Reader:
-    """A process that trains on a cache."""
-
     def __init__(self, cache, prefetch):
         words = [sys.executable, "-c", READER, str(cache), str(prefetch)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -48,8 +48,6 @@ class Operation:
 
 @dataclass
 class Trace:
-    """The recorded calls of a process."""
-
     operations: list = field(default_factory=list)
     calls: int = 0
     """Number of calls, including failed ones."""

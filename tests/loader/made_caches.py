@@ -40,8 +40,6 @@ def files_of(names):
 
 
 class Field:
-    """One field of a new cache: R items in sample order."""
-
     def __init__(self, kind, recipe, groups, sample, group, arrays, *, variant=None, columns=None, ragged=None):
         count = len(arrays)
         self.kind, self.recipe, self.groups, self.arrays = kind, recipe, tuple(groups), arrays

@@ -46,8 +46,6 @@ def jpeg_with_comment(data, text):
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of field; sample ``number`` is a file."""
-
     field: str
     settings: dict
     suffix: str
@@ -86,8 +84,6 @@ CASES = {
 
 
 class Recorder:
-    """An observer that records messages."""
-
     def __init__(self):
         self.plans, self.warnings, self.seen = [], [], 0
 

@@ -15,8 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Denoiser(torch.nn.Module):
-    """A model that records its batches."""
-
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Conv2d(4, 4, 1)

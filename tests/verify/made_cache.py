@@ -103,8 +103,6 @@ KINDS = ("flat", "lines", "texts")
 
 @dataclass
 class Case:
-    """A data set and its cache."""
-
     names: tuple[str, ...]
     """Names of the fields."""
     data: Path
