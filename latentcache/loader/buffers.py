@@ -27,7 +27,7 @@ _SPARE = 3
 
 
 class BufferPool:
-    """Buffers of a few sizes. Threads may share it; there is no lock that a fork could inherit held.
+    """Buffers of several sizes. Threads may share the pool. It has no lock, so a fork cannot deadlock on one.
 
     ``used``: buffers that are used at once. ``pinned``: page-locked memory, for a CUDA device.
     """

@@ -455,7 +455,7 @@ class Cache(View):
                 )
             for name, field in snapshot.fields.items():
                 own, changes = first.fields[name], list[str]()
-                pairs = [(one.recipe_id, one.spec, _values_of(one.recipe)) for one in (field, own)]
+                pairs = [(one.recipe_id, one.spec, _affine_of(one.recipe)) for one in (field, own)]
                 if pairs[0] == pairs[1]:
                     continue
                 if field.kind is not None and field.recipe is not None and own.recipe is not None:
@@ -483,8 +483,8 @@ class Cache(View):
             )
 
 
-def _values_of(recipe: FieldRecipe | None) -> Any:
-    """What a recipe has the loader do to stored values; it is no part of the recipe's id."""
+def _affine_of(recipe: FieldRecipe | None) -> Any:
+    """Scale and shift that the loader applies to stored values. The id of a recipe does not depend on them."""
     return None if recipe is None else recipe.read_time.affine
 
 

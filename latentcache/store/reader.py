@@ -1,7 +1,7 @@
 """Read items of a snapshot: positional reads into the caller's memory, and proof that bytes are what was written.
 
 With ``checksum="first"`` each entry is proven when this process first reads it, with ``"always"`` on each read. Its
-payload is held against the checksum in the snapshot's columns, which have checksums themselves.
+payload is compared with its checksum in the snapshot's columns. These columns have checksums too.
 LMDB is not opened, and only the compiled library maps shards, so a file that is cut short is an error. A reader is
 safe across ``fork``, ``spawn``, threads and pickling.
 """

@@ -127,7 +127,7 @@ def damaged():
 
 
 def unusable_images():
-    """Images, or their headers, that cannot be trained on."""
+    """Images, or headers of images, that a build rejects."""
     one = pixels(channels=1)
     floats, wide = Image.fromarray(one.astype(np.float32) / 255), Image.fromarray(one.astype(np.int32) * 10_000_000)
     small = {"1x1.png": ("RGB", 1, 1), "2x2.jpg": ("RGB", 2, 2), "15x64.png": ("RGB", 15, 64)}

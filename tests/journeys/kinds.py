@@ -67,7 +67,7 @@ class Kind:
         return folder
 
     def spoil(self, folder, number):
-        """Write a sample that cannot be used; return its name."""
+        """Write an unusable sample; return its name."""
         path = self.write(folder, number)
         path.write_bytes(b"\xff" if self.captions else path.read_bytes()[:-20])
         if self.captions or self.beside:

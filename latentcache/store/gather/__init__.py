@@ -2,7 +2,7 @@
 
 The compiled library (``gather.c``, built by ``make native``) copies a piece from the mapped file, and hashes and
 scales it while the processor's cache holds it. A thread of its own, which never takes the interpreter's lock, does so
-ahead. A page of a map that cannot be read is an error of that piece; the process goes on. Without the library the
+ahead. An unreadable page of a map is an error of its piece; the process goes on. Without the library the
 caller reads, hashes and scales piece by piece. Both give the same bytes.
 ``LATENTCACHE_NATIVE=0`` in the environment turns the library off.
 """
