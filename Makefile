@@ -51,6 +51,7 @@ types: .venv/.stamp  ## check types with mypy
 
 imports: .venv/.stamp  ## check the import contracts
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/check_circles.py
 
 docs: .venv/.stamp  ## test the pages and the tree
 	@$(BIN)/pytest $(DOC_TESTS)

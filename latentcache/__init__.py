@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from latentcache._version import __version__ as __version__
+
 TYPE_CHECKING = False  # typing's own, without the import: signals before this file is read have no message
 if TYPE_CHECKING:
     from typing import Any
@@ -37,7 +39,6 @@ _HOMES = {
     "verify_cache": "latentcache.verify.verify",
 }
 
-__version__ = "0.1.0"
 __all__ = [
     "BuildSettings",
     "Cache",

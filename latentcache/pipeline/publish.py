@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache import __version__
+from latentcache._version import __version__
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group
 from latentcache.fields.table import STAT_WIDTH, Files, Rejected, SampleTable, join_tables

@@ -18,9 +18,9 @@ SEEDED = [
 ]
 
 
-def lint(folder):
-    """Run the linter on the package in ``folder``; return exit status and output."""
-    command = [LINTER, "--no-logo", "--no-cache"]
+def lint(folder, *command):
+    """Run the linter, or another command, on the package in ``folder``; return exit status and output."""
+    command = command or (LINTER, "--no-logo", "--no-cache")
     environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -42,3 +42,16 @@ def test_a_violation_breaks_its_contract(tmp_path, file, line, contract):
     status, output = lint(tmp_path)
     assert status != 0
     assert f"{contract} BROKEN" in output, output
+
+
+@pytest.mark.parametrize("guard", ["def late():", "if TYPE_CHECKING:"])
+def test_a_circle_is_found(tmp_path, guard):
+    circles = (sys.executable, ROOT / "tools/check_circles.py")
+    assert lint(ROOT, *circles) == (0, "imports: no circle\n")
+    shutil.copytree(PACKAGE, tmp_path / "latentcache", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "latentcache/value.py").open("a", encoding="utf-8") as stream:
+        stream.write(f"\n{guard}\n    from latentcache.fields.protocol import FieldKind\n")
+    status, output = lint(tmp_path, *circles)
+    assert status == 1
+    assert "latentcache.value" in output
+    assert "latentcache.fields.protocol" in output

@@ -29,7 +29,7 @@ def first_line(path):
 def test_folders_match_the_design():
     assert sorted(path.name for path in TOP) == sorted(TREE)
     assert {path.name for path in PACKAGE.glob("*.py")} == {
-        "__init__.py", "__main__.py", "errors.py", "failpoint.py", "value.py",
+        "__init__.py", "__main__.py", "_version.py", "errors.py", "failpoint.py", "value.py",
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.text.tokenizer import CLOSE, Rendered, SpecialTokens
+from latentcache.encoders.text.special import CLOSE, Rendered, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.fields.input_ids import NOT_RENDERED
 from latentcache.sources.causes import fault

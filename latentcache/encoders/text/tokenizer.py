@@ -1,30 +1,33 @@
-r"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
+"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
 
 Guarantee: the result of a record depends on the record and the description alone, not on the engine, the batch or the
 process. Special-token text in content is counted, and stays text unless the recipe says otherwise. A token that
 straddles the border of an answer carries loss, as in transformers' own assistant masks.
 
-The tokenizer gets its special tokens renamed to names that no text has: ``<|im_end|>`` with id 7 becomes U+FDD0 ``7``
-U+FDD1. The output of a chat template is rewritten in the same way. Then one pass over the whole text does all: ids,
-places, the tokenizer's own rules for blanks beside special tokens. Content goes through a template with its
-special-token text between marks, which are removed then.
-U+FDD0 to U+FDD2 are noncharacters, never used in text that is interchanged (Unicode 16, chapter 23.7); a text that
-has one is rejected.
+Special tokens are renamed to names that no text has (see ``special``), in the tokenizer and in the output of a chat
+template. Then one pass over the whole text does all: ids, places, the tokenizer's own rules for blanks beside special
+tokens. A text that has a character of these names is rejected.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
+from latentcache.encoders.text.engine import Engine, ReferenceEngine, Tokens
+from latentcache.encoders.text.special import (
+    CLOSE,
+    MARK,
+    OPEN,
+    Rendered,
+    SpecialTokens,
+    guarded,
+    unguarded,
+)
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Made
@@ -33,98 +36,6 @@ from latentcache.sources.records import Record
 
 if TYPE_CHECKING:
     from latentcache.encoders.text.chat import ChatRenderer
-    from latentcache.encoders.text.fast import TiktokenEngine
-
-OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
-Spans = Sequence[tuple[int, int]]
-Tokens = tuple[NDArray[Any], NDArray[np.uint32] | None]
-"""(n,) ids of a text, and (r, 2) spans of the tokens that its spans (in characters) touch; None: without spans."""
-
-
-class Rendered(NamedTuple):
-    """A record as one text."""
-
-    text: str
-    spans: Spans | None
-    """(begin, end) of the parts with loss, in characters; rising, not overlapping. None: everything."""
-    not_rendered: int = 0
-    """Bits of ``fields.input_ids.NOT_RENDERED``."""
-    is_chat: bool = True
-    controls: int = 0
-    """Occurrences of special-token text in the content."""
-
-
-class SpecialTokens:
-    """The special tokens of one tokenizer: added tokens that are special."""
-
-    def __init__(self, tokenizer: Mapping[str, Any]) -> None:
-        special = [token for token in tokenizer.get("added_tokens") or () if token["special"] and token["content"]]
-        self.ids = {str(token["content"]): int(token["id"]) for token in special}
-        # The longest first, as the tokenizer matches them. Without any, a pattern that never matches.
-        names = "|".join(re.escape(name) for name in sorted(self.ids, key=len, reverse=True)) or r"(?!)"
-        self._names = re.compile(names)
-        self._rendered = re.compile(f"{MARK}(?:{names}){MARK}|{MARK}|{names}")
-
-    def count(self, text: str) -> int:
-        """Occurrences of special-token text."""
-        return sum(1 for _ in self._names.finditer(text))
-
-    def mark(self, text: str) -> str:
-        """Content for a template, its special-token text between marks."""
-        return self._names.sub(f"{MARK}\\g<0>{MARK}", text)
-
-    def first(self, rendered: str) -> tuple[str, int] | None:
-        """The special token that a part of a template's output begins with, blanks aside, and its end; or None."""
-        match = self._rendered.match(rendered, len(rendered) - len(rendered.lstrip()))
-        return None if match is None or match.group()[0] == MARK else (match.group(), match.end())
-
-    def last_end(self, rendered: str, begin: int, end: int) -> int:
-        """End of the last special token in a part of a template's output; 0 if there is none."""
-        found = self._rendered.finditer(rendered, begin, end)
-        return max((match.end() for match in found if match.group()[0] != MARK), default=0)
-
-    def rewrite(self, rendered: str, places: Sequence[int]) -> tuple[str, list[int]]:
-        """A template's output with its special tokens under their other names, and the same (rising) places in it."""
-        pieces: list[str] = []
-        moved: list[int] = []
-        done = length = 0
-        for match in self._rendered.finditer(rendered):
-            before = rendered[done : match.start()]
-            while len(moved) < len(places) and places[len(moved)] <= match.start():
-                moved.append(length + places[len(moved)] - done)
-            found = match.group()
-            name = found.strip(MARK) if found[0] == MARK else f"{OPEN}{self.ids[found]}{CLOSE}"
-            pieces += [before, name]
-            done, length = match.end(), length + len(before) + len(name)
-            while len(moved) < len(places) and places[len(moved)] < match.end():
-                moved.append(length)
-        pieces.append(rendered[done:])
-        moved += [length + place - done for place in places[len(moved) :]]
-        return "".join(pieces), moved
-
-
-def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    """``tokenizer.json`` with its special tokens renamed, and without its post-processor."""
-    names = {content: f"{OPEN}{number}{CLOSE}" for content, number in ids.items()}
-    model = dict(tokenizer["model"])
-    vocab = model.get("vocab")
-    if isinstance(vocab, dict):
-        model["vocab"] = {names.get(token, token): number for token, number in vocab.items()}
-    elif isinstance(vocab, list):
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
-    if model.get("unk_token") in names:
-        model["unk_token"] = names[model["unk_token"]]
-    added = [
-        {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]
-    ]
-    # Matched before normalization, which could remove the noncharacters.
-    added = [{**token, "normalized": False} if token["special"] else token for token in added]
-    return {**unguarded(tokenizer), "model": model, "added_tokens": added}
-
-
-def unguarded(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """``tokenizer.json`` without the post-processor: ends of texts are settings of the recipe."""
-    return {**tokenizer, "post_processor": None, "truncation": None, "padding": None}
 
 
 class TextTokenizer:
@@ -137,7 +48,7 @@ class TextTokenizer:
         self.tokenizer = guarded(original, self._control.ids) if recipe.split_control else unguarded(original)
         """The ``tokenizer.json`` of the engines."""
         self._reference = ReferenceEngine(json.dumps(self.tokenizer), recipe.dtype)
-        self._fast: TiktokenEngine | None = None
+        self._fast: Engine | None = None
         self._chat: ChatRenderer | None = None
         if about["chat_template"]:
             # transformers: plain texts never need it.
@@ -153,7 +64,7 @@ class TextTokenizer:
         if recipe.split_control:
             self._check_names()
 
-    def with_engine(self, fast: TiktokenEngine) -> TextTokenizer:
+    def with_engine(self, fast: Engine) -> TextTokenizer:
         """The same tokenizer with a fast engine; both share everything else, which is only read."""
         other = copy.copy(self)
         other._fast = fast
@@ -244,40 +155,3 @@ class TextTokenizer:
                     why=f"expected the id {number}, found {ids.tolist()}",
                     fix="turn special-token text into special tokens: --control-tokens",
                 )
-
-
-class ReferenceEngine:
-    """The Rust tokenizer itself.
-
-    Its threads would change the process (they warn at a fork). They are off where the environment says so, as in
-    workers of a build; elsewhere texts go one by one, which uses no threads.
-    """
-
-    def __init__(self, tokenizer: str, dtype: str) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer)
-        self._dtype = dtype
-
-    def encode(self, texts: Sequence[str], spans: Sequence[Spans | None]) -> list[Tokens]:
-        """Ids and loss spans of each text; special tokens are written by their other names."""
-        if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() not in ("false", "0", "no", "off"):
-            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        elif any(own is not None for own in spans):
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        else:  # without places in the text
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        found = list[Tokens]()
-        for one, own in zip(encodings, spans, strict=True):
-            begins, ends = np.array([] if own is None else one.offsets, dtype=np.int64).reshape(-1, 2).T
-            found.append(
-                (np.array(one.ids, dtype=self._dtype), None if own is None else token_spans(begins, ends, own))
-            )
-        return found
-
-
-def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
-    """(r, 2) first token and number of tokens of each run of tokens, (n,) begins and ends, that the spans touch."""
-    learned = np.zeros(len(begins) + 2, dtype=np.int8)
-    for begin, end in spans:
-        learned[1:-1] |= (begins < end) & (np.maximum(ends, begins + 1) > begin)
-    edges = np.flatnonzero(np.diff(learned))
-    return np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1).astype(np.uint32).reshape(-1, 2)

@@ -2,7 +2,7 @@ import pytest
 from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
 
 from latentcache.encoders.text.chat import ChatRenderer
-from latentcache.encoders.text.tokenizer import SpecialTokens
+from latentcache.encoders.text.special import SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.records import Message, chat_record
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from made_tokenizers import byte_level, unigram
 from tokenizers import Tokenizer
 
-from latentcache.encoders.text.tokenizer import CLOSE, MARK, OPEN, SpecialTokens, guarded
+from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, guarded
 
 ADDED = [
     {"id": 7, "content": "<|end|>", "special": True},

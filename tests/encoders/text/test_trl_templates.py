@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from latentcache.encoders.text.chat import ChatRenderer
-from latentcache.encoders.text.tokenizer import SpecialTokens, TextTokenizer
+from latentcache.encoders.text.special import SpecialTokens
+from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure
 from latentcache.sources.records import CHAT, RecordFormat, map_record
