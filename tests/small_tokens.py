@@ -9,7 +9,7 @@ from damaged import damage_payload
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.sources.scan import SourceOptions
+from latentcache.sources.options import SourceOptions
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot

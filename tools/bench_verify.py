@@ -29,7 +29,8 @@ from synthetic_caches import CHANNELS, build_settings, made_cache, made_latents,
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import checksum
 from latentcache.pipeline.build import build_cache
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 from latentcache.verify.entries import Check, check_entries

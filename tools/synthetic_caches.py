@@ -24,8 +24,9 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import split_keys
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.sources.layouts.sets import ImageSet
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.layout import ImageSet
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import Item, pack_items

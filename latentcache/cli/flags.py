@@ -129,7 +129,7 @@ def as_command(name: str, command: Callable[..., Result]) -> Callable[..., int]:
         instead["requested"] = [one.parameter for one in options.values()]
         instead["requested"] += [_parameter("fields", names), _parameter("field", Kinds)]
     if "source" in own.parameters:
-        from latentcache.sources.scan import SourceOptions
+        from latentcache.sources.options import SourceOptions
 
         of_data = _options([("DATA", SourceOptions)])
         instead["source"] = [one.parameter for one in of_data.values()]

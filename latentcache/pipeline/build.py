@@ -36,7 +36,8 @@ from latentcache.pipeline.workers.results import EventLog, ReadColumns, RunResul
 from latentcache.pipeline.workers.scheduler import Run
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.known import with_contents, writable
-from latentcache.sources.scan import Listing, SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.garbage import mend_shards

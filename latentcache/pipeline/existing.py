@@ -14,8 +14,8 @@ from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoun
 from latentcache.fields.protocol import Cached, Described, FieldKind
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
-from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import read_json, write_json
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot, own_checksum

@@ -15,7 +15,8 @@ from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundEr
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.settings import beside
-from latentcache.sources.scan import Listing, SourceOptions
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import Listing
 from latentcache.store.atomic_io import make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths

@@ -27,7 +27,8 @@ from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.pipeline.workers.batching import attempt, too_large
-from latentcache.sources.scan import SourceOptions, listing_of, names_root
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import listing_of, names_root
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 _CHANGED = Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")

@@ -14,8 +14,8 @@ from latentcache.errors import python_words
 from latentcache.fields.registry import checked, settings_of
 from latentcache.pipeline.devices import devices_for
 from latentcache.plan.numbers import tolerated
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
-from latentcache.sources.scan import SourceOptions
 
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000

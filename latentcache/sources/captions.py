@@ -26,9 +26,10 @@ from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, fault, unused_lines
-from latentcache.sources.known import KnownFiles, Units, hash_rows, take_rows
-from latentcache.sources.layouts.sets import CaptionRule
+from latentcache.sources.known import KnownFiles, hash_rows, take_rows
+from latentcache.sources.layout import CaptionRule
 from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
+from latentcache.sources.units import Units
 
 #: Names of the caption in a JSON file beside an image, in order.
 JSON_NAMES = ("caption", "text", "prompt")

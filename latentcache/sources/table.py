@@ -27,7 +27,7 @@ from latentcache.sources.archives.members import opened
 from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
-from latentcache.sources.layouts.sets import CaptionRule, Layout
+from latentcache.sources.layout import CaptionRule, Layout
 from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
 from latentcache.sources.walk import is_inside
 

@@ -25,8 +25,8 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.key import equal_hashes
 from latentcache.sources.archives.members import places, sizes
 from latentcache.sources.causes import hint_for
-from latentcache.sources.images import repeats_of
 from latentcache.sources.known import above, hash_rows, match_names
+from latentcache.sources.readers.folder import repeats_of
 from latentcache.sources.scan import Listing
 from latentcache.verify.findings import HINTS, Finding
 

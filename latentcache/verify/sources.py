@@ -20,7 +20,8 @@ from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoun
 from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan, Group
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.compare import Compared, State, compare
 from latentcache.verify.entries import Check, View

@@ -5,7 +5,7 @@ from small_cache import SMALL, as_nobody, draw_four
 
 from latentcache.cli.app import main
 from latentcache.pipeline.existing import write_state
-from latentcache.sources.scan import SourceOptions
+from latentcache.sources.options import SourceOptions
 from latentcache.store.paths import CachePaths
 
 

@@ -19,7 +19,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.prompt_embeds import PromptSettings
-from latentcache.sources.scan import SourceOptions
+from latentcache.sources.options import SourceOptions
 
 COUNT = 40
 WORD = 0xFFFF_FFFF_FFFF_FFFF

@@ -5,7 +5,7 @@ import pytest
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.sources.scan import SourceOptions
+from latentcache.sources.options import SourceOptions
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 import pytest
 
 from latentcache.errors import UsageError
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.scan import scan
 
 
 def test_parsing():

@@ -14,8 +14,9 @@ from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.sources import record_scan
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_scan import RecordReader, Way
-from latentcache.sources.scan import SourceOptions, listing_of, scan
+from latentcache.sources.scan import listing_of, scan
 
 RECORDS = SourceOptions(kind="records")
 

@@ -12,7 +12,7 @@ import pytest
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.images import IMAGE_EXTENSIONS
+from latentcache.sources.readers.folder import IMAGE_EXTENSIONS
 from latentcache.sources.walk import Walk, in_order
 
 NOBODY = 65534

@@ -12,7 +12,8 @@ import pytest
 from latentcache.fields.protocol import FieldKind, FieldSpec, ReadSpec
 from latentcache.fields.registry import field_kind
 from latentcache.identity.content import json_hash
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths

@@ -15,7 +15,8 @@ from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
 from latentcache.sources.causes import fault
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 from latentcache.verify.compare import State, compare
 
 IMAGES, RECORDS = SourceOptions(kind="images"), SourceOptions(kind="records")

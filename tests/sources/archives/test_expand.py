@@ -9,7 +9,8 @@ from made_archives import as_tars, png, some_images, write_tar
 
 from latentcache.identity import stat as stat_rule
 from latentcache.sources.archives.entries import Archives
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 
 
 def test_only_archives_that_changed_are_opened(tmp_path, monkeypatch):

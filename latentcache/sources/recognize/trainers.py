@@ -30,9 +30,9 @@ from typing import Any
 from latentcache.errors import SourceError, UnusableSampleError, count_of
 from latentcache.fields.captions import BETWEEN
 from latentcache.sources.captions import read_caption
-from latentcache.sources.layouts.config import Config, Pair, Trainer, joined, of_set, partners
-from latentcache.sources.layouts.partners import INPUTS
-from latentcache.sources.layouts.sets import CAPTION_OPTIONS, CaptionRule, Layout
+from latentcache.sources.layout import CAPTION_OPTIONS, CaptionRule, Layout
+from latentcache.sources.partners import INPUTS
+from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, of_set, partners
 
 _SIMPLE = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_strategy", "instance_prompt",
            "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",

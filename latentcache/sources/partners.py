@@ -16,7 +16,7 @@ from pathlib import Path
 from latentcache.errors import UsageError
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import counted
-from latentcache.sources.layouts.sets import CONTROL_ENDING, MASK_ENDING, ImageSet, Layout
+from latentcache.sources.layout import CONTROL_ENDING, MASK_ENDING, ImageSet, Layout
 
 #: Word of ``--masks`` for the transparency of each image, and word that turns masks or control images off.
 ALPHA, NONE = "alpha", "none"

@@ -18,17 +18,16 @@ from pathlib import Path
 from latentcache.errors import SourceError, TableError, UnusableSampleError, count_of
 from latentcache.sources.archives.entries import shows_images
 from latentcache.sources.archives.tars import ARROW, PACKED, PARQUET, TAR, kind_of_archive
-from latentcache.sources.corpus import (
+from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
+from latentcache.sources.recognize.records import (
     DICT_NAME,
     INFO_NAME,
-    SPLITS,
     STATE_NAME,
     is_saved,
     saved_files,
     saved_splits,
-    splits_of,
 )
-from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout, unfit
+from latentcache.sources.splits import SPLITS, splits_of
 from latentcache.sources.walk import TABLE_NAMES, Tree
 
 TABLES_WORD = "imagefolder"

@@ -29,21 +29,12 @@ from latentcache.sources.archives.members import SPAN, sizes
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import counted, rejected
-from latentcache.sources.known import (
-    KnownFiles,
-    Scan,
-    ScanResult,
-    Units,
-    hash_rows,
-    is_range,
-    match_names,
-    take_rows,
-    with_hashes,
-)
-from latentcache.sources.layouts.kohya import balanced
-from latentcache.sources.layouts.partners import ENDINGS, Partners
-from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
+from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
+from latentcache.sources.layout import CaptionRule, ImageSet, Layout
+from latentcache.sources.partners import ENDINGS, Partners
+from latentcache.sources.recognize.kohya import balanced
 from latentcache.sources.table import TableImages, listed_images
+from latentcache.sources.units import Scan, ScanResult, Units
 from latentcache.sources.walk import (
     CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,

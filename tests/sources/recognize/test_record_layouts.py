@@ -6,9 +6,11 @@ import sys
 import pytest
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
-from latentcache.sources import corpus
-from latentcache.sources.corpus import is_saved, read_dataset_info, saved_files, splits_of
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.recognize import records
+from latentcache.sources.recognize.records import is_saved, read_dataset_info, saved_files
+from latentcache.sources.scan import scan
+from latentcache.sources.splits import splits_of
 
 ONE = '{"text": "one"}\n'
 
@@ -154,7 +156,7 @@ def test_an_empty_folder(tmp_path):
 
 def test_pyarrow_that_is_not_installed_is_an_error_with_the_command(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr(corpus, "find_spec", lambda name: None)
+    monkeypatch.setattr(records, "find_spec", lambda name: None)
     with pytest.raises(SourceError) as caught:
         records_of(tmp_path)
     assert (caught.value.slug, caught.value.fix) == ("extra-missing", "pip install 'latentcache[hf]'")

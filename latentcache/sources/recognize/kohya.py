@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import count_of
-from latentcache.sources.layouts.config import Config, Trainer, joined, of_set, partners
-from latentcache.sources.layouts.partners import ALPHA
-from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
+from latentcache.sources.layout import CaptionRule, ImageSet, Layout
+from latentcache.sources.partners import ALPHA
+from latentcache.sources.recognize.config import Config, Trainer, joined, of_set, partners
 from latentcache.sources.walk import Folder, Tree
 
 WORD = "kohya"

@@ -15,10 +15,9 @@ another kind of training are rejected by name.
 from __future__ import annotations
 
 import os
-import re
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,16 +25,16 @@ from typing import Any
 
 from latentcache.errors import (
     EmptySourceError,
-    SourceAmbiguousError,
     SourceError,
     SourceNotFoundError,
     UsageError,
 )
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import counted, hint_for, rejected
+from latentcache.sources.causes import hint_for, rejected
 from latentcache.sources.reading import listed, read_document, shown
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
+from latentcache.sources.splits import for_training, missing_shards, splits_of, which_split
 from latentcache.sources.walk import Walk, extension_of
 
 INFO_NAME = "dataset_info.json"
@@ -47,16 +46,6 @@ _TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_ta
 _SERVERS = ("hf_hub_url", "ms_hub_url", "om_hub_url", "cloud_file_name")
 _MEDIA = ("images", "videos", "audios")
 _PREFERENCE = ("chosen", "rejected", "kto_tag")
-TRAIN = "train"
-#: Names of folders and files -> split (huggingface/datasets ``data_files.py``, ``SPLIT_KEYWORDS``).
-SPLITS = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-_SHARD = re.compile(r"(?:.*[-_./])?([A-Za-z0-9]+)-[0-9]{5}-of-[0-9]{5}\.[a-z]+")
-_SERIES = re.compile(r"(.*-)([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
-_KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])", re.IGNORECASE)
 #: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
@@ -261,57 +250,6 @@ def read_dataset_info(
             detail = f"{INFO_NAME}: {name}: num_samples is {shown(entry['num_samples'])}"
             notes.append(rejected(name, "all-samples", detail))
     return datasets, bad, notes
-
-
-def splits_of(names: Sequence[str]) -> list[str]:
-    """Split of each file as ``datasets`` finds it; empty: none.
-
-    If all are named ``train-00000-of-00001.parquet``, by that; else by words in the folders; else in the file names.
-    """
-    shards = [_SHARD.fullmatch(name) for name in names]
-    if all(shards):
-        return [match[1] for match in shards if match]
-    for part in (0, 2):
-        found = [_KEYWORD.findall(name.rpartition("/")[part]) for name in names]
-        if any(found):
-            return [SPLITS[words[-1].lower()] if words else "" for words in found]
-    return [""] * len(names)
-
-
-def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
-    """One note for each series, such as ``train-00000-of-00003.parquet``, of which files are not there."""
-    there = defaultdict[tuple[str, str, str], set[int]](set)
-    for match in filter(None, map(_SERIES.fullmatch, names)):
-        there[match[1], match[3], match[4]].add(int(match[2]))
-    for (start, count, end), numbers in there.items():
-        if lost := sorted({*range(int(count))} - numbers):
-            yield counted(f"{start}{lost[0]:05}-of-{count}{end}", "shard-missing", len(lost), "shards are not there")
-
-
-def for_training(splits: Sequence[str]) -> list[str]:
-    """The same splits; if there are several, what names none is for training."""
-    return [one or TRAIN for one in splits] if len({*splits}) > 1 else [*splits]
-
-
-def which_split(root: Path, splits: Sequence[str], given: str) -> str:
-    """The split to read: the given one, else ``train``, else the only one. Raises an error if there is none."""
-    if given and given not in splits:
-        good = max(splits, key=lambda one: one == TRAIN, default="")
-        raise UsageError(
-            f"--split={shlex.quote(given)}: DATA has no such split",
-            where=str(root),
-            why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
-            fix=f"--split={shlex.quote(good)}" if good else "leave --split out",
-        )
-    chosen = given or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
-    if chosen not in splits:
-        raise SourceAmbiguousError(
-            f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
-            where=str(root),
-            why="one split is read",
-            fix=f"name it: --split={shlex.quote(splits[0])}",
-        )
-    return chosen
 
 
 def is_dataset_info(folder: Path) -> bool:

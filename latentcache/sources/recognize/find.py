@@ -11,12 +11,13 @@ from pathlib import Path
 
 from latentcache.errors import LatentcacheError, SourceAmbiguousError, SourceError, UsageError
 from latentcache.sources.archives.tars import kind_of_archive
-from latentcache.sources.corpus import is_records
-from latentcache.sources.layouts import hub, kohya
-from latentcache.sources.layouts.config import MAX_BYTES, Config, Trainer, read_config
-from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, choose_split, unfit
-from latentcache.sources.layouts.trainers import ONETRAINER, OWN, SIMPLETUNER
+from latentcache.sources.layout import FOLDER, ImageSet, Layout, unfit
 from latentcache.sources.reading import open_source
+from latentcache.sources.recognize import hub, kohya
+from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
+from latentcache.sources.recognize.records import is_records
+from latentcache.sources.recognize.trainers import ONETRAINER, OWN, SIMPLETUNER
+from latentcache.sources.splits import choose_split
 from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Tree, Walk
 
 

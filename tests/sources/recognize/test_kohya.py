@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from made_folders import notes, put, rows
 
 from latentcache.errors import SourceAmbiguousError, SourceError
-from latentcache.sources.layouts.kohya import balanced
-from latentcache.sources.layouts.sets import ImageSet
+from latentcache.sources.layout import ImageSet
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.recognize.kohya import balanced
+from latentcache.sources.scan import scan
 
 
 def test_repeats_class_words_and_first_lines(tmp_path):

@@ -8,12 +8,10 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import UsageError, count_of
+from latentcache.errors import UsageError
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.causes import rejected
-from latentcache.sources.corpus import for_training, which_split
 from latentcache.sources.walk import CAPTION_EXTENSIONS
 from latentcache.value import Value
 
@@ -203,28 +201,6 @@ class Layout(Value):
             if folder.rpartition("/")[2] == _MADE_CONTROLS:
                 return "control"
         return ""
-
-
-def choose_split(layout: Layout, split: str) -> Layout:
-    """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted."""
-    splits = for_training([one.split for one in layout.sets])
-    if not split and len({*splits}) < 2:
-        return layout
-    chosen = which_split(layout.root, splits, split)
-    pairs, notes = list(zip(layout.sets, splits, strict=True)), list(layout.notes)
-    others = [(one, its) for one, its in pairs if its != chosen]
-    for one, its in others:
-        name = min(one.files) if one.files else one.captions.table or one.folder
-        what = count_of(len(one.files), "file") if one.files else one.label
-        words = f"{what} of the split {its}; {chosen} is read"
-        notes.append(rejected(name, "split-unused", words, count=max(1, len(one.files))))
-    return replace(
-        layout,
-        sets=tuple(one for one, its in pairs if its == chosen),
-        used=layout.used.union(*({one.captions.table} - {""} | one.files for one, _ in others)),
-        unread=frozenset(one.folder for one, _ in others if not one.archives),
-        notes=tuple(notes),
-    )
 
 
 def unfit(data: Path, word: str, why: str) -> UsageError:

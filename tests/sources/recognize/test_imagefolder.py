@@ -4,7 +4,8 @@ import pytest
 from made_folders import notes, put
 
 from latentcache.errors import TableError
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 
 
 def rows(found):

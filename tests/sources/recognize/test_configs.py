@@ -6,7 +6,8 @@ import pytest
 from made_folders import notes, put, rows
 
 from latentcache.errors import SourceError, SourceNotFoundError, UsageError
-from latentcache.sources.scan import SourceOptions, scan
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.scan import scan
 
 KOHYA = """
 [general]

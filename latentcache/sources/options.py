@@ -1,0 +1,87 @@
+"""What a user says about DATA: the options of reading it, kept by the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import field, fields, replace
+from functools import partial
+from typing import Any
+
+from latentcache.errors import UsageError
+from latentcache.fields.protocol import setting
+from latentcache.sources.layout import CAPTION_OPTIONS, Layout
+from latentcache.sources.part import Part
+from latentcache.sources.partners import paired_with
+from latentcache.value import Value, typed_parts
+
+_NO_OPTION = {"flag": None}
+_text = partial(setting, default="")
+
+
+class SourceOptions(Value):
+    """Options of reading DATA, most of them options of the command line. The manifest keeps them."""
+
+    kind: str = field(default="", metadata=_NO_OPTION)
+    """``images`` or ``records``; empty: decided by DATA."""
+    datasets: tuple[str, ...] = setting(
+        "Source in a dataset_info.json. Repeatable. [default: all]", flag="--dataset", metavar="NAME", default=()
+    )
+    text_lines: bool = setting("Treat each line of a text file as a document.", default=False)
+    part: Part | None = field(default=None, metadata=_NO_OPTION)
+    layout: str = _text(
+        "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]", metavar="WORD"
+    )
+    caption_ext: str = _text("Extension of caption files. [default: .txt, then .caption, then .json]", metavar="EXT")
+    default_caption: str | None = setting("Caption of images without one; may be empty. [default: they have none]")
+    caption_prefix: str = _text("Put TEXT before every caption.")
+    caption_suffix: str = _text("Put TEXT behind every caption.")
+    masks: str = _text(
+        "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]", metavar="FOLDER"
+    )
+    controls: tuple[str, ...] = setting(
+        "Folder of control images in DATA, or 'none'. Repeatable. [default: found]", metavar="FOLDER", default=()
+    )
+    caption_lines: str = _text(
+        "Use the first line of a caption, or each line as a caption. [default: as the layout]", metavar="first|all"
+    )
+    repeats: bool | None = setting("Serve a sample as often per epoch as DATA says, or once. [default: repeats]")
+    split: str = _text("Split to read, if DATA has several. [default: train]", metavar="NAME")
+    image_column: str = _text(
+        "Column of images, or the end of their names in tars. [default: the only one]", metavar="NAME"
+    )
+    caption_column: str = _text(
+        "Column of captions, or their JSON key in tars. [default: the only one]", metavar="NAME"
+    )
+    videos: bool = field(default=False, metadata=_NO_OPTION)
+    """True: files of videos are samples, as images are; False: they are counted in a note."""
+
+    def __post_init__(self) -> None:
+        if self.caption_lines not in ("", "first", "all"):
+            raise UsageError(f"--caption-lines={self.caption_lines}: unknown value", fix="--caption-lines=first|all")
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values of what differs from the defaults."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        given |= {name: list(value) for name, value in given.items() if isinstance(value, tuple)}
+        return given | ({"part": str(self.part)} if self.part else {})
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of masks and control images."""
+        return (self.masks, *self.controls)
+
+    def applied(self, layout: Layout, recorded: Collection[str]) -> tuple[Layout, SourceOptions]:
+        """A layout with what is said here, and the options with folders named from its root, as ``paired_with``."""
+        given = {name: getattr(self, name) for name in CAPTION_OPTIONS}
+        sets = tuple(replace(one, captions=one.captions.with_options(given)) for one in layout.sets)
+        if self.repeats is False:
+            sets = tuple(replace(one, repeats=1, balance="") for one in sets)
+        folders = {"masks": (self.masks,), "controls": self.controls}
+        layout, named = paired_with(replace(layout, sets=sets), folders, recorded)
+        return layout, replace(self, masks="".join(named["masks"]), controls=named["controls"])
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
+        """Inverse of :meth:`as_json`; raises TypeError for an unknown name."""
+        part = {"part": Part.parse(data["part"])} if "part" in data else {}
+        return cls(**typed_parts(cls, {**data, **part}))

@@ -1,0 +1,1 @@
+"""Readers: each turns a set into samples, rejections and notes."""

@@ -1,0 +1,99 @@
+"""Splits of a data set: which split a file belongs to, which one is read, and what is left out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from latentcache.errors import SourceAmbiguousError, UsageError, count_of
+from latentcache.fields.table import Rejected
+from latentcache.sources.causes import counted, rejected
+from latentcache.sources.layout import Layout
+
+TRAIN = "train"
+#: Names of folders and files -> split (huggingface/datasets ``data_files.py``, ``SPLIT_KEYWORDS``).
+SPLITS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_SHARD = re.compile(r"(?:.*[-_./])?([A-Za-z0-9]+)-[0-9]{5}-of-[0-9]{5}\.[a-z]+")
+_SERIES = re.compile(r"(.*-)([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
+_KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])", re.IGNORECASE)
+
+
+def splits_of(names: Sequence[str]) -> list[str]:
+    """Split of each file as ``datasets`` finds it; empty: none.
+
+    If all are named ``train-00000-of-00001.parquet``, by that; else by words in the folders; else in the file names.
+    """
+    shards = [_SHARD.fullmatch(name) for name in names]
+    if all(shards):
+        return [match[1] for match in shards if match]
+    for part in (0, 2):
+        found = [_KEYWORD.findall(name.rpartition("/")[part]) for name in names]
+        if any(found):
+            return [SPLITS[words[-1].lower()] if words else "" for words in found]
+    return [""] * len(names)
+
+
+def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
+    """One note for each series, such as ``train-00000-of-00003.parquet``, of which files are not there."""
+    there = defaultdict[tuple[str, str, str], set[int]](set)
+    for match in filter(None, map(_SERIES.fullmatch, names)):
+        there[match[1], match[3], match[4]].add(int(match[2]))
+    for (start, count, end), numbers in there.items():
+        if lost := sorted({*range(int(count))} - numbers):
+            yield counted(f"{start}{lost[0]:05}-of-{count}{end}", "shard-missing", len(lost), "shards are not there")
+
+
+def for_training(splits: Sequence[str]) -> list[str]:
+    """The same splits; if there are several, what names none is for training."""
+    return [one or TRAIN for one in splits] if len({*splits}) > 1 else [*splits]
+
+
+def which_split(root: Path, splits: Sequence[str], given: str) -> str:
+    """The split to read: the given one, else ``train``, else the only one. Raises an error if there is none."""
+    if given and given not in splits:
+        good = max(splits, key=lambda one: one == TRAIN, default="")
+        raise UsageError(
+            f"--split={shlex.quote(given)}: DATA has no such split",
+            where=str(root),
+            why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
+            fix=f"--split={shlex.quote(good)}" if good else "leave --split out",
+        )
+    chosen = given or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
+    if chosen not in splits:
+        raise SourceAmbiguousError(
+            f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
+            where=str(root),
+            why="one split is read",
+            fix=f"name it: --split={shlex.quote(splits[0])}",
+        )
+    return chosen
+
+
+def choose_split(layout: Layout, split: str) -> Layout:
+    """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted."""
+    splits = for_training([one.split for one in layout.sets])
+    if not split and len({*splits}) < 2:
+        return layout
+    chosen = which_split(layout.root, splits, split)
+    pairs, notes = list(zip(layout.sets, splits, strict=True)), list(layout.notes)
+    others = [(one, its) for one, its in pairs if its != chosen]
+    for one, its in others:
+        name = min(one.files) if one.files else one.captions.table or one.folder
+        what = count_of(len(one.files), "file") if one.files else one.label
+        words = f"{what} of the split {its}; {chosen} is read"
+        notes.append(rejected(name, "split-unused", words, count=max(1, len(one.files))))
+    return replace(
+        layout,
+        sets=tuple(one for one, its in pairs if its == chosen),
+        used=layout.used.union(*({one.captions.table} - {""} | one.files for one, _ in others)),
+        unread=frozenset(one.folder for one, _ in others if not one.archives),
+        notes=tuple(notes),
+    )
