@@ -312,6 +312,7 @@ class _Build:
             total=work.inputs,
             total_cost=work.cost,
             items=len(work.todo),
+            good=work.good_jobs(self.listing),
             events=self.events,
             warm=self.warm,
             failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,

@@ -148,6 +148,12 @@ class FieldWork:
         before = self.before
         return 0 if before is None or before.recipe_id == self.recipe.recipe_id else before.entries
 
+    def good_jobs(self, listing: Listing) -> Iterator[Job]:
+        """One job of the plan whose items are committed; nothing is read before it is asked for."""
+        item = np.flatnonzero(self.place >= 0)[:1]
+        cost = self.costs.max(initial=1)
+        yield from replace(self, todo=item, costs=np.full(len(item), cost, dtype=np.int64)).jobs(listing)
+
     def jobs(self, listing: Listing) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""
         samples, sample = listing.samples, self.plan.sample[self.todo]

@@ -2,9 +2,9 @@
 
 A unit is queued, leased or done. Units are cut in the order of the plan. They do not depend on the number of workers,
 nor do item keys, item bytes and blocks. If a worker dies, each job that it had begun is tried again alone, on an idle
-worker. A job is rejected only if it failed alone, twice, on fresh workers. After three deaths in a row a
-job that has succeeded before is tried. Six in a row end the build, and nothing is published. So a dead device or
-another program's memory never rejects good samples.
+worker. A job is rejected only if it ended two fresh workers alone, and the second one had just encoded a job that is
+known to be good. Six deaths in a row end the build, and nothing is published. So a dead device or another program's
+memory never rejects good samples. A device whose workers die rests before the next one starts.
 
 Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
 hand. The build computes nothing here, so it takes signals at once.
@@ -12,6 +12,7 @@ hand. The build computes nothing here, so it takes signals at once.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import time
@@ -51,8 +52,8 @@ from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 _TICK_S = 0.1
 #: Deaths in a row after which a known-good job is tried, and that end the build.
 _PROBE_AFTER, _MOST_DEATHS = 3, 6
-#: Deaths alone on fresh workers that reject a job.
-_DEATHS = 2
+#: Seconds that a device rests after its second death in a row, doubled after each further one, and at most.
+_REST_S, _MOST_REST_S = 0.25, 60.0
 #: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
 _UNITS, _SMALLEST = 64, 8
 #: Keys of a dead worker's last reports that are sent with each of its jobs to the next worker.
@@ -75,21 +76,41 @@ class _Unit:
     """A job that has succeeded before; its result is dropped."""
     deaths: int = 0
     """Fresh workers that it has ended, alone."""
+    suspected: float = math.inf
+    """Time of the first of these deaths."""
     unmade: int = 0
     """Jobs that its worker has not encoded yet."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Slot:
+    """A device, which has one worker at a time."""
+
+    device: Device
+    started: bool = False
+    deaths: int = 0
+    """Workers that died since one of them encoded a job."""
+    rests_until: float = 0.0
+
+    def rest(self) -> None:
+        """Note a death; from the second one in a row on, the next start waits."""
+        self.deaths += 1
+        if self.deaths > 1:
+            self.rests_until = time.monotonic() + min(_REST_S * 2.0 ** min(self.deaths - 2, 10), _MOST_REST_S)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Worker:
     """A worker that runs."""
 
-    slot: int
-    """Position of its device."""
+    slot: _Slot
     handle: WorkerHandle
     shard: str
     watchdog: Watchdog
     fresh: bool
-    """True for a new process that has not encoded a unit yet."""
+    """True for a new process that has encoded nothing but jobs that are known to be good."""
+    succeeded: float = -math.inf
+    """Time of its last success."""
     leases: dict[int, _Unit] = field(default_factory=dict)
     reported: list[bytes] = field(default_factory=list)
     """Item keys of its commits."""
@@ -133,7 +154,8 @@ class Run:
     """Makes the items of the jobs of one field.
 
     Device, memory and threads of the ``task`` are those of all workers together; ``jobs`` are taken as workers have
-    room. A run that is asked to ``stop`` returns with everything committed that workers had.
+    room. ``good`` are jobs whose items are committed: one is encoded again if no other job has succeeded. A run that
+    is asked to ``stop`` returns with everything committed that workers had.
     """
 
     def __init__(
@@ -144,6 +166,7 @@ class Run:
         total: int,
         total_cost: int,
         items: int | None = None,
+        good: Iterable[Job] = (),
         stop: StopSignal,
         warm: WarmWorker,
         events: EventLog | None = None,
@@ -156,10 +179,10 @@ class Run:
         on_cpu = self._kind.device == "cpu"
         self._processes = worker_count(task, self._kind, total_cost)
         count = max(self._processes, 1)
-        if on_cpu:
-            self._devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
-        else:
-            self._devices = devices_for(task.device, needs_torch=task.needs_torch)
+        devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
+        if not on_cpu:
+            devices = devices_for(task.device, needs_torch=task.needs_torch)
+        self._slots = [_Slot(device=device) for device in devices]
         self._budget = task.host_memory or default_budget()
         self._limit = self._budget if on_cpu else max(self._budget, host_memory())
         """Bytes that one job may take: the budget if the memory of workers is limited, else that of the machine."""
@@ -173,9 +196,7 @@ class Run:
         batch, threads = task.batch_size or self._kind.work.batch_items, self._task.decode_threads or 1
         self._low_water = max(min(2 * max(batch, threads), -(-total // count)), 1)
         """A worker with fewer jobs to encode gets the next unit."""
-        self._workers: dict[int, _Worker] = {}
-        """By position of their device."""
-        self._started: set[int] = set()
+        self._workers: list[_Worker] = []
         self._fresh = self._units(jobs, total)
         self._ahead: deque[_Unit] = deque()
         """Units to lease before fresh ones."""
@@ -183,6 +204,7 @@ class Run:
         """Jobs under suspicion."""
         self._good: tuple[int, Job] | None = None
         """A job that has succeeded."""
+        self._committed_before = iter(good)
         self._number = self._streak = 0
         self._deadline, self._looked_at = deadline_s(), time.monotonic()
         self._selector = selectors.DefaultSelector()
@@ -230,36 +252,40 @@ class Run:
 
     def _waiting(self) -> int:
         """Units that no worker has; one for each device is looked for."""
-        self._fill(len(self._devices))
+        self._fill(len(self._slots))
         return len(self._ahead) + len(self._trials) + (self._probe() is not None)
 
     def _probe(self) -> _Unit | None:
-        """A job that has succeeded before, if it is time to see that workers still work."""
-        probing = any(unit.probe for worker in self._workers.values() for unit in worker.leases.values())
-        if self._good is None or self._streak < _PROBE_AFTER or probing:
-            return None
-        return _Unit(jobs=dict([self._good]), probe=True)
+        """A job that is known to be good, if it is time to see that workers still work."""
+        probing = any(unit.probe for worker in self._workers for unit in worker.leases.values())
+        return None if self._streak < _PROBE_AFTER or probing else self._known_good()
+
+    def _known_good(self) -> _Unit | None:
+        if self._good is None:
+            self._good = next(((-1, job) for job in self._committed_before), None)
+        return None if self._good is None else _Unit(jobs=dict([self._good]), probe=True)
 
     def _start(self) -> None:
         """A worker for each free device, while there is work for it. A thread is started once only."""
-        idle = sum(not worker.leases and not worker.ending for worker in self._workers.values())
-        free = [slot for slot in range(len(self._devices)) if slot not in self._workers]
+        idle = sum(not worker.leases and not worker.ending for worker in self._workers)
+        taken, now = [worker.slot for worker in self._workers], time.monotonic()
+        free = [slot for slot in self._slots if slot not in taken and slot.rests_until <= now]
         for slot in free[: max(self._waiting() - idle, 0)]:
-            device, again, kept = self._devices[slot], slot in self._started, None
-            if not again:
+            device, kept = slot.device, None
+            if not slot.started:
                 kept = self._warm.take(device) if self._processes else WorkerThread()
-            handle = kept or WorkerProcess(device.variables, lock=self._warm.lock_fd, again=again)
+            handle = kept or WorkerProcess(device.variables, lock=self._warm.lock_fd, again=slot.started)
             shard = os.urandom(8).hex()
             handle.open(replace(self._task, shard=shard, device=device.name))
             watchdog = Watchdog(self._deadline, on_cpu=device.name == "cpu" or handle.is_thread)
             worker = _Worker(slot=slot, handle=handle, shard=shard, watchdog=watchdog, fresh=kept is None)
-            self._workers[slot] = worker
+            self._workers.append(worker)
             self._selector.register(handle.channel, selectors.EVENT_READ, worker)
-            self._started.add(slot)
+            slot.started = True
 
     def _lease(self) -> None:
         """Units for workers that run low; the end for all if there is nothing that could come back."""
-        workers = [worker for worker in self._workers.values() if not worker.ending]
+        workers = [worker for worker in self._workers if not worker.ending]
         for worker in workers:
             while (unit := self._next(worker)) is not None:
                 if self._task.bounded and isinstance(worker.handle, WorkerProcess):
@@ -268,7 +294,7 @@ class Run:
                 self._number += 1
                 worker.leases[self._number], unit.unmade = unit, len(unit.jobs)
                 worker.handle.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
-        if not self._waiting() and not any(worker.leases for worker in self._workers.values()):
+        if not self._waiting() and not any(worker.leases for worker in self._workers):
             for worker in workers:
                 worker.ending = True
                 worker.handle.stop()
@@ -286,7 +312,11 @@ class Run:
         self._fill(1)
         if self._ahead and not early:
             return self._ahead.popleft()
-        return self._trials.popleft() if self._trials and not leases else None
+        if not self._trials or leases:
+            return None
+        unproven = self._trials[0].deaths and worker.succeeded <= self._trials[0].suspected
+        probe = self._known_good() if unproven else None
+        return probe or self._trials.popleft()
 
     # -- listening
 
@@ -296,7 +326,7 @@ class Run:
             self._take(worker)
             if worker.handle.channel.ended or worker.last:
                 self._ended(worker)
-        for worker in self._workers.values():
+        for worker in self._workers:
             worker.handle.channel.flush()
 
     def _take(self, worker: _Worker) -> None:
@@ -305,12 +335,13 @@ class Run:
             if message["kind"] == "committed":
                 self._committed(worker, message)
             elif message["kind"] == "made":
-                worker.fresh = False
-                if (unit := worker.leases.get(message["unit"])) is not None:
+                unit = worker.leases.get(message["unit"])
+                worker.fresh = worker.fresh and unit is not None and unit.probe
+                if unit is not None:
                     unit.unmade = 0
                     if unit.probe:
                         del worker.leases[message["unit"]]
-                        self._streak = 0
+                        self._succeeded(worker)
             elif message["kind"] == "warning":
                 self._warn(message["text"] + self._on(worker))
             else:
@@ -328,12 +359,17 @@ class Run:
             self._streak = 0
         if good and message["encoded"] and good[-1] in settled:
             self._good = (good[-1], settled[good[-1]])
+            self._succeeded(worker)
+
+    def _succeeded(self, worker: _Worker) -> None:
+        self._streak = worker.slot.deaths = 0
+        worker.succeeded = time.monotonic()
 
     def _look(self) -> None:
         """Kill workers that do not move."""
         now = time.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
-        for worker in self._workers.values():
+        for worker in self._workers:
             board = worker.handle.board
             worker.stuck = worker.stuck or worker.watchdog.stuck(board.beats, board.steps(), elapsed)
             if worker.stuck:
@@ -352,7 +388,7 @@ class Run:
         match error:
             case DeviceMemoryError():
                 raise error
-            case DeviceError() if any(one.opened for one in (worker, *self._workers.values())):
+            case DeviceError() if any(one.opened for one in (worker, *self._workers)):
                 cause, begun = f"lost its device ({': '.join(filter(None, (error.what, error.why)))})", {}
             case MemoryError():
                 cause = "ran out of memory (MemoryError)"
@@ -363,13 +399,9 @@ class Run:
     def _died(self, worker: _Worker, begun: Mapping[int, int], known: bytes, *, cause: str) -> None:
         """Give out the jobs of a dead worker again; those that it was in the middle of each alone."""
         self._streak += 1
+        worker.slot.rest()
         if self._streak >= _MOST_DEATHS:
-            dead = WorkerError(
-                "worker processes keep dying",
-                where=self._devices[worker.slot].label,
-                why=f"the last one {cause}; {_MOST_DEATHS} died in a row, so no sample is to blame",
-            )
-            raise worker.error if isinstance(worker.error, DeviceError) else dead
+            raise worker.error if isinstance(worker.error, DeviceError) else self._dead(worker, cause)
         for unit in worker.leases.values():
             if unit.probe:
                 continue
@@ -378,14 +410,28 @@ class Run:
                 (self._trials if unit.alone else self._ahead).appendleft(replace(unit, jobs=rest, known=known))
             for number in [one for one in unit.jobs if one in begun]:
                 one = replace(unit, jobs={number: unit.jobs[number]}, known=known, alone=True)
-                if not unit.alone:
-                    self._trials.append(one)
-                elif (deaths := unit.deaths + worker.fresh) < _DEATHS:
-                    self._trials.appendleft(replace(one, deaths=deaths))
-                else:
+                if unit.alone and worker.fresh and unit.deaths and worker.succeeded > unit.suspected:
                     self._quarantine(unit.jobs[number], cause, encoding=begun[number] == ENCODING)
+                    continue
+                if unit.alone and worker.fresh and not unit.deaths:
+                    one = replace(one, deaths=1, suspected=time.monotonic())
+                self._trials.append(one)
         if worker.leases and not worker.alone:
             self._warn(f"a worker process {cause}{self._on(worker)}; its samples are given out again")
+
+    def _dead(self, worker: _Worker, cause: str) -> WorkerError:
+        """The error of too many deaths in a row."""
+        names = [job.name for unit in worker.leases.values() if unit.alone for job in unit.jobs.values()]
+        why, fix = "so no sample is to blame", ""
+        if self._good is None and names:
+            why = f"the last one with {names[0]} alone, and there is no other sample to compare with"
+            fix = f"remove {names[0]}, or add samples and build again"
+        return WorkerError(
+            "worker processes keep dying",
+            where=worker.slot.device.label,
+            why=f"the last one {cause}; {_MOST_DEATHS} died in a row, {why}",
+            fix=fix,
+        )
 
     def _quarantine(self, job: Job, cause: str, *, encoding: bool) -> None:
         """Reject a job that ends its workers; ``cause`` says how, with their last line on stderr."""
@@ -426,14 +472,14 @@ class Run:
     def _shut_down(self) -> LatentcacheError | None:
         """Have every worker commit its batches, or be killed; gives what went wrong but replaces no earlier error."""
         late: LatentcacheError | None = None
-        for worker in self._workers.values():
+        for worker in self._workers:
             worker.handle.stop()
         began = time.monotonic()
         while self._workers:
             is_late = time.monotonic() - began >= self._stop.patience_s
             if not is_late:
                 self._selector.select(_TICK_S)
-            for worker in list(self._workers.values()):
+            for worker in list(self._workers):
                 if is_late:
                     worker.handle.kill()
                 worker.handle.channel.flush()
@@ -451,16 +497,16 @@ class Run:
 
     def _disconnect(self, worker: _Worker) -> str:
         """Disconnect a worker; gives how it ended. One that can go on is kept for the next field."""
-        del self._workers[worker.slot]
+        self._workers.remove(worker)
         handle = worker.handle
         self._selector.unregister(handle.channel)
         if not isinstance(handle, WorkerThread) and worker.last:
             if worker.error is None and not worker.leases and not self._task.bounded:
-                self._warm.keep(self._devices[worker.slot], handle)
+                self._warm.keep(worker.slot.device, handle)
                 return ""
             handle.kill()
         handle.channel.close()
         return handle.ended()
 
     def _on(self, worker: _Worker) -> str:
-        return f" on {self._devices[worker.slot].label}" if len(self._devices) > 1 else ""
+        return f" on {worker.slot.device.label}" if len(self._slots) > 1 else ""

@@ -75,7 +75,7 @@ class Toy:
     def run(self, texts: list[str] | list[Job], **changes: Any) -> RunResult:
         jobs = self.jobs(texts) if texts and isinstance(texts[0], str) else list(texts)
         advanced = changes.pop("progress", lambda progress: None)
-        given = {name: changes.pop(name) for name in ("events", "warm") if name in changes}
+        given = {name: changes.pop(name) for name in ("events", "warm", "good") if name in changes}
         given |= {"total": len(jobs), "total_cost": sum(job.cost for job in jobs), "warn": self.warnings.append}
         with WarmWorker() as warm:
             return Run(self.task(**changes), iter(jobs), stop=self.stop, **{"warm": warm, **given}).run(advanced)

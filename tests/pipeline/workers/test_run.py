@@ -121,6 +121,32 @@ def test_a_dead_encoder_quarantines_no_good_samples(toy):
         toy.run([f"w{number} crash-encode" for number in range(24)])
 
 
+@pytest.mark.parametrize("deaths", range(1, 6))
+def test_trouble_that_ends_rejects_no_good_sample(squares, deaths):
+    """Each worker dies that encodes anything meanwhile, as if another program took the memory."""
+    result = squares.run(TEXTS[:17], producer={"dead": 32, "trouble": deaths})
+    assert (result.failed, settled_samples(result), result.progress.restarts) == ([], list(range(17)), deaths)
+
+
+def test_a_poison_sample_alone_in_a_run_is_compared_with_committed_work(squares):
+    squares.run(["good"])
+    result = squares.run(squares.jobs(["good", "bad crash-encode"])[1:], good=squares.jobs(["good"]))
+    assert [failure.reason for _, failure in result.failed] == ["encoder-crash"]
+    assert squares.times("encode", "good") == 4, "two variants, once more as the proof"
+    with pytest.raises(WorkerError, match="keep dying") as caught:
+        squares.run(["bad crash-encode"])
+    assert "bad crash-encode alone, and there is no other sample" in caught.value.why
+    assert "remove bad crash-encode" in caught.value.fix
+
+
+def test_a_device_whose_workers_die_at_once_rests(squares):
+    """Of two devices one never works."""
+    texts = [f"{text} sleep-encode" for text in TEXTS * 3]
+    result = squares.run(texts, device="cpu*2", producer={"open": "one-device"})
+    assert (result.failed, settled_samples(result)) == ([], list(range(120)))
+    assert 2 <= result.progress.restarts <= 8, "12 s of work, and a process starts in half a second"
+
+
 @pytest.mark.slow
 def test_a_lost_device_ends_the_build_after_retries(toy):
     """Every sample succeeds at first; later each worker dies, also on good samples."""

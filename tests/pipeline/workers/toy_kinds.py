@@ -98,12 +98,16 @@ class ToyProducer(Producer):
         self.context, self.recipe, self.marks = context, recipe, Path(producer["marks"])
         self.dead = producer.get("dead", 1 << 30)
         """Items after which every encoder dies."""
+        self.alive = self.dead + producer.get("trouble", 1 << 30)
+        """Items after which they live again."""
         self.noise = {"devices": [context.device], "largest": 0.5}
         if producer.get("open") == "fail":
             raise EncoderError("the toy cannot be opened")
         if producer.get("open") == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        self.log("open", context.device)
+        others = self.log("open", context.device)
+        if producer.get("open") == "one-device" and others:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def log(self, stage: str, word: str) -> int:
         """Record a step in a file; return how often it was recorded before."""
@@ -114,7 +118,7 @@ class ToyProducer(Producer):
 
     def act(self, stage: str, words: Sequence[str]) -> Failure | None:
         before = self.log(stage, words[0])
-        if stage == "encode" and self.log("any", "item") >= self.dead:
+        if stage == "encode" and self.dead <= self.log("any", "item") < self.alive:
             signal.raise_signal(signal.SIGSEGV)  # of this thread: through the process, it would go on
         for order in words[1:]:
             action, _, target = order.partition("-")
