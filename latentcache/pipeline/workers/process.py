@@ -2,8 +2,8 @@
 
 A worker process is a fresh interpreter, never a fork: threads and CUDA do not survive one. It is in the process group
 of the build, so job control and ``kill`` of the group reach all processes. It inherits its end of the channel, the
-file of its activity board and the lock of the cache. The lock is held until the last worker has ended. Its stderr
-goes to a file, so it never blocks. Cost: 0.3 s of one core for a process, nothing for a thread.
+file of its activity board and the lock of the cache. The lock is held until the last worker has ended. A thread reads
+its stderr and keeps the end of it. Cost: 0.3 s of one core for a process, nothing for a thread.
 
 Guarantee: if the build is gone, the process commits its finished work and ends within :data:`LAST_S`. Signals to the
 whole group are left to the build.
@@ -24,7 +24,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -48,7 +47,16 @@ from latentcache.pipeline.workers.transport import (
     jobs_form,
     jobs_of,
 )
-from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
+from latentcache.pipeline.workers.watchdog import (
+    ENCODER,
+    OPENING,
+    Activity,
+    ActivityBoard,
+    Watchdog,
+    anonymous_file,
+    deadline_s,
+)
+from latentcache.pipeline.workers.watchdog import VARIABLE as DEADLINE
 from latentcache.pipeline.workers.worker import Task, WorkerLoop
 from latentcache.value import parsed
 
@@ -80,24 +88,28 @@ class WorkerProcess:
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
         self.channel, theirs = channel_pair()
-        self._board, self._stderr = anonymous_file(), tempfile.TemporaryFile()  # noqa: SIM115 - by ended()
-        inherited = (theirs.fileno(), self._board.fileno(), *(() if lock is None else (lock,)))
+        self.board_file = anonymous_file()
+        inherited = (theirs.fileno(), self.board_file.fileno(), *(() if lock is None else (lock,)))
         # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
         environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(variables)
         if again:
             environment.pop(VARIABLE, None)
         options = ("-X", "utf8") if sys.flags.utf8_mode else ()
-        numbers = map(str, (theirs.fileno(), self._board.fileno(), os.getpid()))
+        numbers = map(str, (theirs.fileno(), self.board_file.fileno(), os.getpid()))
         self._process = subprocess.Popen(
             # -P, and the working directory last: a json.py that lies there is not imported.
             [sys.executable, *options, "-P", "-c", _CHILD, json.dumps(import_path()), *numbers],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=None if os.environ.get(_DEBUG) else self._stderr,
+            stderr=None if os.environ.get(_DEBUG) else subprocess.PIPE,
             env=environment,
             pass_fds=inherited,
         )
         theirs.close()
+        self._printed = b""
+        """The end of its stderr."""
+        self._reader = threading.Thread(target=self._read_stderr, name="stderr", daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -106,7 +118,7 @@ class WorkerProcess:
 
     def open(self, task: Task) -> None:
         """Begin a field."""
-        self.board = ActivityBoard(task.decode_threads or 1, self._board.fileno())
+        self.board = ActivityBoard(task.decode_threads or 1, self.board_file.fileno())
         self.channel.send("open", task=task)
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
@@ -133,16 +145,21 @@ class WorkerProcess:
             self._process.kill()
             return "does not end"
         finally:
-            last_line = self._stderr_line()
-            self._board.close()
-            self._stderr.close()
+            self._reader.join(_LAST_S)  # a process that it started may still hold the pipe
+            last_line = self._last_line()
+            self.board_file.close()
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return how + (f": {last_line}" if last_line else "")
 
-    def _stderr_line(self) -> str:
+    def _read_stderr(self) -> None:
+        if self._process.stderr is not None:
+            with self._process.stderr as pipe:
+                while chunk := os.read(pipe.fileno(), 1 << 16):
+                    self._printed = (self._printed + chunk)[-_TAIL_BYTES:]
+
+    def _last_line(self) -> str:
         """The line that it printed on a failed allocation, else the last line."""
-        self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
-        lines = [line.strip() for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self._printed.decode("utf-8", "replace").splitlines() if line.strip()]
         return ([line for line in lines if NO_MEMORY.search(line)] or lines or [""])[-1]
 
 
@@ -204,13 +221,22 @@ class WarmWorker(AbstractContextManager["WarmWorker"]):
             self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
         device, process = self._waiting[0]
         process.channel.send("ask", target=target, device=device.name, arguments=arguments)
+        watchdog, step = Watchdog(deadline_s(), on_cpu=True), Activity(ENCODER, 0, OPENING, ())
+        board, looked_at, stuck = ActivityBoard(descriptor=process.board_file.fileno()), time.monotonic(), ""
         while not (found := process.channel.arrived()):
-            if process.channel.ended:
-                self._waiting.clear()
+            now = time.monotonic()
+            stuck, looked_at = watchdog.stuck(board.beats, [step], now - looked_at), now
+            if process.channel.ended or stuck:
+                process.kill()
+                self._waiting.remove((device, process))
                 how = process.ended()
                 process.channel.close()
+                if stuck:
+                    where = f"it was asked for {target}"
+                    fix = f"check the disk and the device; {DEADLINE}=SECONDS gives it more time"
+                    raise WorkerError("a worker process does not answer", where=where, why=f"it {stuck}", fix=fix)
                 raise WorkerError("a worker process cannot be started", why=f"it {how}")
-            select.select([process.channel], [], [])
+            select.select([process.channel], [], [], _BEAT_S)
         if "error" in found[0]:
             raise as_error(found[0]["error"])
         return found[0]["value"]

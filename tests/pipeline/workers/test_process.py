@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from latentcache.errors import EncoderError, WorkerError
 from latentcache.pipeline.devices import devices_for
+from latentcache.pipeline.workers import watchdog
 from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, import_path
 
 ANSWER = "tests.pipeline.workers.toy_kinds:answer"
@@ -100,9 +102,26 @@ def test_a_folder_of_pythonpath_keeps_its_place(tmp_path, monkeypatch):
     assert import_path()[0] == str(tmp_path)
 
 
-def test_a_worker_that_prints_a_lot_does_not_block(squares, monkeypatch):
-    monkeypatch.setenv("PYTHONVERBOSE", "1")
-    assert squares.run(["a"]).encoded == 2
+def test_a_worker_that_prints_a_lot_neither_blocks_nor_fills_memory_or_disk(squares):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with WarmWorker("cpu") as warm:
+        assert squares.run(["a", "b print-encode"], warm=warm).encoded == 4
+        assert len(warm._waiting[0][1]._printed) < 10_000
+        assert squares.run(["c print-prepare", "d crash-encode"], warm=warm).failed
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+
+
+@pytest.mark.parametrize(("number", "words"), [(60, "has not moved"), (61, "no sign of life")])
+def test_a_question_has_a_deadline(number, words, monkeypatch):
+    monkeypatch.setenv(watchdog.VARIABLE, "0.3")
+    with WarmWorker("cpu") as warm:
+        assert warm.ask(ANSWER, number=1)["number"] == 2
+        pid = warm._waiting[0][1].pid
+        with pytest.raises(WorkerError, match="does not answer") as caught:
+            warm.ask(ANSWER, number=number)
+        assert words in caught.value.why
+        assert not Path(f"/proc/{pid}").exists()
+        assert warm.ask(ANSWER, number=1)["number"] == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -130,6 +130,9 @@ class ToyProducer(Producer):
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif action == "hang" or (action == "hangonce" and not before):
                 time.sleep(600)
+            elif action == "print":
+                for _ in range(100):
+                    os.write(2, b"x" * 999_999 + b"\n")
             elif action == "sleep":
                 time.sleep(0.05)
             elif action == "fail":
@@ -193,6 +196,10 @@ def flipped(same: bytes, output: Output) -> bytes:
 def answer(number: int, device: str = "") -> dict[str, Any]:
     if number < 0:
         raise EncoderError("a negative number", fix="give another one")
+    if number == 60:
+        time.sleep(600)
+    if number == 61:
+        os.kill(os.getpid(), signal.SIGSTOP)
     if number > 99:
         os.kill(os.getpid(), signal.SIGKILL)
     return {"number": number + 1, "device": device, "torch": "torch" in sys.modules}
