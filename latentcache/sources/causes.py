@@ -6,6 +6,8 @@ Every word that the package puts on a file or a record is in :data:`HINTS`. Word
 from __future__ import annotations
 
 import errno
+import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +134,8 @@ HINTS: Mapping[str, str] = {
     "all-samples": "num_samples draws at random and is not followed: all records are used",
     "unused": "no reader takes these files: convert them if they are data",
 }
+#: Notes of one reason that are given one by one; the rest is one note with a count.
+_NOTES_EACH = 100
 _GENERIC = "look at the file; replace or remove it"
 
 _ERRNO_CAUSES: Mapping[int, str] = {
@@ -224,3 +228,33 @@ def as_rejected(name: str, error: UnusableSampleError, **more: Any) -> Rejected:
     """The same, from the exception that a read or a decode raised; ``more``: see ``Rejected``."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
     return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix, **more)
+
+
+def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
+    """In the byte order of names."""
+    return tuple(sorted(items, key=lambda item: os.fsencode(item.name)))
+
+
+class Notes:
+    """Notes by reason: the first ones one by one, the rest counted."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, list[Rejected]] = defaultdict(list)
+        self._more: dict[str, tuple[Rejected, int]] = {}
+
+    def add(self, *items: Rejected) -> None:
+        """Further notes."""
+        for item in items:
+            if len(kept := self._first[item.reason]) < _NOTES_EACH:
+                kept.append(item)
+            else:
+                first, count = self._more.get(item.reason, (item, 0))
+                self._more[item.reason] = first, count + item.count
+
+    def all(self) -> tuple[Rejected, ...]:
+        """In the byte order of names; those that were only counted at the end."""
+        more = [
+            rejected(first.name, reason, f"{count} more, such as {first.name}: {first.detail}", count=count)
+            for reason, (first, count) in self._more.items()
+        ]
+        return (*in_order([item for kept in self._first.values() for item in kept]), *more)

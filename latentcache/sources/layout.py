@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +177,10 @@ class Layout(Value):
     """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Folder -> ``mask`` or ``control``: images in it are no samples, also if no set is paired with it."""
-    unread: frozenset[str] = frozenset()
-    """Folders of splits that are not read."""
+    split: str = ""
+    """The split that is read; empty: DATA has none."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Folders of splits that are not read -> their split."""
     unpaired: frozenset[str] = frozenset()
     """Inputs that are not wanted."""
     used: frozenset[str] = frozenset()
@@ -187,20 +191,48 @@ class Layout(Value):
 
     def owners(self, prefix: str) -> tuple[int, ...]:
         """Sets that may have images of the folder with this prefix, the deepest set first."""
-        its = [prefix.startswith(one.prefix) if one.recursive else prefix == one.prefix for one in self.sets]
-        there = [number for number, one in enumerate(self.sets) if its[number] and not one.archives]
-        return tuple(sorted(there, key=lambda number: -len(self.sets[number].prefix)))
+        return tuple(
+            number
+            for folder in _above(prefix)
+            for number in self._numbers.get(folder, ())
+            if self.sets[number].recursive or self.sets[number].prefix == prefix
+        )
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
-        paired = {folder: name.partition("_")[0] for one in self.sets for name, folder in one.paired if folder}
-        aside = {**self.aside, **paired}
-        for folder in (*(prefix[:end] for end, letter in enumerate(prefix) if letter == "/"), ""):
-            if folder in aside:
-                return aside[folder]
+        for folder in _above(prefix):
+            if folder in self._roles:
+                return self._roles[folder]
             if folder.rpartition("/")[2] == _MADE_CONTROLS:
                 return "control"
         return ""
+
+    def split_of(self, path: str) -> str:
+        """The split of a folder that is not read; empty for the others."""
+        return next((self.unread[folder] for folder in _above(path) if folder in self.unread), "")
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, Sequence[int]]:
+        """Folder -> its sets that are no archives."""
+        numbers = defaultdict[str, list[int]](list)
+        for number, one in enumerate(self.sets):
+            if not one.archives:
+                numbers[one.folder].append(number)
+        return numbers
+
+    @cached_property
+    def _roles(self) -> Mapping[str, str]:
+        paired = {folder: name.partition("_")[0] for one in self.sets for name, folder in one.paired if folder}
+        return {**self.aside, **paired}
+
+
+def _above(path: str) -> Iterator[str]:
+    """A folder, by its name or prefix, and the folders that it is in; the root is last."""
+    path = path.removesuffix("/")
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield ""
 
 
 def unfit(data: Path, word: str, why: str) -> UsageError:

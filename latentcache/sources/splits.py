@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,18 +27,38 @@ _KEYWORD = re.compile(rf"(?<![^-._ 0-9/])(?:{'|'.join(SPLITS)})(?![^-._ 0-9/])",
 
 
 def splits_of(names: Sequence[str]) -> list[str]:
-    """Split of each file as ``datasets`` finds it; empty: none.
+    """Split of each file; empty: none.
 
-    If all are named ``train-00000-of-00001.parquet``, by that; else by words in the folders; else in the file names.
+    If all are named ``train-00000-of-00001.parquet``, by that. Else by a word in the names of their folders, if every
+    folder of a file has one: beside others, a folder called ``test`` is a folder like them. Else by a word in the
+    file names, as ``datasets`` finds it.
     """
     shards = [_SHARD.fullmatch(name) for name in names]
     if all(shards):
         return [match[1] for match in shards if match]
-    for part in (0, 2):
-        found = [_KEYWORD.findall(name.rpartition("/")[part]) for name in names]
-        if any(found):
-            return [SPLITS[words[-1].lower()] if words else "" for words in found]
-    return [""] * len(names)
+    folders = {name.rpartition("/")[0] for name in names}
+    words = {folder: word for folder in folders if (word := _last_word(folder))}
+    if len(words) == len(folders):
+        return [words[name.rpartition("/")[0]] for name in names]
+    return [_last_word(name.rpartition("/")[2]) for name in names]
+
+
+def _last_word(text: str) -> str:
+    words = _KEYWORD.findall(text)
+    return SPLITS[words[-1].lower()] if words else ""
+
+
+def unread_folders(root: Path, folders: Sequence[str], given: str) -> tuple[str, dict[str, str]]:
+    """The split to read of folders of images, and the topmost folders of the others -> their split."""
+    splits = splits_of([folder + "/" for folder in folders])
+    chosen = which_split(root, splits or [""], given)
+    unread = dict[str, str]()
+    for folder, split in zip(folders, splits, strict=True):
+        if split != chosen:
+            parts = folder.split("/")
+            top = max(number for number, part in enumerate(parts, 1) if _last_word(part))
+            unread["/".join(parts[:top])] = split
+    return chosen, unread
 
 
 def missing_shards(names: Iterable[str]) -> Iterator[Rejected]:
@@ -78,22 +98,24 @@ def which_split(root: Path, splits: Sequence[str], given: str) -> str:
 
 
 def choose_split(layout: Layout, split: str) -> Layout:
-    """The sets of one split: the one that is asked for, else ``train``; sets of other splits are noted."""
+    """The sets of one split: the one that is asked for, else ``train``; archives of other splits are noted."""
     splits = for_training([one.split for one in layout.sets])
-    if not split and len({*splits}) < 2:
-        return layout
-    chosen = which_split(layout.root, splits, split)
-    pairs, notes = list(zip(layout.sets, splits, strict=True)), list(layout.notes)
-    others = [(one, its) for one, its in pairs if its != chosen]
-    for one, its in others:
-        name = min(one.files) if one.files else one.captions.table or one.folder
-        what = count_of(len(one.files), "file") if one.files else one.label
-        words = f"{what} of the split {its}; {chosen} is read"
-        notes.append(rejected(name, "split-unused", words, count=max(1, len(one.files))))
+    chosen = which_split(layout.root, splits or [""], split)
+    others = [(one, its) for one, its in zip(layout.sets, splits, strict=True) if its != chosen]
+    notes = [
+        rejected(min(one.files), "split-unused", f"{_counted_files(one.files)} of the split {its}; {chosen} is read",
+                 count=len(one.files))
+        for one, its in others if one.files
+    ]  # fmt: skip
     return replace(
         layout,
-        sets=tuple(one for one, its in pairs if its == chosen),
-        used=layout.used.union(*({one.captions.table} - {""} | one.files for one, _ in others)),
-        unread=frozenset(one.folder for one, _ in others if not one.archives),
-        notes=tuple(notes),
+        sets=tuple(one for one, its in zip(layout.sets, splits, strict=True) if its == chosen),
+        split=chosen,
+        used=layout.used.union(*(one.files for one, _ in others)),
+        unread={one.folder: its for one, its in others if not one.archives},
+        notes=(*layout.notes, *notes),
     )
+
+
+def _counted_files(files: Collection[str]) -> str:
+    return count_of(len(files), "files")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +28,22 @@ from latentcache.sources.archives.entries import Archives
 from latentcache.sources.archives.members import SPAN, sizes
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
-from latentcache.sources.causes import counted, rejected
+from latentcache.sources.causes import Notes, counted, in_order, rejected
 from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ENDINGS, Partners
 from latentcache.sources.recognize.kohya import balanced
 from latentcache.sources.table import TableImages, listed_images
 from latentcache.sources.units import Scan, ScanResult, Units
-from latentcache.sources.walk import (
+from latentcache.sources.inventory import (
     CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,
     IMAGE_EXTENSIONS,
-    Level,
-    Walk,
+    TABLE_NAMES,
+    Folder,
+    Inventory,
+    Unused,
     extension_of,
-    in_order,
 )
 
 #: Most repeats of a sample.
@@ -98,14 +99,19 @@ class ImageCounts:
 
 
 class _Files:
-    """The files of a walk in columns: which are images of sets, and the caption files beside these."""
+    """The files of an inventory in columns: which are images of sets, and the caption files beside these."""
 
-    def __init__(self, walk: Walk, layout: Layout) -> None:
-        self.walk, self._layout, self._count = walk, layout, 0
+    def __init__(self, inventory: Inventory, layout: Layout, *, videos: bool) -> None:
+        self._inventory, self._layout, self._count = inventory, layout, 0
+        texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
+        self._wanted = (IMAGE_EXTENSIONS if videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts
+        self._used = layout.used.union(*(one.files | {one.captions.table} for one in layout.sets))
         self.partners, self._outside = Partners(), list[str]()
+        self.notes, self.rejected, self.unused = Notes(), list[Rejected](), Unused()
+        self._splits = dict[str, tuple[str, int]]()
         self.owners = dict[tuple[int, ...], int]()
         self._stats, self._rows = bytearray(), [np.empty((4, 0), dtype=np.int32)]
-        self.names = Strings.of(chain.from_iterable(self._walked()))
+        self.names = Strings.of(chain.from_iterable(self._listed()))
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         # Of images in the byte order of their names: positions among the files, those of their captions (-1: none),
         # extension of the rule that the caption has, sets in ``owners``.
@@ -113,8 +119,11 @@ class _Files:
         self._rows.clear()
         if self._outside:
             words = "images in folders that the layout does not use"
-            walk.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
-        walk.note_unused()
+            self.notes.add(counted(self._outside[0], "outside-sets", len(self._outside), words))
+        for split, (first, count) in self._splits.items():
+            words = f"files of the split {split}; {layout.split} is read"
+            self.notes.add(counted(first, "split-unused", count, words))
+        self.notes.add(*self.unused.notes())
 
     def by_set(self) -> dict[int, dict[str, str]]:
         """Set -> names of the images in its folder -> the caption file beside each one, if any."""
@@ -126,114 +135,161 @@ class _Files:
                 found.setdefault(number, {})[name] = text if file >= 0 else ""
         return found
 
-    def _walked(self) -> Iterator[list[str]]:
-        for level, start, stop in self.walk:
-            if level.mark is None:
-                level.mark = self._entered(level)
-                yield [level.prefix + name for name in level.names]
-            some = level.mark[:, start:stop]
-            self._rows.append(some[:, some[0] >= 0])
+    def named(self) -> set[str]:
+        """Names that are rejected or noted so far."""
+        return {item.name for item in (*self.rejected, *self.notes.all())}
 
-    def _entered(self, level: Level) -> NDArray[np.int32]:
-        """(4, n) columns of the names of a folder, position -1: it is no sample."""
-        names, prefix, count = level.names, level.prefix, len(level.names)
+    def _listed(self) -> Iterator[list[str]]:
+        """The wanted names of each folder; their rows are kept in the byte order of whole names."""
+        entered = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]()
+        for path in sorted(self._layout.folders, key=lambda folder: os.fsencode(folder + "/")):
+            for folder, start, stop in self._inventory.spans(path):
+                if folder.path not in entered:
+                    size = len(folder.stats)
+                    names, is_wanted = self._taken(folder)
+                    bounds = np.concatenate([[0], np.cumsum(is_wanted)]) if len(names) < size else np.arange(size + 1)
+                    yield [folder.prefix + name for name in names]
+                    entered[folder.path] = self._entered(folder, names, is_wanted), bounds
+                    folder.release()
+                rows, bounds = entered[folder.path]
+                some = rows[:, bounds[start] : bounds[stop]]
+                self._rows.append(some[:, some[0] >= 0])
+                if stop == len(bounds) - 1:
+                    entered[folder.path] = rows[:, :0], bounds[:1]
+
+    def _taken(self, folder: Folder) -> tuple[list[str], NDArray[np.bool_]]:
+        """The names of a folder that may be images or captions, and (n,) True for these; others are noted."""
+        names = folder.names
+        self.rejected += folder.rejected.values()
+        self.notes.add(*folder.notes)
+        self.unused.add(folder.prefix + name for name in folder.loose)
+        if folder.counts.keys() <= self._wanted:
+            return names, np.ones(len(names), dtype=np.bool_)
+        is_wanted = np.array([extension_of(name) in self._wanted for name in names], dtype=np.bool_)
+        others = [folder.prefix + name for name in compress(names, ~is_wanted)]
+        if split := self._layout.split_of(folder.path):
+            self._left_to(split, others)
+        else:
+            self._others(others)
+        return list(compress(names, is_wanted)), is_wanted
+
+    def _others(self, names: Sequence[str]) -> None:
+        """Note files that this layout has no use for."""
+        for name in names:
+            if name in self._used:
+                continue
+            if name.rpartition("/")[2] in TABLE_NAMES:
+                self.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
+            else:
+                self.unused.add((name,))
+
+    def _left_to(self, split: str, names: Sequence[str]) -> None:
+        """Count files of a split that is not read."""
+        names = [name for name in names if name not in self._used]
+        if names:
+            first, count = self._splits.get(split, (names[0], 0))
+            self._splits[split] = first, count + len(names)
+
+    def _entered(self, folder: Folder, names: Sequence[str], is_wanted: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """(4, n) columns of the wanted names of a folder, position -1: it is no sample."""
+        prefix, count = folder.prefix, len(names)
         endings = [name[name.rfind(".") :] for name in names]
         images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
         is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=count)
-        owners, is_sample = self._layout.owners(prefix), is_image
-        role = self._layout.role(prefix)
-        if not role and not owners:
-            unread = any(not folder or prefix.startswith(folder + "/") for folder in self._layout.unread)
-            role = "split" if unread else "outside"
+        split, owners, role = self._layout.split_of(folder.path), self._layout.owners(prefix), self._layout.role(prefix)
+        is_sample = is_image
+        if split:
+            role = "split"
+            self._left_to(split, [prefix + name for name in names])
+        elif not role and not owners:
+            role = "outside"
         if role or _ASIDE in "/".join(names):
-            is_sample = is_image & ~self._set_aside(level, is_image, role)
+            is_sample = is_image & ~self._set_aside(prefix, names, is_image, role)
+        stats = folder.stats if count == len(folder.stats) else folder.stats[is_wanted]
         caption, which = np.full(count, -1, dtype=np.int32), np.full(count, -1, dtype=np.int32)
-        if level.lost or not is_image.all():
+        lost = {name: item for name, item in folder.rejected.items() if name}
+        if lost or not is_image.all():
             rules = (self._layout.sets[number].captions for number in owners)
             rule = next((rule for rule in rules if not rule.table), _PLAIN_RULE)
-            every, padded = [*names, *level.lost], np.append(is_sample, np.zeros(len(level.lost), dtype=np.bool_))
+            every, padded = [*names, *lost], np.append(is_sample, np.zeros(len(lost), dtype=np.bool_))
             others, used = _beside(every, padded, rule, caption, which), is_image.copy()
-            if (lost := caption >= count).any():
+            if (is_lost := caption >= count).any():
                 if rule is not _PLAIN_RULE:  # else tables have the captions
-                    is_sample = is_sample & ~lost
-                    self._without(level, np.flatnonzero(lost).tolist(), [every[file] for file in caption[lost]])
-                caption[lost] = which[lost] = -1
+                    is_sample = is_sample & ~is_lost
+                    for number in np.flatnonzero(is_lost).tolist():
+                        text = every[caption[number]]
+                        self._without(prefix + names[number], stats[number], text, lost[text])
+                caption[is_lost] = which[is_lost] = -1
             used[caption[caption >= 0]] = True
             for number in np.flatnonzero(~used).tolist():
                 self._unused(prefix + names[number], role, rule, others.get(number, ""))
             caption[caption >= 0] += self._count
         memos = np.zeros((count, STAT_WIDTH), dtype=np.uint64)
-        memos[:, :5] = level.stats
+        memos[:, :5] = stats
         self._stats += memos.tobytes()
         place = np.where(is_sample, np.arange(self._count, self._count + count), -1)
         self._count += count
         owner = np.full(count, self.owners.setdefault(owners, len(self.owners)))
         return np.array([place, caption, which, owner], dtype=np.int32)
 
-    def _set_aside(self, level: Level, is_image: NDArray[np.bool_], role: str) -> NDArray[np.bool_]:
+    def _set_aside(
+        self, prefix: str, names: Sequence[str], is_image: NDArray[np.bool_], role: str
+    ) -> NDArray[np.bool_]:
         """(n,) True for images that are no samples: masks, control images, those of no set."""
         found = np.zeros(len(is_image), dtype=np.bool_)
         for number in np.flatnonzero(is_image).tolist():
-            name = level.prefix + level.names[number]
+            name = prefix + names[number]
             ending = "" if role else next((one for one in ENDINGS if name.rpartition(".")[0].endswith(one)), "")
             found[number] = word = role or ENDINGS.get(ending, "")
             if word == "outside":
                 self._outside.append(name)
-            elif word not in ("", "split"):  # the layout has a note on the split
+            elif word not in ("", "split"):  # files of another split are counted
                 self.partners.add(word, name, self._count + number, ending)
         return found
 
-    def _without(self, level: Level, images: Sequence[int], captions: Sequence[str]) -> None:
-        """Reject images in place of their caption files, which the walk rejected."""
-        out = {level.lost[text].name for text in captions}
-        self.walk.rejected[:] = [item for item in self.walk.rejected if item.name not in out]
-        for number, text in zip(images, captions, strict=True):
-            item, stat = level.lost[text], (*level.stats[number].view(np.int64).tolist(), 0)
-            own = rejected(level.prefix + level.names[number], item.reason, f"caption file {text}: {item.detail}")
-            self.walk.rejected.append(replace(own, stat=stat))
+    def _without(self, name: str, stat: NDArray[np.uint64], text: str, item: Rejected) -> None:
+        """Reject an image in place of its caption file, which cannot be used."""
+        self.rejected[:] = [other for other in self.rejected if other is not item]
+        memo = (*stat.view(np.int64).tolist(), 0)
+        own = rejected(name, item.reason, f"caption file {text}: {item.detail}")
+        self.rejected.append(replace(own, stat=memo))
 
     def _unused(self, name: str, role: str, rule: CaptionRule, other: str) -> None:
         """A caption file that belongs to no sample, or to one that has ``other``."""
         if role == "split" or name in self._layout.used:
             return
         if extension_of(name) == ".json":
-            self.walk.skip(name)
+            self.unused.add((name,))
         elif other:
-            self.walk.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
+            self.notes.add(rejected(name, "caption-conflict", f"{other} is used"))
         else:
             detail = "its folder is in no set" if role else "no image beside it has its name"
             if not role and extension_of(name) not in rule.extensions:
                 detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
-            self.walk.notes.add(rejected(name, "caption-unused", detail))
+            self.notes.add(rejected(name, "caption-unused", detail))
 
 
 class ImageScan(Scan):
     """A scan of images that are files."""
 
-    def __call__(self, layout: Layout) -> ScanResult:
+    def __call__(self, layout: Layout, inventory: Inventory) -> ScanResult:
         """Every image of a layout; raises EmptySourceError, TableError or SourceError as ``scan.scan``."""
         tables, part = [one.captions.table for one in layout.sets if one.captions.table], self.options.part
         for one in layout.sets:
             self._check_repeats(layout, one.label, one.repeats)
-        texts = {*CAPTION_EXTENSIONS, *(ending for one in layout.sets for ending in one.captions.extensions)}
-        walk = Walk(
-            layout.root,
-            (IMAGE_EXTENSIONS if self.options.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | texts,
-            used=layout.used.union(tables, *(one.files for one in layout.sets)),
-            folders=layout.folders,
-        )
-        files = _Files(walk, layout)
-        walk.notes.add(*layout.notes)
+        files = _Files(inventory, layout, videos=self.options.videos)
+        notes, root = files.notes, inventory.root
+        notes.add(*layout.notes)
         bad, read, units = list[Rejected](), dict[str, tuple[bytes, StatMemo]](), _of_folders(layout, files)
         if tables:
-            listed = listed_images(layout, walk.root, files.by_set(), walk.named())
+            listed = listed_images(layout, root, files.by_set(), files.named())
             units, bad, read = _with_rows(files, layout.sets, units, listed), listed.rejected, listed.tables
-            walk.notes.add(*listed.notes)
+            notes.add(*listed.notes)
         if part is not None:
             mine = [part.holds_name(name) for name in files.names.take(units["image"])]
             units = units.take(np.array(mine, dtype=np.bool_))
         self._pair(layout, files, units)
-        archives, rules = Archives(self, layout, bad, walk.notes), [one.captions for one in layout.sets]
+        archives, rules = Archives(self, layout, bad, notes), [one.captions for one in layout.sets]
         names, memos, added = files.names, files.memos, [*(memo for _, memo in read.values()), *archives.memos]
         if added:
             names = Strings.of(chain(names, read, archives.names))
@@ -246,7 +302,7 @@ class ImageScan(Scan):
             held.remember(number, content, memo)
         if archives.names:
             units = _sorted(names, Units.joined([units, archives.units(held)]))
-        captions = CaptionFiles(walk.root, held, rules)
+        captions = CaptionFiles(root, held, rules)
         if len(units):  # sets that share an image add up, and regularization images are as many as the others
             most = int(units["repeats"].argmax())
             self._check_repeats(layout, held.names[int(units["image"][most])], int(units["repeats"][most]))
@@ -256,12 +312,12 @@ class ImageScan(Scan):
         found, captioned = ImageCounts(), samples.inputs["caption"].text
         assert captioned is not None
         found.count(layout.sets, units, captioned, samples.names)
-        walk.notes.add(*found.notes(), *captions.unused_lines(units, captioned))
-        if not len(samples) and not walk.rejected and not bad and part is None:
-            raise _nothing(walk, layout, walk.notes.all())
-        rejections = in_order([*walk.rejected, *bad])
-        scanned = ScanResult(samples=samples, rejected=rejections, notes=walk.notes.all(), images=found)
-        return self._hashed(walk.root, scanned, held)
+        notes.add(*found.notes(), *captions.unused_lines(units, captioned))
+        if not len(samples) and not files.rejected and not bad and part is None:
+            raise _nothing(root, files.unused.counts, layout, notes.all())
+        rejections = in_order([*files.rejected, *bad])
+        scanned = ScanResult(samples=samples, rejected=rejections, notes=notes.all(), images=found)
+        return self._hashed(root, scanned, held)
 
     def _check_repeats(self, layout: Layout, name: str, repeats: int) -> None:
         if repeats > MAX_REPEATS and self.options.repeats is not False:
@@ -286,7 +342,7 @@ class ImageScan(Scan):
             units.columns[role] = np.array(found, dtype=np.int32)
         used = {file for role in inputs for file in units[role].tolist()}
         if self.options.part is None:
-            files.walk.notes.add(*partners.unused(used, layout))
+            files.notes.add(*partners.unused(used, layout))
 
     def _hashed(self, root: Path, scanned: ScanResult, held: KnownFiles) -> ScanResult:
         """With the contents of files that may be what they were, by their size, or that the snapshot rejected."""
@@ -365,14 +421,14 @@ def _of_folders(layout: Layout, files: _Files) -> Units:
         if other >= 0 and len(rows):
             words = f"images have the captions of {sets[own[0]].label}, not those of {sets[other].label}"
             first = files.names[int(files.images[rows[0]])]
-            files.walk.notes.add(counted(first, "in-two-sets", len(rows), words))
+            files.notes.add(counted(first, "in-two-sets", len(rows), words))
     owner = folder_of[files.owner]
     units = Units(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
     out = (owner >= 0) & (repeats == 0)
     if out.any():
         first = files.names[int(files.images[int(out.argmax())])]
         words = "regularization images are left out, as by the trainer"
-        files.walk.notes.add(counted(first, "reg-unused", int(out.sum()), words))
+        files.notes.add(counted(first, "reg-unused", int(out.sum()), words))
     kept = (owner >= 0) & (repeats > 0)
     return units if kept.all() else units.take(kept)
 
@@ -427,7 +483,7 @@ def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: 
     again = dict(zip(folders["image"][both].tolist(), folders["repeats"][both].tolist(), strict=True))
     if again:
         words = "images of a folder have the captions of a table, and the repeats of both"
-        files.walk.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
+        files.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
     rows = Units(
         image=np.array([image for image, *_ in taken], dtype=np.int32),
         caption=np.array([tables[sets[one].captions.table] for _, one, *_ in taken], dtype=np.int32),
@@ -478,24 +534,26 @@ def _samples(
     return SampleTable(names=names, files=files, inputs=inputs, columns=columns)
 
 
-def _nothing(walk: Walk, layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
+def _nothing(
+    root: Path, unused: Mapping[str, int], layout: Layout, notes: Sequence[Rejected]
+) -> EmptySourceError:
     if count := sum(len(one.files) for one in layout.sets):
         return EmptySourceError(
-            f"no images in {count_of(count, 'archives')} of {walk.root}",
-            where=str(walk.root),
+            f"no images in {count_of(count, 'archives')} of {root}",
+            where=str(root),
             why="; ".join(note.detail for note in notes[:3]) or "they hold no members or rows",
             fix="say what the images are: --image-column=NAME (of a tar: the end of their names, such as jpg)",
         )
-    others = Counter(walk.others)
+    others = Counter(unused)
     for note in notes:
         others[extension_of(note.name)] += note.count * (note.reason in ("caption-unused", "hidden"))
-    videos = CLIP_EXTENSIONS.intersection(walk.others)
+    videos = CLIP_EXTENSIONS.intersection(unused)
     common = sorted(((name, count) for name, count in others.items() if count), key=lambda one: (-one[1], one[0]))[:5]
     there = ", ".join(f"{count} {extension or 'without ending'}" for extension, count in common)
     why = f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}; found {there or 'no files'}"
-    if any(note.reason == "cache-folder" for note in notes) or (walk.root / "CURRENT").is_file():
+    if any(note.reason == "cache-folder" for note in notes) or (root / "CURRENT").is_file():
         why += "; there is a cache in it, which is not read as data"
     fix = "give the folder that holds the images: `latentcache build FOLDER`"
     if videos:
         fix = "give --frames=N, and the VAE of a video model with --model, to encode the videos"
-    return EmptySourceError(f"no images in {walk.root}", where=str(walk.root), why=why, fix=fix)
+    return EmptySourceError(f"no images in {root}", where=str(root), why=why, fix=fix)

@@ -9,7 +9,9 @@ ones of each kind.
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,82 +20,68 @@ from pathlib import Path
 from latentcache.errors import SourceError, TableError, UnusableSampleError, count_of
 from latentcache.sources.archives.entries import shows_images
 from latentcache.sources.archives.tars import ARROW, PACKED, PARQUET, TAR, kind_of_archive
+from latentcache.sources.inventory import TABLE_NAMES, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
-from latentcache.sources.recognize.records import (
-    DICT_NAME,
-    INFO_NAME,
-    STATE_NAME,
-    is_saved,
-    saved_files,
-    saved_splits,
-)
-from latentcache.sources.splits import SPLITS, splits_of
-from latentcache.sources.walk import TABLE_NAMES, Tree
+from latentcache.sources.recognize.records import DICT_NAME, INFO_NAME, STATE_NAME, saved_files, saved_splits
+from latentcache.sources.splits import splits_of
 
 TABLES_WORD = "imagefolder"
 #: Kind of archive -> word of its layout.
 WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
-#: Archives of one kind whose heads are read before they are taken for something else.
-_LOOKED_AT = 3
+_NUMBER = re.compile("[0-9]+")
 
 
-def _tables(tree: Tree) -> Layout | None:
-    sets = []
-    for folder in tree.below():
-        names = [name for name in TABLE_NAMES if name in folder.others]
-        if len(names) > 1:
-            second = tree.root / folder.path / names[1]
-            raise TableError(
-                f"a data folder has two tables: {' and '.join(names)}",
-                where=str(second.parent),
-                why="expected one: both would say which images are used and their captions",
-                fix=f"remove or rename one, e.g. `mv {shlex.quote(str(second))} {shlex.quote(f'{second}.off')}`",
-            )
-        parts = [SPLITS[part.lower()] for part in folder.path.split("/") if part.lower() in SPLITS]
-        for name in names:
-            rule = CaptionRule(table=f"{folder.path}/{name}" if folder.path else name)
-            sets.append(ImageSet(folder=folder.path, captions=rule, split=parts[-1] if parts else ""))
-    if not sets:
+def _tables(inventory: Inventory) -> Layout | None:
+    names = [name for name in inventory.files(*TABLE_NAMES) if name.rpartition("/")[2] in TABLE_NAMES]
+    folders = [name.rpartition("/")[0] for name in names]
+    for folder, count in Counter(folders).items():
+        if count > 1:
+            raise _two_tables(inventory.root / folder, [name for name in names if name.rpartition("/")[0] == folder])
+    if not names:
         return None
-    why = _listing([one.captions.table for one in sets], "tables", "list the images", "lists the images")
-    return Layout(word=TABLES_WORD, why=why, root=tree.root, sets=tuple(sets))
+    sets = tuple(
+        ImageSet(folder=folder, captions=CaptionRule(table=name), split=split)
+        for folder, name, split in zip(folders, names, splits_of(names), strict=True)
+    )
+    return Layout(
+        word=TABLES_WORD,
+        why=_listing(names, "tables", "list the images", "lists the images"),
+        root=inventory.root,
+        sets=sets,
+    )
 
 
-def _tars(tree: Tree) -> Layout | None:
-    names, packed = _named(tree, ".tar"), _named(tree, *PACKED)
-    files = sum(folder.images + len(folder.others) for folder in tree.below())
-    if not (_contain_images(tree.root, names, TAR) or (packed and not names and files == len(packed))):
+def _tars(inventory: Inventory) -> Layout | None:
+    names, packed = inventory.files(".tar"), inventory.files(*PACKED)
+    count = sum(len(folder.stats) for folder in inventory.below())
+    if not (_contain_images(inventory.root, names, TAR) or (packed and not names and count == len(packed))):
         return None
-    return _layout(tree, TAR, [("", [*names, *packed])], names or packed)
+    return _layout(inventory, TAR, [*names, *packed], splits_of([*names, *packed]))
 
 
-def _rows(tree: Tree) -> Layout | None:
-    names = _named(tree, ".parquet")
-    if not _contain_images(tree.root, names, PARQUET, unread=not _named(tree, ".jsonl", ".ndjson")):
+def _rows(inventory: Inventory) -> Layout | None:
+    names = [name for name in inventory.files(".parquet") if name.rpartition("/")[2] not in TABLE_NAMES]
+    if not _contain_images(inventory.root, names, PARQUET, unread=not inventory.files(".jsonl", ".ndjson")):
         return None
-    splits = splits_of(names)
-    pairs = list(zip(splits, names, strict=True))
-    each = [(split, [name for its, name in pairs if its == split]) for split in sorted({*splits})]
-    return _layout(tree, PARQUET, each, names)
+    return _layout(inventory, PARQUET, names, splits_of(names))
 
 
-def _saved(tree: Tree) -> Layout | None:
+def _saved(inventory: Inventory) -> Layout | None:
     """A data set that ``datasets`` saved, with a column of images."""
-    if not is_saved(tree.root):
-        return None
     try:
-        splits = saved_splits(tree.root)
-        found = [(split, list(saved_files(tree.root, split))) for split in splits]
+        splits = saved_splits(inventory)
+        pairs = [(name, split) for split in splits for name in saved_files(inventory, split)]
     except SourceError:
         return None  # who reads it as records says why
-    names = [name for _, files in found for name in files]
-    if not _contain_images(tree.root, names, ARROW):
+    names = [name for name, _ in pairs]
+    if not _contain_images(inventory.root, names, ARROW):
         return None
     used = {f"{split}/{name}" if split else name for split in ("", *splits) for name in (STATE_NAME, INFO_NAME)}
-    return replace(_layout(tree, ARROW, found, names), used=frozenset((*used, DICT_NAME)), doubt="")
+    layout = _layout(inventory, ARROW, names, [split for _, split in pairs])
+    return replace(layout, used=frozenset((*used, DICT_NAME)), doubt="")
 
 
-Recognizer = Callable[[Tree], Layout | None]
+Recognizer = Callable[[Inventory], Layout | None]
 #: Word -> how it is recognized.
 ARCHIVES: dict[str, Recognizer] = {WORDS[TAR]: _tars, WORDS[PARQUET]: _rows, WORDS[ARROW]: _saved}
 FORMS: dict[str, Recognizer] = {TABLES_WORD: _tables, **ARCHIVES}
@@ -115,42 +103,52 @@ def recognize_file(path: Path, word: str = "") -> Layout:
     return Layout(word=own, why=f"{path.name} holds images", root=path.parent, sets=(one,), folders=())
 
 
-def _named(tree: Tree, *endings: str) -> list[str]:
-    """Names below the root, in byte order, of files with these endings that are no metadata table."""
-    return sorted(
-        f"{folder.path}/{name}" if folder.path else name
-        for folder in tree.below()
-        for name in folder.others
-        if name.lower().endswith(endings) and name not in TABLE_NAMES
-    )
-
-
 def _contain_images(root: Path, names: Sequence[str], kind: str, *, unread: bool = True) -> bool:
-    """True if one of the first archives does; ``unread`` if none can be read, so that somebody says why."""
+    """True if one of the archives does, by the first of each numbered series.
+
+    ``unread``: the answer if none can be read, so that somebody says why.
+    """
     if not names or (kind != TAR and find_spec("pyarrow") is None):
         return False
-    read = False
-    for name in names[:_LOOKED_AT]:
+    is_read = False
+    for name in {_NUMBER.sub("", name): name for name in reversed(names)}.values():
         try:
             if shows_images(root / name, kind):
                 return True
-            read = True
+            is_read = True
         except UnusableSampleError:
             continue
-    return unread and not read
+    return unread and not is_read
 
 
-def _layout(tree: Tree, kind: str, splits: Sequence[tuple[str, Sequence[str]]], names: Sequence[str]) -> Layout:
-    images = sum(folder.images for folder in tree.below())
+def _layout(inventory: Inventory, kind: str, names: Sequence[str], splits: Sequence[str]) -> Layout:
+    images = sum(folder.images for folder in inventory.below())
     return Layout(
         word=WORDS[kind],
         why=_listing(names, "files", "hold images", "holds images"),
-        root=tree.root,
+        root=inventory.root,
         sets=tuple(
-            ImageSet(folder="", name=split, split=split, archives=kind, files=frozenset(files))
-            for split, files in splits
+            ImageSet(
+                folder="",
+                name=split,
+                split=split,
+                archives=kind,
+                files=frozenset(name for name, its in zip(names, splits, strict=True) if its == split),
+            )
+            for split in sorted({*splits})
         ),
         doubt=f"{count_of(images, 'images')} beside the archives would be left out" if images else "",
+    )
+
+
+def _two_tables(folder: Path, names: Sequence[str]) -> TableError:
+    first, second, *_ = (name.rpartition("/")[2] for name in names)
+    path = folder / second
+    return TableError(
+        f"a data folder has two tables: {first} and {second}",
+        where=str(folder),
+        why="expected one: both would say which images are used and their captions",
+        fix=f"remove or rename one, e.g. `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.off')}`",
     )
 
 

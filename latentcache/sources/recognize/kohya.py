@@ -28,7 +28,7 @@ from latentcache.errors import count_of
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.partners import ALPHA
 from latentcache.sources.recognize.config import Config, Trainer, joined, of_set, partners
-from latentcache.sources.walk import Folder, Tree
+from latentcache.sources.inventory import Folder, Inventory
 
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
@@ -54,43 +54,43 @@ def _rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".caption")) 
 # folders
 
 
-def recognize(tree: Tree) -> Layout | None:
+def recognize(inventory: Inventory) -> Layout | None:
     """Folders named ``N_class words`` that hold images, in DATA or in its folder ``img``."""
-    base = next((name for name in ("", *IMAGE_FOLDERS) if _named(tree, name)), None)
+    base = next((name for name in ("", *IMAGE_FOLDERS) if _named(inventory, name)), None)
     if base is None:
         return None
-    train = _named(tree, base)
-    reg = [one for name in REG_FOLDERS if name in tree.top.folders for one in _named(tree, name)]
+    train = _named(inventory, base)
+    reg = [one for name in REG_FOLDERS if name in inventory.top.folders for one in _named(inventory, name)]
     sets = list[ImageSet]()
     for number, folder in enumerate([*train, *reg]):
         repeats, _, words = folder.path.rpartition("/")[2].partition("_")
         more: dict[str, Any] = {"repeats": int(repeats), "class_words": words, "is_reg": number >= len(train)}
         rule = _rule(words)
-        sets.append(ImageSet(folder=folder.path, recursive=False, balance=str(tree.root), captions=rule, **more))
+        sets.append(ImageSet(folder=folder.path, recursive=False, balance=str(inventory.root), captions=rule, **more))
     first = sets[0]
     why = f"{first.folder}/ reads as {first.repeats} repeats of {first.class_words or 'no class words'!r}"
-    return Layout(word=WORD, why=why, root=tree.root, sets=tuple(sets), doubt=_doubt(tree, base, [*train, *reg]))
+    return Layout(word=WORD, why=why, root=inventory.root, sets=tuple(sets), doubt=_doubt(inventory, base, [*train, *reg]))
 
 
-def _named(tree: Tree, base: str) -> list[Folder]:
-    if base and base not in tree.top.folders:
+def _named(inventory: Inventory, base: str) -> list[Folder]:
+    if base and base not in inventory.top.folders:
         return []
-    names = [name for name in tree.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1]
-    found = [tree.folder(f"{base}/{name}" if base else name) for name in names]
+    names = [name for name in inventory.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1]
+    found = [inventory.folder(f"{base}/{name}" if base else name) for name in names]
     return [folder for folder in found if folder.images]
 
 
-def _doubt(tree: Tree, base: str, named: list[Folder]) -> str:
+def _doubt(inventory: Inventory, base: str, named: list[Folder]) -> str:
     """Return a doubt: images that kohya would leave out, or numbers that are hardly repeats."""
     numbers = [folder.path.rpartition("/")[2].partition("_")[0] for folder in named]
     odd = [number for number in numbers if number.startswith("0") or int(number) > _MOST]
     if odd:
         return f"{odd[0]} is hardly a number of repeats"
-    own, top = {folder.path for folder in named}, tree.folder(base)
+    own, top = {folder.path for folder in named}, inventory.folder(base)
     if top.images:
         return count_of(top.images, "images are in no such folder")
     others = [f"{base}/{name}" if base else name for name in top.folders]
-    left = next((one for path in others if path not in own and (one := tree.folder(path)).images), None)
+    left = next((one for path in others if path not in own and (one := inventory.folder(path)).images), None)
     return f"{count_of(left.images, 'images')} in {left.path}/ would be left out" if left else ""
 
 

@@ -48,8 +48,9 @@ _MEDIA = ("images", "videos", "audios")
 _PREFERENCE = ("chosen", "rejected", "kto_tag")
 #: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
-PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
-_WANTED = frozenset((*KINDS, *_UNREAD, *PACKED))
+_WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
+#: Any of these is in an entry of LLaMA-Factory's ``dataset_info.json``.
+_ENTRY = frozenset(("file_name", "script_url", *_SERVERS))
 
 
 @dataclass(slots=True)
@@ -64,80 +65,44 @@ class RecordFiles:
     ways: list[Way] = field(default_factory=list)
     """(F,) how each is read."""
     stats: list[Any] = field(default_factory=list)
-    """(F, 5) see ``walk.Level``; zeros for a file without a state."""
+    """(F, 5) see ``inventory.Folder``; zeros for a file without a state."""
     rejected: list[Rejected] = field(default_factory=list)
     notes: list[Rejected] = field(default_factory=list)
+    inventory: str = ""
+    """Digest of the names and sizes below the root."""
 
-    def take(self, name: str, way: Way, stat: Any = None) -> None:
-        """Add a file; ``stat``: see ``walk.Level``."""
-        if stat is None:
+    def take(self, names: Iterable[str], way: Way) -> None:
+        """Add files that are read in one way."""
+        for name in names:
             try:
-                stat = StatMemo.of((self.root / name).stat()).identity
+                stat: tuple[int, ...] = StatMemo.of((self.root / name).stat()).identity
             except OSError:  # reading it gives the reason
                 stat = (0,) * 5
-        self.names.append(name)
-        self.ways.append(way)
-        self.stats.append(stat)
+            self.names.append(name)
+            self.ways.append(way)
+            self.stats.append(stat)
 
-    def walked(self, walk: Walk) -> None:
-        """Add what a walk rejected and noted."""
-        walk.note_unused()
-        self.rejected += walk.rejected
-        self.notes += walk.notes.all()
-
-    def note_unused(self, known: Sequence[str] = ()) -> None:
-        """Note files below the root that nothing names, beside those that are known."""
-        state = {f"{name.rpartition('/')[0]}/{STATE_NAME}" for name in self.names}
-        reported = (item.name for item in (*self.rejected, *self.notes))
-        used = {*self.names, *known, *reported, *state, INFO_NAME, DICT_NAME, STATE_NAME}
-        walk = Walk(self.root, frozenset(), used=used)
-        any(False for _ in walk)
-        self.walked(walk)
+    def leave(self, inventory: Inventory, known: Collection[str] = ()) -> None:
+        """Add what the inventory could not use, and a note on the files that nothing names."""
+        used = {*self.names, *known, *(item.name for item in (*self.rejected, *self.notes))}
+        unused, notes = Unused(), Notes()
+        for folder in inventory.below():
+            self.rejected += folder.rejected.values()
+            notes.add(*folder.notes)
+            names = (folder.prefix + name for name in (*folder.names, *folder.loose))
+            unused.add(name for name in names if name not in used)
+        notes.add(*unused.notes())
+        self.notes += notes.all()
+        self.inventory = inventory.digest()
 
 
-def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, split: str = "") -> RecordFiles:
-    """The files of records in a file or folder, not opened yet; raises as ``scan.scan``."""
-    if not data.exists():
-        raise SourceNotFoundError(f"there is no data at {data}", where=str(data.absolute()), fix="check the path")
-    data = data.parent if data.name == INFO_NAME else data
-    is_described = is_dataset_info(data)
-    if datasets and not is_described:
-        fix = f"leave --dataset out, or put {INFO_NAME} there"
-        raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
-    if data.is_file() or is_described:
-        which_split(data, [""], split)
-    found = RecordFiles(data if data.is_dir() else data.parent, alone=data.is_file())
-    if data.is_file():
-        kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED
-        if kind is None:
-            why = "it is packed" if packed else f"expected one of {', '.join(KINDS)}"
-            fix = hint_for("compressed") if packed else "rename it by its format"
-            raise UsageError(f"{data.name} is not a supported file of records", where=str(data), why=why, fix=fix)
-        found.take(data.name, Way(kind=kind, text_lines=text_lines))
-    elif is_saved(data):
-        for name in saved_files(data, split):
-            found.take(name, Way(kind="arrow"))
-        splits = saved_splits(data) or [""]
-        chosen, known = which_split(data, splits, split), [f"{one}/{INFO_NAME}" for one in splits]
-        for one in filter(chosen.__ne__, splits):
-            known += [f"{one}/{name}" for _, _, names in os.walk(data / one) for name in names]
-            found.notes.append(rejected(f"{one}/", "split-unused", f"{one}/ is of the split {one}; {chosen} is read"))
-        found.note_unused(known)
-    elif is_described:
-        _by_info(found, datasets)
-        found.note_unused()
+def find_records(data: Path, options: SourceOptions, inventory: Inventory | None) -> RecordFiles:
+    """The files of records in a file or folder, not opened yet; raises as ``scan.scan``. A file has no inventory."""
+    if inventory is None:
+        records = _alone(data, options)
     else:
-        _by_walk(found, text_lines, split)
-    if not found.names and not found.rejected:
-        there = Counter(extension_of(name) or "no extension" for _, _, names in os.walk(data) for name in names)
-        counts = ", ".join(f"{count} {extension}" for extension, count in there.most_common(5))
-        raise EmptySourceError(
-            "the data folder holds no records",
-            where=str(data),
-            why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
-            fix="give the file or folder that holds the texts or conversations",
-        )
-    if any(way.kind in ("parquet", "arrow") for way in found.ways) and find_spec("pyarrow") is None:
+        records = _in_folder(inventory, options)
+    if any(way.kind in ("parquet", "arrow") for way in records.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
             where=str(data),
@@ -145,14 +110,56 @@ def find_records(data: Path, *, datasets: tuple[str, ...], text_lines: bool, spl
             fix="pip install 'latentcache[hf]'",
             slug="extra-missing",
         )
-    return found
+    return records
+
+
+def _alone(data: Path, options: SourceOptions) -> RecordFiles:
+    if options.datasets:
+        fix = f"leave --dataset out, or put {INFO_NAME} there"
+        raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
+    which_split(data, [""], options.split)
+    kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED_EXTENSIONS
+    if kind is None:
+        why = "it is packed" if packed else f"expected one of {', '.join(KINDS)}"
+        fix = hint_for("compressed") if packed else "rename it by its format"
+        raise UsageError(f"{data.name} is not a supported file of records", where=str(data), why=why, fix=fix)
+    records = RecordFiles(data.parent, alone=True)
+    records.take([data.name], Way(kind=kind, text_lines=options.text_lines))
+    return records
+
+
+def _in_folder(inventory: Inventory, options: SourceOptions) -> RecordFiles:
+    root = inventory.root
+    if options.datasets and not is_dataset_info(inventory):
+        fix = f"leave --dataset out, or put {INFO_NAME} there"
+        raise UsageError(f"{root} has no {INFO_NAME}", where=str(root), fix=fix)
+    records = RecordFiles(root)
+    if splits := saved_splits(inventory):
+        _by_state(records, inventory, splits, options.split)
+    elif is_dataset_info(inventory):
+        which_split(root, [""], options.split)
+        _by_info(records, inventory, options.datasets)
+    else:
+        _by_names(records, inventory, options)
+    if not records.names and not records.rejected:
+        there = Counter[str]()
+        for folder in inventory.below():
+            there.update(folder.counts)
+        counts = ", ".join(f"{count} {extension or 'no extension'}" for extension, count in there.most_common(5))
+        raise EmptySourceError(
+            "the data folder holds no records",
+            where=str(root),
+            why=f"expected one of {', '.join(KINDS)}; found {counts or 'no files'}",
+            fix="give the file or folder that holds the texts or conversations",
+        )
+    return records
 
 
 def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: bool) -> list[Way | None]:
     """Find the way of each file that a snapshot read with these options; None: no way that is known now."""
     try:
-        forms = [form for _, form in read_dataset_info(root)[0]] if is_dataset_info(root) else []
-    except SourceError:
+        forms = [form for _, form in read_dataset_info(root)[0]] if (root / INFO_NAME).is_file() else []
+    except (SourceError, OSError):
         forms = []
     ways = [Way(kind="arrow")]
     for kind in {*KINDS.values()}:
@@ -161,63 +168,89 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
     return [by_reading.get(one) for one in readings]
 
 
-def is_records(data: Path) -> bool:
-    """True if DATA is a file of records by its name, or a folder that describes its records."""
-    if os.path.isfile(data):  # noqa: PTH113 - as below
-        return extension_of(data.name) in KINDS or data.name == INFO_NAME
-    return is_saved(data) or is_dataset_info(data)
+def holds_records(inventory: Inventory) -> bool:
+    """True if a folder describes records, or one of its files begins with one; texts may be captions."""
+    if saved_splits(inventory) or is_dataset_info(inventory):
+        return True
+    return any(_begins_with_record(inventory.root, name) for name in _record_names(inventory) if _is_apart(name))
 
 
-def _by_info(found: RecordFiles, datasets: tuple[str, ...]) -> None:
-    entries, bad, notes = read_dataset_info(found.root, datasets)
-    found.rejected += bad
-    found.notes += notes
+def _begins_with_record(root: Path, name: str) -> bool:
+    try:
+        reader = RecordReader(root / name, name, Way(kind=KINDS[extension_of(name)]))
+        return next(iter(reader), None) is not None
+    except (UnusableSampleError, ImportError):
+        return False
+
+
+def _by_state(records: RecordFiles, inventory: Inventory, splits: Sequence[str], split: str) -> None:
+    """A data set that ``datasets`` saved."""
+    chosen = which_split(inventory.root, splits, split)
+    records.take(saved_files(inventory, chosen), Way(kind="arrow"))
+    used = {f"{its}/{name}" if its else name for its in ("", *splits) for name in (INFO_NAME, STATE_NAME)}
+    for its in filter(chosen.__ne__, splits):
+        names = [folder.prefix + name for folder in inventory.below(its) for name in folder.names]
+        words = f"files of the split {its}; {chosen} is read"
+        records.notes.append(counted(f"{its}/", "split-unused", len(names), words))
+        used.update(names)
+    records.leave(inventory, {*used, DICT_NAME})
+
+
+def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ...]) -> None:
+    entries, bad, notes = read_dataset_info(inventory.root, datasets)
+    records.rejected += bad
+    records.notes += notes
     for file, form in entries:
-        place = (found.root / file).relative_to(found.root).as_posix()
-        names, unread, walk = [place], found.rejected, None
-        if (found.root / file).is_dir():
-            walk, unread = Walk(found.root, _WANTED, folders=(place,)), found.notes
-            names = [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]
-        for name in names:
-            extension = extension_of(name)
-            kind = KINDS.get(extension)
-            if extension in PACKED:
-                found.rejected.append(rejected(name, "compressed", f"{name} is packed"))
+        path = os.path.normpath(file)
+        is_folder = (inventory.root / path).is_dir()
+        names = [folder.prefix + name for folder in inventory.below(path) for name in folder.names]
+        for name in sorted(names, key=os.fsencode) if is_folder else [path]:
+            kind = KINDS.get(extension_of(name))
+            if extension_of(name) in PACKED_EXTENSIONS:
+                records.rejected.append(rejected(name, "compressed", f"{name} is packed"))
             elif kind is not None and (kind != "text" or (form.form, form.text) == (TEXT.form, TEXT.text)):
-                found.take(name, Way(kind=kind, form=form, text_lines=True))  # to LLaMA-Factory, each line is a row
-            else:
-                why = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
+                records.take([name], Way(kind=kind, form=form, text_lines=True))  # to LLaMA-Factory, a line is a row
+            elif kind is not None or not is_folder:
+                why = f"expected one of {', '.join(KINDS)}; found {extension_of(name) or 'no extension'}"
                 if kind is not None:
                     why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
-                unread.append(rejected(name, "table-unused" if walk else "unread-form", f"{name}: {why}"))
-        if walk is not None:
-            found.walked(walk)
+                item = rejected(name, "table-unused" if is_folder else "unread-form", f"{name}: {why}")
+                (records.notes if is_folder else records.rejected).append(item)
+    records.leave(inventory, {INFO_NAME})
 
 
-def _by_walk(found: RecordFiles, text_lines: bool, split: str) -> None:
+def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions) -> None:
     """All files of records of one split; text files only if there are none."""
-    walk, there = Walk(found.root, _WANTED), list[tuple[str, Any]]()
-    for level, start, stop in walk:
-        there += [(level.prefix + level.names[at], level.stats[at]) for at in range(start, stop)]
-    kinds = [KINDS.get(extension_of(name), extension_of(name)) for name, _ in there]
-    read = {"json", "parquet"} if {"json", "parquet"} & {*kinds} else {"text"}
-    records = read - {"text"}
-    splits = for_training(splits_of([name for (name, _), kind in zip(there, kinds, strict=True) if kind in records]))
-    chosen = which_split(found.root, splits or [""], split) if kinds else ""
-    each = iter(splits)
-    for (name, stat), kind in zip(there, kinds, strict=True):
-        if kind in PACKED:
-            found.rejected.append(rejected(name, "compressed", f"{name} is packed"))
-        elif kind == "text" and kind not in read:
-            walk.notes.add(rejected(name, "text-unused", f"{name} is beside records"))
-        elif kind not in read:
-            walk.notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
-        elif kind in records and (own := next(each)) != chosen:
-            walk.notes.add(rejected(name, "split-unused", f"{name} is of the split {own}; {chosen} is read"))
+    names = [folder.prefix + name for folder in inventory.below() for name in folder.names]
+    names = sorted((name for name in names if extension_of(name) in _WANTED), key=os.fsencode)
+    records.rejected += [
+        rejected(name, "compressed", f"{name} is packed") for name in names if extension_of(name) in PACKED_EXTENSIONS
+    ]
+    readable = [name for name in names if extension_of(name) in KINDS]
+    tables = [name for name in readable if KINDS[extension_of(name)] != "text"]
+    notes = Notes()
+    for name in names:
+        extension = extension_of(name)
+        if extension in _UNREAD:
+            notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
+        elif tables and KINDS.get(extension) == "text":
+            notes.add(rejected(name, "text-unused", f"{name} is beside records"))
+    readable = tables or readable
+    splits = for_training(splits_of(readable))
+    chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
+    left = Counter[str]()
+    first = dict[str, str]()
+    for name, split in zip(readable, splits, strict=True):
+        if split == chosen:
+            records.take([name], Way(kind=KINDS[extension_of(name)], text_lines=options.text_lines))
         else:
-            found.take(name, Way(kind=kind, text_lines=text_lines), stat)
-    walk.notes.add(*missing_shards(found.names))
-    found.walked(walk)
+            left[split] += 1
+            first.setdefault(split, name)
+    for split, count in left.items():
+        notes.add(counted(first[split], "split-unused", count, f"files of the split {split}; {chosen} is read"))
+    notes.add(*missing_shards(records.names))
+    records.notes += notes.all()
+    records.leave(inventory, readable)
 
 
 def read_dataset_info(
@@ -252,36 +285,59 @@ def read_dataset_info(
     return datasets, bad, notes
 
 
-def is_dataset_info(folder: Path) -> bool:
-    """True if a folder has such a file; one that ``datasets`` left beside saved data does not count."""
-    # ``Path.is_file`` raises in a folder that is closed to this user.
-    return os.path.isfile(folder / INFO_NAME) and not os.path.isfile(folder / STATE_NAME)  # noqa: PTH113
+def is_dataset_info(inventory: Inventory) -> bool:
+    """True if a folder has a ``dataset_info.json`` as LLaMA-Factory has it; ``datasets`` writes another one.
+
+    A file that cannot be read counts, unless there is something else in the folder that it could belong to.
+    """
+    if INFO_NAME not in inventory.top.others or saved_splits(inventory):
+        return False
+    try:
+        info = read_document(inventory.root / INFO_NAME, "")
+    except SourceError:
+        return not any(folder.images for folder in inventory.below())
+    entries = list(info.values()) if isinstance(info, dict) else []
+    return any(isinstance(entry, dict) and not _ENTRY.isdisjoint(entry) for entry in entries)
 
 
-def is_saved(folder: Path) -> bool:
-    """True if ``datasets`` saved this folder."""
-    return any(os.path.isfile(folder / name) for name in (STATE_NAME, DICT_NAME))  # noqa: PTH113
-
-
-def saved_splits(folder: Path) -> list[str]:
-    """Splits of a data set that was saved; one without a name if it has none."""
-    if (folder / STATE_NAME).is_file():
+def saved_splits(inventory: Inventory) -> list[str]:
+    """Splits of a data set that ``datasets`` saved; one without a name if it has none. Empty: it is no such folder."""
+    if STATE_NAME in inventory.top.others and _data_files(inventory, "") is not None:
         return [""]
-    return [str(name) for name in _saved(folder / DICT_NAME).get("splits", [])]
+    splits = _value(inventory, DICT_NAME, "splits") if DICT_NAME in inventory.top.others else None
+    return [str(split) for split in splits or ()]
 
 
-def saved_files(folder: Path, split: str = "") -> Iterator[str]:
-    """Names below the folder of the Arrow files that ``state.json`` lists, in its order."""
-    splits = saved_splits(folder)
-    split = which_split(folder, splits or [""], split)
+def saved_files(inventory: Inventory, split: str) -> list[str]:
+    """Names below the root of the Arrow files that the ``state.json`` of a split lists, in its order."""
     prefix = split and f"{split}/"
-    for entry in _saved(folder / f"{prefix}{STATE_NAME}").get("_data_files", []):
-        yield prefix + Path(entry["filename"]).name
+    files = _data_files(inventory, prefix)
+    if files is None:
+        raise SourceError(
+            f"{prefix}{STATE_NAME} lists no files",
+            where=str(inventory.root / f"{prefix}{STATE_NAME}"),
+            why=f"{DICT_NAME} names the split {split}" if split else "",
+            fix="save the data set again with save_to_disk",
+        )
+    return [prefix + Path(name).name for name in files]
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    value = read_document(path, "save it again")
-    return value if isinstance(value, dict) else {}
+def _data_files(inventory: Inventory, prefix: str) -> list[str] | None:
+    """The files that a ``state.json`` lists; None: it is the file of another program, or not there."""
+    entries = _value(inventory, prefix + STATE_NAME, "_data_files")
+    if entries is None or not all(isinstance(one, dict) and isinstance(one.get("filename"), str) for one in entries):
+        return None
+    return [one["filename"] for one in entries]
+
+
+def _value(inventory: Inventory, name: str, key: str) -> list[Any] | None:
+    """A list in a JSON file below the root; None: there is none."""
+    try:
+        document = read_document(inventory.root / name, "")
+    except SourceError:
+        return None
+    value = document.get(key) if isinstance(document, dict) else None
+    return value if isinstance(value, list) else None
 
 
 def _not_usable(entry: Mapping[str, Any], folder: Path) -> tuple[str, str]:

@@ -1,0 +1,396 @@
+"""Everything below DATA, listed once: names, states, and what cannot be used as it is.
+
+A folder is listed when somebody asks for it, and then kept: recognizers and readers look at the same listing. Files
+are never opened. Each file is in ``Folder.names``, in ``Folder.rejected``, in a note, or in ``Folder.loose``.
+
+Links: a link to a place inside the root is followed under the link's name. So is one into ``blobs/`` of the same
+``models--*`` or ``datasets--*`` folder, as ``huggingface_hub.snapshot_download`` makes them. Other links out of the
+root need ``follow_links``. A link to nothing, or to a folder above itself, is rejected. Links inside a linked folder
+to other folders are noted. Cost: one listing per folder, and one stat per name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import stat
+import struct
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress, starmap
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from latentcache.errors import SourceError, count_of
+from latentcache.fields.table import Rejected
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.causes import cause_of, rejected
+from latentcache.sources.reading import kind_of
+
+#: Ending of the folders that `latentcache build` makes by default.
+CACHE_SUFFIX = ".latentcache"
+#: Metadata tables of the Hugging Face image folder.
+TABLE_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+#: Extensions of videos, which are samples beside images.
+CLIP_EXTENSIONS = frozenset((".mp4", ".mkv", ".webm", ".mov"))
+#: Extensions that make a file an image, in lower case; unsupported ones are rejected later, by content.
+IMAGE_EXTENSIONS = CLIP_EXTENSIONS.union(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
+    (".heic", ".heif", ".jxl", ".svg"),
+)
+#: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
+CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
+#: Extensions of archives, tables and records, read or not.
+ARCHIVE_EXTENSIONS = frozenset((".tar", ".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".ndjson", ".text", ".toml"))
+PACKED_EXTENSIONS = frozenset((".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4", ".tgz", ".tbz2", ".txz"))
+#: A file with one of these that cannot be used is rejected; any other one is only noted.
+DATA_EXTENSIONS = IMAGE_EXTENSIONS.union(CAPTION_EXTENSIONS, ARCHIVE_EXTENSIONS, PACKED_EXTENSIONS)
+#: So many files have these extensions that they are counted, not listed, in :attr:`Folder.others`.
+_COMMON = IMAGE_EXTENSIONS.union((".txt", ".caption"))
+_CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
+_HUB = re.compile(r".*?/(?:models|datasets|spaces)--[^/]+(?=/|$)")
+_STATE = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev", "st_mode")
+_PACKED = struct.Struct("QqqQQQ")
+_EXAMPLES = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Folder:
+    """One folder below the root."""
+
+    path: str
+    """Below the root, without ``/`` at the end; empty: the root."""
+    stats: NDArray[np.uint64] = field(default_factory=lambda: np.empty((0, 5), dtype=np.uint64))
+    """(n, 5) size, mtime_ns, ctime_ns, inode, device of the names; times before 1970 wrap into 64 bits."""
+    folders: dict[str, bool] = field(default_factory=dict)
+    """Names of the folders in it -> True for a link to a folder."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Extension in lower case -> how many of the names have it."""
+    others: tuple[str, ...] = ()
+    """The names that are no images and no plain texts."""
+    loose: tuple[str, ...] = ()
+    """Names in it that are never data and cannot be used: sockets, hidden files."""
+    rejected: dict[str, Rejected] = field(default_factory=dict)
+    """Names in it that cannot be used."""
+    notes: list[Rejected] = field(default_factory=list)
+    digest: bytes = b""
+    """Of names and sizes."""
+    _text: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """(n,) names of its files, in byte order."""
+        return self._text.split("\0") if self._text else []
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the names in it."""
+        return self.path and self.path + "/"
+
+    @property
+    def images(self) -> int:
+        """Files with the name of an image or a video."""
+        return sum(count for extension, count in self.counts.items() if extension in IMAGE_EXTENSIONS)
+
+    def release(self) -> None:
+        """Free names and states: a reader has taken them."""
+        self._text, self.stats = "", self.stats[:0]
+
+
+class Inventory:
+    """The files and folders below a root.
+
+    Args:
+        root: The folder; a listing of it that fails raises SourceError.
+        follow_links: Follow links that lead out of the root, too.
+    """
+
+    def __init__(self, root: Path, *, follow_links: bool = False) -> None:
+        self.root, self.follow_links = root, follow_links
+        self._start, self._real = os.fspath(root), os.path.realpath(root)
+        hub = _HUB.match(self._real)
+        self._blobs = f"{hub[0]}/blobs/" if hub else ""
+        self._folders: dict[str, Folder] = {}
+
+    @property
+    def top(self) -> Folder:
+        """The root."""
+        return self.folder("")
+
+    def folder(self, path: str) -> Folder:
+        """One folder; an empty one if it is not there or cannot be listed."""
+        if path not in self._folders:
+            above, _, name = path.rpartition("/")
+            is_linked = above in self._folders and self._folders[above].folders.get(name, False)
+            self._folders[path] = self._listed(path, is_linked)
+        return self._folders[path]
+
+    def below(self, path: str = "") -> Iterator[Folder]:
+        """A folder and those below it, level by level."""
+        todo = deque([path])
+        while todo:
+            folder = self.folder(todo.popleft())
+            yield folder
+            todo += [folder.prefix + name for name in folder.folders]
+
+    def files(self, *endings: str) -> list[str]:
+        """Names below the root of files with these endings in any case, in byte order; not of images and texts."""
+        names = [folder.prefix + name for folder in self.below() for name in folder.others]
+        return sorted((name for name in names if name.lower().endswith(endings)), key=os.fsencode)
+
+    def spans(self, path: str = "") -> Iterator[tuple[Folder, int, int]]:
+        """(folder, start, stop) of names, so that whole names come in byte order: ``a-b.png``, ``a.png``, ``a/...``.
+
+        A folder with folders in it comes several times; its first span starts at 0, its last one ends at the end.
+        """
+        stack = [self._entered(self.folder(path))]
+        while stack:
+            folder, names, inner, done = stack[-1]
+            key, child = next(inner, (None, ""))
+            order = os.fsencode if isinstance(key, bytes) else str
+            end = len(names) if key is None else bisect_left(names, key, lo=done, key=order)
+            if end > done or key is None or not done:
+                yield folder, done, end
+            stack[-1] = folder, names, inner, end
+            if key is None:
+                stack.pop()
+            else:
+                stack.append(self._entered(self.folder(child)))
+
+    def _entered(self, folder: Folder) -> tuple[Folder, list[str], Iterator[tuple[str | bytes, str]], int]:
+        """A folder, its names, and (where they come among these, path) of the folders in it."""
+        names = folder.names if folder.folders else [""] * len(folder.stats)
+        keys = [name + "/" for name in folder.folders]
+        if not "".join((*keys, *names)).isascii():
+            inner = sorted((os.fsencode(key), folder.prefix + key[:-1]) for key in keys)
+            return folder, names, iter(inner), 0
+        return folder, names, iter(sorted((key, folder.prefix + key[:-1]) for key in keys)), 0
+
+    def digest(self, paths: Iterable[str] = ("",)) -> str:
+        """Digest over the names and sizes of all files in some folders, wherever the root lies."""
+        total = xxhash.xxh3_128()
+        for folder in sorted((one for path in paths for one in self.below(path)), key=attrgetter("path")):
+            total.update(os.fsencode(folder.prefix) + b"\0" + folder.digest)
+        return total.hexdigest()
+
+    def _listed(self, path: str, linked: bool) -> Folder:
+        folder, full = Folder(path=path), f"{self._start}/{path}" if path else self._start
+        try:
+            names, numbers, odd = _states(full)
+        except OSError as error:
+            if not path:
+                raise SourceError(
+                    f"the data folder cannot be listed: {full}",
+                    where=full,
+                    why=str(error.strerror),
+                    fix=f"check it with `ls -la {shlex.quote(full)}`",
+                ) from error
+            what = f"the folder cannot be listed: {error.strerror}"
+            folder.rejected[""] = rejected(folder.prefix, cause_of(error), what)
+            return folder
+        mode = numbers[:, 5] & 0o170000
+        is_file, is_folder = mode == stat.S_IFREG, mode == stat.S_IFDIR
+        inner = list(compress(names, is_folder))
+        if path and "shards" in inner and _CACHE_MARKS.intersection(names):
+            folder.notes.append(rejected(folder.prefix, "cache-folder", "it holds a cache"))
+            return folder
+        for name in inner:
+            if name.endswith(CACHE_SUFFIX):
+                note = rejected(f"{folder.prefix}{name}/", "cache-folder", f"its name ends in {CACHE_SUFFIX}")
+                folder.notes.append(note)
+            else:
+                folder.folders[name] = linked
+        found = _Odd(self, folder, full, linked)
+        for name in sorted([*odd, *compress(names, ~(is_file | is_folder))]):
+            found.sort_out(name)
+        if not is_file.all():
+            names, numbers = list(compress(names, is_file)), numbers[is_file]
+        self._fill(folder, names, numbers[:, :5], found)
+        return folder
+
+    def _fill(self, folder: Folder, names: list[str], stats: NDArray[np.uint64], odd: _Odd) -> None:
+        if odd.files:
+            names = [*names, *odd.files]
+            memos = np.array([StatMemo.of(state).identity for state in odd.files.values()], dtype=np.uint64)
+            order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
+            names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
+        folder.counts = _counted(names)
+        if not folder.counts.keys() <= _COMMON:
+            folder.others = tuple(name for name in names if extension_of(name) not in _COMMON)
+        folder.loose, folder.stats, folder._text = tuple(odd.loose), stats, "\0".join(names)
+        folder.digest = xxhash.xxh3_64_digest(os.fsencode(folder._text) + stats[:, 0].tobytes())
+
+
+class _Odd:
+    """The names of a folder that are not plainly a file or a folder: links, hidden ones, pipes, devices."""
+
+    def __init__(self, inventory: Inventory, folder: Folder, path: str, linked: bool) -> None:
+        self._inventory, self._folder, self._path, self._linked = inventory, folder, path, linked
+        self.files, self.loose = dict[str, os.stat_result](), list[str]()
+
+    def sort_out(self, name: str) -> None:
+        """Find where one name belongs."""
+        path = f"{self._path}/{name}"
+        is_data = extension_of(name) in DATA_EXTENSIONS
+        try:
+            state = os.lstat(path)
+            if name[0] == ".":
+                self._hidden(name, path, is_data and not stat.S_ISDIR(state.st_mode))
+            elif stat.S_ISLNK(state.st_mode):
+                self._link(name, path, is_data)
+            elif stat.S_ISREG(state.st_mode):  # a file that came while the folder was listed
+                self.files[name] = state
+            else:
+                self._special(name, state.st_mode, is_data)
+        except OSError as error:
+            self._reject(name, cause_of(error), f"its state cannot be read: {error.strerror}")
+
+    def _hidden(self, name: str, path: str, is_data: bool) -> None:
+        full = self._folder.prefix + name
+        if is_data:
+            self._folder.notes.append(rejected(full, "hidden", "its name begins with a dot"))
+        elif not os.path.isdir(path) or os.path.islink(path):  # noqa: PTH112, PTH114
+            self.loose.append(name)
+        elif count := sum(len(files) for _, _, files in os.walk(path)):
+            detail = f"its name begins with a dot; {count_of(count, 'files')} in it"
+            self._folder.notes.append(rejected(full + "/", "hidden", detail, count=count))
+
+    def _link(self, name: str, path: str, is_data: bool) -> None:
+        """A symbolic link: followed if it may be, to a folder once, unless that would never end."""
+        leads_to = f"the link leads to {os.readlink(path)}"  # noqa: PTH115
+        try:
+            target = os.stat(path)  # noqa: PTH116
+        except OSError as error:
+            detail = f"the link cannot be followed: {error.strerror}"
+            if is_data or error.errno != errno.ENOENT:
+                self._reject(name, cause_of(error), detail)
+            else:  # it could be a folder
+                self._folder.notes.append(rejected(self._folder.prefix + name, cause_of(error), detail))
+            return
+        is_folder = stat.S_ISDIR(target.st_mode)
+        if not is_folder and not is_data:
+            self._plain_link(name, path, target)
+        elif not self._may_follow(path):
+            self._reject(name, "outside-root", leads_to)
+        elif not is_folder:
+            self._plain_link(name, path, target)
+        elif self._linked:
+            self._folder.notes.append(rejected(self._folder.prefix + name, "nested-link", leads_to))
+        elif is_inside(self._path, os.path.realpath(path)):
+            self._reject(name, "symlink-loop", f"{leads_to}, a folder above it")
+        else:
+            self._folder.folders[name] = True
+
+    def _plain_link(self, name: str, path: str, target: os.stat_result) -> None:
+        if stat.S_ISREG(target.st_mode) and self._may_follow(path):
+            self.files[name] = target
+        elif stat.S_ISREG(target.st_mode):
+            self.loose.append(name)
+        else:
+            self._special(name, target.st_mode, extension_of(name) in DATA_EXTENSIONS)
+
+    def _may_follow(self, path: str) -> bool:
+        inventory = self._inventory
+        real = os.path.realpath(path)
+        in_blobs = bool(inventory._blobs) and real.startswith(inventory._blobs)
+        return inventory.follow_links or in_blobs or is_inside(real, inventory._real)
+
+    def _special(self, name: str, mode: int, is_data: bool) -> None:
+        if is_data:
+            self._reject(name, "not-regular", f"it is {kind_of(mode)}, not a regular file")
+        else:
+            self.loose.append(name)
+
+    def _reject(self, name: str, cause: str, detail: str) -> None:
+        self._folder.rejected[name] = rejected(self._folder.prefix + name, cause, detail)
+
+
+class Unused:
+    """Files that no reader takes: one note for each extension."""
+
+    def __init__(self) -> None:
+        self.counts, self._examples = Counter[str](), dict[str, list[str]]()
+
+    def add(self, names: Iterable[str]) -> None:
+        """Count some files."""
+        for name in names:
+            extension = extension_of(name)
+            self.counts[extension] += 1
+            if len(examples := self._examples.setdefault(extension, [])) < _EXAMPLES:
+                examples.append(name)
+
+    def notes(self) -> Iterator[Rejected]:
+        """One note for each extension."""
+        for extension, count in self.counts.items():
+            names = self._examples[extension]
+            words = count_of(count, f"files {f'ending in {extension}' if extension else 'without ending'}")
+            detail = f"{words}: {', '.join(names)}{', ...' * (count > len(names))}"
+            reason = "no-frame-count" if extension in CLIP_EXTENSIONS else "unused"
+            yield rejected(names[0], reason, detail, count=count)
+
+
+def extension_of(name: str) -> str:
+    """The extension in lower case with its dot; empty when there is none."""
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot >= 0 else ""
+
+
+def is_inside(path: str, real_root: str) -> bool:
+    """True if a path, its links resolved, is in a folder whose own path has no links."""
+    real = os.path.realpath(path)
+    return real == real_root or real.startswith(real_root.rstrip("/") + "/")
+
+
+def _states(path: str) -> tuple[list[str], NDArray[np.uint64], list[str]]:
+    """The names in a folder in byte order, (n, 6) their states and modes, links not followed; and other names.
+
+    All in C: one listing, and one stat per name without a path. Other names begin with a dot, or have no state.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        every = os.listdir(handle)  # noqa: PTH208 - there is no path
+        names = every if "/." not in "/".join(("", *every)) else [name for name in every if name[0] != "."]
+        names.sort(key=None if "".join(names).isascii() else os.fsencode)
+        state_of = partial(os.stat, dir_fd=handle, follow_symlinks=False)
+        try:
+            packed = _packed(map(state_of, names))
+        except OSError:  # one of them is gone, or none may be looked at
+            known = {name: state for name in names if (state := _state_or_none(state_of, name)) is not None}
+            names, packed = list(known), _packed(known.values())
+    finally:
+        os.close(handle)
+    others = list(set(every).difference(names)) if len(names) < len(every) else []
+    return names, np.frombuffer(packed, dtype=np.uint64).reshape(-1, 6), others
+
+
+def _packed(states: Iterable[os.stat_result]) -> bytes:
+    return b"".join(starmap(_PACKED.pack, map(_STATE, states)))  # half the time of an array from numbers
+
+
+def _state_or_none(state_of: Callable[[str], os.stat_result], name: str) -> os.stat_result | None:
+    with suppress(OSError):
+        return state_of(name)
+    return None
+
+
+def _counted(names: Sequence[str]) -> Counter[str]:
+    """Extension in lower case -> how many names have it; in a few passes in C if there are few extensions."""
+    endings = {name[name.rfind(".") :] for name in names[:8] if "." in name}
+    text = "/".join((*names, ""))
+    counts = {ending: text.count(ending + "/") for ending in endings}
+    if sum(counts.values()) != len(names):
+        return Counter(map(extension_of, names))
+    lower = Counter[str]()
+    for ending, count in counts.items():
+        lower[ending.lower()] += count
+    return lower
