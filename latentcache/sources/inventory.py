@@ -339,6 +339,11 @@ class Unused:
             yield rejected(names[0], reason, detail, count=count)
 
 
+def file_digest(path: Path) -> str:
+    """Digest over the name and size of one file."""
+    return xxhash.xxh3_128_hexdigest(os.fsencode(f"{path.name}\0{path.stat().st_size}"))
+
+
 def extension_of(name: str) -> str:
     """The extension in lower case with its dot; empty when there is none."""
     dot = name.rfind(".")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from latentcache.errors import UsageError
 from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.walk import CAPTION_EXTENSIONS
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.inventory import CAPTION_EXTENSIONS
+from latentcache.sources.records import Way
 from latentcache.value import Value
 
 #: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
@@ -233,6 +235,34 @@ def _above(path: str) -> Iterator[str]:
         yield path
         path = path.rpartition("/")[0]
     yield ""
+
+
+@dataclass(slots=True)
+class RecordFiles:
+    """The F files of records, and what is said of the others; filled while DATA is looked at."""
+
+    root: Path
+    alone: bool = False
+    """True if DATA is this one file."""
+    names: list[str] = field(default_factory=list)
+    """Below the root."""
+    ways: list[Way] = field(default_factory=list)
+    """(F,) how each is read."""
+    stats: list[Any] = field(default_factory=list)
+    """(F, 5) see ``inventory.Folder``; zeros for a file without a state."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+    def take(self, names: Iterable[str], way: Way) -> None:
+        """Add files that are read in one way."""
+        for name in names:
+            try:
+                stat: tuple[int, ...] = StatMemo.of((self.root / name).stat()).identity
+            except OSError:  # reading it gives the reason
+                stat = (0,) * 5
+            self.names.append(name)
+            self.ways.append(way)
+            self.stats.append(stat)
 
 
 def unfit(data: Path, word: str, why: str) -> UsageError:

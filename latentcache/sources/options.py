@@ -52,6 +52,7 @@ class SourceOptions(Value):
     caption_column: str = _text(
         "Column of captions, or their JSON key in tars. [default: the only one]", metavar="NAME"
     )
+    follow_links: bool = setting("Follow links that lead out of DATA, too.", default=False)
     videos: bool = field(default=False, metadata=_NO_OPTION)
     """True: files of videos are samples, as images are; False: they are counted in a note."""
 

@@ -26,9 +26,10 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import opened
-from latentcache.sources.causes import as_rejected, fault
+from latentcache.sources.causes import as_rejected, fault, in_order
 from latentcache.sources.causes import rejected as note
 from latentcache.sources.known import KnownFiles, hash_rows, is_range
+from latentcache.sources.layout import RecordFiles
 from latentcache.sources.reading import (
     BLANK,
     MAX_LINE_BYTES,
@@ -40,10 +41,8 @@ from latentcache.sources.reading import (
     parse_json_at,
     stat_source,
 )
-from latentcache.sources.recognize.records import RecordFiles
 from latentcache.sources.records import TEXT, Record, RecordFormat, Way, detect_format, map_record, record_size
 from latentcache.sources.units import Scan, ScanResult
-from latentcache.sources.walk import in_order
 
 #: A scan ends with an error after so many rejected records: this is another kind of file.
 MAX_REJECTED = 100_000

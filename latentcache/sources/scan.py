@@ -7,8 +7,6 @@ Files whose stat memo the last snapshot proves are not opened. Every file below 
 from __future__ import annotations
 
 import os
-import shlex
-import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -17,22 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.archives.members import places
-from latentcache.sources.archives.tars import kind_of_archive
+from latentcache.sources.inventory import Inventory, file_digest
 from latentcache.sources.layout import Layout
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.readers.folder import NO_CAPTION, ImageScan
-from latentcache.sources.reading import kind_of
-from latentcache.sources.recognize.find import find_layout, holds_images, is_config
-from latentcache.sources.recognize.records import find_records, is_records, ways_of
+from latentcache.sources.recognize.find import IMAGES, RECORDS, check_folder, find_kind, find_layout
+from latentcache.sources.recognize.records import INFO_NAME, find_records, ways_of
 from latentcache.sources.record_scan import RecordScan, read_records
 from latentcache.sources.records import Way
 from latentcache.sources.units import ScanResult
-from latentcache.sources.walk import Tree
 
-IMAGES, RECORDS = "images", "records"
 _BLOCK = 1 << 12
 
 
@@ -47,6 +42,8 @@ class Listing(ScanResult):
     """As given, with the kind that was decided."""
     layout: Layout | None = None
     """Layout of the images: its word, why it was chosen, its sets. None: DATA are records."""
+    inventory: str = ""
+    """Digest of the names and sizes of all files of DATA, whatever part is read."""
     _ways: Sequence[Way | None] = field(default=(), repr=False)
     """Way to read each file of records."""
 
@@ -107,6 +104,7 @@ def scan(
     hash_all: bool = False,
     stopping: Callable[[], bool] = bool,
     recorded: Collection[str] = (),
+    inputs: Collection[str] = (),
 ) -> Listing:
     """Everything that is known about DATA without decoding or tokenizing.
 
@@ -123,6 +121,7 @@ def scan(
         stopping: Asked between files and every few thousand records. Once it gives True, no further file is read,
             and the listing is not whole.
         recorded: Folders of masks and control images that a snapshot names: they may be gone.
+        inputs: What the fields that are asked for need, such as ``image``: it decides between images and records.
 
     Raises:
         SourceNotFoundError: There is nothing at this path.
@@ -131,23 +130,34 @@ def scan(
         TableError: A metadata table cannot be read.
         SourceError: It cannot be listed or read.
     """
-    options, tree = options or SourceOptions(), Tree(data)
-    options = replace(options, kind=options.kind or _kind(data, tree))
+    options = options or SourceOptions()
+    is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
+    if is_file and data.name == INFO_NAME:
+        data, is_file = data.parent, False
+    if not is_file:
+        check_folder(data)
+    inventory = None if is_file else Inventory(data, follow_links=options.follow_links)
+    options = replace(options, kind=options.kind or find_kind(data, inventory, options, inputs))
     is_same = known is not None and {IMAGES: "image", RECORDS: "record"}[options.kind] in known.inputs
     shared: dict[str, Any] = {"known": known if is_same else None, "rejected": rejected}
     shared |= {"chosen": chosen, "full": full, "stopping": stopping}
     if options.kind == RECORDS:
-        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, split=options.split)
-        own = {**vars(RecordScan(options=options, **shared)(files)), "_ways": files.ways}
-        return Listing(**own, root=files.root.absolute(), data_kind=RECORDS, options=options)
-    if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
-        _check_folder(data)
-    layout, options = options.applied(find_layout(data, options.layout, options.split, tree=tree), recorded)
-    found = ImageScan(options=options, hash_all=hash_all, notes=notes, **shared)(layout)
-    if options.repeats is False:  # an image may be in two sets
-        columns = {name: column for name, column in found.samples.columns.items() if name != "repeats"}
-        found = replace(found, samples=replace(found.samples, columns=columns))
-    return Listing(**vars(found), root=layout.root.absolute(), data_kind=IMAGES, options=options, layout=layout)
+        files = find_records(data, options, inventory)
+        digest = file_digest(data) if inventory is None else inventory.digest()
+        result = RecordScan(options=options, **shared)(files)
+        more: dict[str, Any] = {"root": files.root, "_ways": files.ways}
+    else:
+        layout, options = options.applied(find_layout(data, options, inventory), recorded)
+        if inventory is None or layout.root.absolute() != data.absolute():
+            inventory = Inventory(layout.root, follow_links=options.follow_links)
+        digest = inventory.digest(layout.folders) if layout.folders else file_digest(data)
+        result = ImageScan(options=options, hash_all=hash_all, notes=notes, **shared)(layout, inventory)
+        if options.repeats is False:  # an image may be in two sets
+            columns = {name: column for name, column in result.samples.columns.items() if name != "repeats"}
+            result = replace(result, samples=replace(result.samples, columns=columns))
+        more = {"root": layout.root, "layout": layout}
+    more["root"] = more["root"].absolute()
+    return Listing(**vars(result), **more, inventory=digest, data_kind=options.kind, options=options)
 
 
 def names_root(data: Path, source: Mapping[str, Any]) -> Path:
@@ -165,35 +175,3 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
     readings = [one.tobytes() for one in np.asarray(samples.files.reading)]
     ways = ways_of(root, readings, str(options.part or ""), text_lines=options.text_lines)
     return Listing(data_kind=RECORDS, _ways=ways, **held)
-
-
-def _kind(data: Path, tree: Tree) -> str:
-    """Find the kind of DATA. A folder without images and records counts as images: that error lists its files."""
-    is_file = os.path.isfile(data)  # noqa: PTH113 - ``Path.is_file`` raises in a folder that is closed to this user
-    if not is_file:
-        _check_folder(data)
-    if holds_images(data, tree):
-        return IMAGES
-    if is_records(data):
-        return RECORDS
-    if is_file:
-        _check_folder(data)
-    try:
-        return RECORDS if find_records(data, datasets=(), text_lines=False).names else IMAGES
-    except EmptySourceError:
-        return IMAGES
-
-
-def _check_folder(data: Path) -> None:
-    try:
-        mode = data.stat().st_mode
-    except OSError as error:
-        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
-        kind = SourceNotFoundError if is_absent else SourceError
-        what = "no such folder" if is_absent else "the data folder cannot be used"
-        fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
-        raise kind(f"{what}: {data}", where=str(data), why=str(error.strerror), fix=fix) from error
-    if not stat.S_ISDIR(mode):
-        why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
-        fix = f"give the folder that holds the images: `latentcache build {shlex.quote(str(data.parent))}`"
-        raise UsageError(f"DATA is not a folder: {data}", where=str(data), why=why, fix=fix)

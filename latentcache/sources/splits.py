@@ -30,17 +30,17 @@ def splits_of(names: Sequence[str]) -> list[str]:
     """Split of each file; empty: none.
 
     If all are named ``train-00000-of-00001.parquet``, by that. Else by a word in the names of their folders, if every
-    folder of a file has one: beside others, a folder called ``test`` is a folder like them. Else by a word in the
-    file names, as ``datasets`` finds it.
+    folder that holds files has one: beside others, a folder called ``test`` is a folder like them. Else by a word in
+    the file names, as ``datasets`` finds it.
     """
     shards = [_SHARD.fullmatch(name) for name in names]
     if all(shards):
         return [match[1] for match in shards if match]
-    folders = {name.rpartition("/")[0] for name in names}
-    words = {folder: word for folder in folders if (word := _last_word(folder))}
-    if len(words) == len(folders):
-        return [words[name.rpartition("/")[0]] for name in names]
-    return [_last_word(name.rpartition("/")[2]) for name in names]
+    of_folder = {folder: _last_word(folder) for folder in {name.rpartition("/")[0] for name in names} - {""}}
+    if not all(of_folder.values()):
+        of_folder = {}
+    parts = [name.rpartition("/") for name in names]
+    return [of_folder.get(folder, "") or _last_word(base) for folder, _, base in parts]
 
 
 def _last_word(text: str) -> str:
@@ -50,7 +50,7 @@ def _last_word(text: str) -> str:
 
 def unread_folders(root: Path, folders: Sequence[str], given: str) -> tuple[str, dict[str, str]]:
     """The split to read of folders of images, and the topmost folders of the others -> their split."""
-    splits = splits_of([folder + "/" for folder in folders])
+    splits = for_training(splits_of([f"{folder}/" if folder else "" for folder in folders]))
     chosen = which_split(root, splits or [""], given)
     unread = dict[str, str]()
     for folder, split in zip(folders, splits, strict=True):

@@ -27,9 +27,9 @@ from latentcache.sources.archives.members import opened
 from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
+from latentcache.sources.inventory import is_inside
 from latentcache.sources.layout import CaptionRule, Layout
 from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
-from latentcache.sources.walk import is_inside
 
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")

@@ -26,14 +26,14 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.members import SPAN, Rows, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import as_rejected, counted, fault, rejected, unused_lines
+from latentcache.sources.causes import Notes, as_rejected, counted, fault, rejected, unused_lines
+from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles, above, hash_rows
 from latentcache.sources.layout import Layout
 from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
 from latentcache.sources.splits import missing_shards
 from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.units import Scan, Units
-from latentcache.sources.walk import IMAGE_EXTENSIONS, Notes
 
 _RULE = 2
 _CAPTIONS = ("txt", "caption", "json")

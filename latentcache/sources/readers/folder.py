@@ -29,12 +29,6 @@ from latentcache.sources.archives.members import SPAN, sizes
 from latentcache.sources.archives.tars import TAR
 from latentcache.sources.captions import CaptionFiles
 from latentcache.sources.causes import Notes, counted, in_order, rejected
-from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
-from latentcache.sources.layout import CaptionRule, ImageSet, Layout
-from latentcache.sources.partners import ENDINGS, Partners
-from latentcache.sources.recognize.kohya import balanced
-from latentcache.sources.table import TableImages, listed_images
-from latentcache.sources.units import Scan, ScanResult, Units
 from latentcache.sources.inventory import (
     CAPTION_EXTENSIONS,
     CLIP_EXTENSIONS,
@@ -45,6 +39,12 @@ from latentcache.sources.inventory import (
     Unused,
     extension_of,
 )
+from latentcache.sources.known import KnownFiles, hash_rows, is_range, match_names, take_rows, with_hashes
+from latentcache.sources.layout import CaptionRule, ImageSet, Layout
+from latentcache.sources.partners import ENDINGS, Partners
+from latentcache.sources.recognize.kohya import balanced
+from latentcache.sources.table import TableImages, listed_images
+from latentcache.sources.units import Scan, ScanResult, Units
 
 #: Most repeats of a sample.
 MAX_REPEATS = 65535
@@ -151,11 +151,9 @@ class _Files:
                     yield [folder.prefix + name for name in names]
                     entered[folder.path] = self._entered(folder, names, is_wanted), bounds
                     folder.release()
-                rows, bounds = entered[folder.path]
+                rows, bounds = entered[folder.path] if folder.folders else entered.pop(folder.path)
                 some = rows[:, bounds[start] : bounds[stop]]
                 self._rows.append(some[:, some[0] >= 0])
-                if stop == len(bounds) - 1:
-                    entered[folder.path] = rows[:, :0], bounds[:1]
 
     def _taken(self, folder: Folder) -> tuple[list[str], NDArray[np.bool_]]:
         """The names of a folder that may be images or captions, and (n,) True for these; others are noted."""
@@ -196,8 +194,8 @@ class _Files:
         endings = [name[name.rfind(".") :] for name in names]
         images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
         is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=count)
-        split, owners, role = self._layout.split_of(folder.path), self._layout.owners(prefix), self._layout.role(prefix)
-        is_sample = is_image
+        owners, role = self._layout.owners(prefix), self._layout.role(prefix)
+        split, is_sample = self._layout.split_of(folder.path), is_image
         if split:
             role = "split"
             self._left_to(split, [prefix + name for name in names])
@@ -534,9 +532,7 @@ def _samples(
     return SampleTable(names=names, files=files, inputs=inputs, columns=columns)
 
 
-def _nothing(
-    root: Path, unused: Mapping[str, int], layout: Layout, notes: Sequence[Rejected]
-) -> EmptySourceError:
+def _nothing(root: Path, unused: Mapping[str, int], layout: Layout, notes: Sequence[Rejected]) -> EmptySourceError:
     if count := sum(len(one.files) for one in layout.sets):
         return EmptySourceError(
             f"no images in {count_of(count, 'archives')} of {root}",

@@ -179,7 +179,8 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
                 if folder
             },
         },
-        unread=frozenset(moved(part, folder) for part in parts for folder in part.unread),
+        unread={moved(part, folder): split for part in parts for folder, split in part.unread.items()},
+        split=next((part.split for part in parts if part.unread), ""),
         used=frozenset(relative(one, root) for one in used if one.is_relative_to(root)),
         notes=(
             *(replace(note, name=moved(part, note.name)) for part in parts for note in part.notes),

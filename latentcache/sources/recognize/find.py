@@ -1,4 +1,4 @@
-"""Layout of DATA: each convention is tried, and two that fit are an error.
+"""What DATA is: each convention is tried, and two that fit are an error.
 
 The plain folder is the last resort: images with caption files beside them, nested as one likes.
 """
@@ -6,24 +6,49 @@ The plain folder is the last resort: images with caption files beside them, nest
 from __future__ import annotations
 
 import shlex
+import stat
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from latentcache.errors import LatentcacheError, SourceAmbiguousError, SourceError, UsageError
+from latentcache.errors import (
+    LatentcacheError,
+    SourceAmbiguousError,
+    SourceError,
+    SourceNotFoundError,
+    UsageError,
+)
 from latentcache.sources.archives.tars import kind_of_archive
+from latentcache.sources.inventory import TABLE_NAMES, Inventory, extension_of
 from latentcache.sources.layout import FOLDER, ImageSet, Layout, unfit
-from latentcache.sources.reading import open_source
+from latentcache.sources.options import SourceOptions
+from latentcache.sources.reading import kind_of, open_source
 from latentcache.sources.recognize import hub, kohya
 from latentcache.sources.recognize.config import MAX_BYTES, Config, Trainer, read_config
-from latentcache.sources.recognize.records import is_records
+from latentcache.sources.recognize.records import INFO_NAME, holds_records
 from latentcache.sources.recognize.trainers import ONETRAINER, OWN, SIMPLETUNER
-from latentcache.sources.splits import choose_split
-from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Tree, Walk
+from latentcache.sources.records import KINDS
+from latentcache.sources.splits import choose_split, unread_folders
+
+IMAGES, RECORDS = "images", "records"
 
 
-def _plain(tree: Tree) -> Layout:
+def _plain(inventory: Inventory, options: SourceOptions) -> Layout:
     why = "images, with caption files beside them if there are any"
-    return Layout(word=FOLDER, why=why, root=tree.root, sets=(ImageSet(folder=""),))
+    layout = Layout(word=FOLDER, why=why, root=inventory.root, sets=(ImageSet(folder=""),))
+    aside = {folder.strip("/") for folder in options.folders}
+    folders = [
+        folder.path
+        for folder in inventory.below()
+        if folder.images and not layout.role(folder.prefix) and not _is_below(folder.path, aside)
+    ]
+    split, unread = unread_folders(inventory.root, folders, options.split)
+    return replace(layout, split=split, unread=unread)
+
+
+def _is_below(path: str, folders: Collection[str]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for folder in folders if folder)
 
 
 #: Conventions of folders by their word.
@@ -38,15 +63,53 @@ _MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"'
 _HEAD = 1 << 16
 
 
-def find_layout(data: Path, word: str = "", split: str = "", *, tree: Tree | None = None) -> Layout:
-    """Find the layout of a folder, or of what a configuration file names; ``tree``: the folder, listed in part.
+def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, inputs: Collection[str]) -> str:
+    """``images`` or ``records``; a folder without both counts as images: that error lists its files.
+
+    ``inputs``: what the fields that are asked for need. They decide if a folder holds both.
+
+    Raises:
+        SourceAmbiguousError: A folder holds both, and nothing decides.
+    """
+    if inventory is None:
+        if is_config(data) or hub.is_of_images(data):
+            return IMAGES
+        if data.name == INFO_NAME or extension_of(data.name) in KINDS:
+            return RECORDS
+        raise _no_folder(data)
+    has_images = _holds_images(inventory, options)
+    if has_images and "image" in inputs:
+        return IMAGES
+    if not holds_records(inventory):
+        texts = not has_images and any(
+            KINDS.get(extension) for folder in inventory.below() for extension in folder.counts
+        )
+        return RECORDS if texts else IMAGES
+    if not has_images or "record" in inputs:
+        return RECORDS
+    raise SourceAmbiguousError(
+        f"DATA has images and records: {inventory.root}",
+        where=str(inventory.root),
+        why="--model is for images, --tokenizer for records",
+        fix="give --model to encode the images, or --tokenizer to encode the records",
+    )
+
+
+def find_layout(data: Path, options: SourceOptions, inventory: Inventory | None = None) -> Layout:
+    """Find the layout of a folder of images, or of what a file names; ``inventory``: that of a folder.
 
     Raises as ``scan.scan``; SourceAmbiguousError if DATA can be read in two ways.
     """
+    word = options.layout
     if word and word not in WORDS:
         raise unfit(data, word, f"expected one of {', '.join(WORDS)}")
-    found = _of_file(data, word) if data.is_file() else _of_folder(tree or Tree(data), word)
-    return found if found.word == OWN.word and not split else choose_split(found, split)
+    if inventory is None and not data.is_file():
+        check_folder(data)
+        inventory = Inventory(data, follow_links=options.follow_links)
+    layout = _of_file(data, options) if inventory is None else _of_folder(inventory, options)
+    if layout.word == FOLDER or (layout.word == OWN.word and not options.split):
+        return layout
+    return choose_split(layout, options.split)
 
 
 def is_config(data: Path) -> bool:
@@ -63,56 +126,79 @@ def is_config(data: Path) -> bool:
         return False  # whoever reads it as something else says why
 
 
-def holds_images(data: Path, tree: Tree) -> bool:
-    """True if DATA is images: by a configuration, an archive, a metadata table, or the name of any file."""
-    if data.is_file():
-        return is_config(data) or hub.is_of_images(data)
-    if any(recognize(tree) is not None for recognize in hub.ARCHIVES.values()):
-        return True
-    if is_records(data):
-        return False
-    if any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below()):
-        return True
+def check_folder(data: Path) -> None:
+    """Raise an error if DATA is no folder."""
+    try:
+        mode = data.stat().st_mode
+    except OSError as error:
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        kind = SourceNotFoundError if is_absent else SourceError
+        what = "no such folder" if is_absent else "the data folder cannot be used"
+        fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
+        raise kind(f"{what}: {data}", where=str(data), why=str(error.strerror), fix=fix) from error
+    if not stat.S_ISDIR(mode):
+        raise _no_folder(data)
+
+
+def _no_folder(data: Path) -> UsageError:
+    mode = data.stat().st_mode
+    why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
+    fix = f"give the folder that holds the images: `latentcache build {shlex.quote(str(data.parent))}`"
+    return UsageError(f"DATA is not a folder: {data}", where=str(data), why=why, fix=fix)
+
+
+def _holds_images(inventory: Inventory, options: SourceOptions) -> bool:
+    """True if a folder holds images: by an archive, a metadata table, a configuration, or the name of any file."""
     configs = {name for one in CONFIGS.values() for name in one.names}
-    return bool(tree.top.others & configs) or any(stop > start for _, start, stop in Walk(data, IMAGE_EXTENSIONS))
+    if configs.intersection(inventory.top.others):
+        return True
+    if any(folder.images or not _TABLES.isdisjoint(folder.others) for folder in inventory.below()):
+        return True
+    return any(recognize(inventory, options) is not None for recognize in hub.ARCHIVES.values())
 
 
-def _of_folder(tree: Tree, word: str) -> Layout:
-    finders = {name: partial(_in_folder, one) for name, one in CONFIGS.items()} | FOLDERS
+_TABLES = frozenset(TABLE_NAMES)
+
+
+def _of_folder(inventory: Inventory, options: SourceOptions) -> Layout:
+    finders: dict[str, hub.Recognizer] = {name: partial(_in_folder, one) for name, one in CONFIGS.items()}
+    finders |= FOLDERS
+    word = options.layout
     if word:
-        found = finders[word](tree)
+        found = finders[word](inventory, options)
         if found is None:
-            raise unfit(tree.root, word, "nothing in the folder has this form")
+            raise unfit(inventory.root, word, "nothing in the folder has this form")
         return found
-    if mine := finders.pop(OWN.word)(tree):
+    if mine := finders.pop(OWN.word)(inventory, options):
         return mine
     del finders[FOLDER]
-    fitting = [one for finder in finders.values() if (one := finder(tree)) is not None]
-    if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
-        fitting = [one for one in fitting if one.word != kohya.WORD]
+    fitting = [layout for finder in finders.values() if (layout := finder(inventory, options)) is not None]
+    if any(layout.word in CONFIGS for layout in fitting):  # it names folders, whatever these are called
+        fitting = [layout for layout in fitting if layout.word != kohya.WORD]
     if not fitting:
-        return _plain(tree)
-    readings = [(one.word, one.why) for one in fitting]
+        return _plain(inventory, options)
+    readings = [(layout.word, layout.why) for layout in fitting]
     if len(fitting) == 1 and fitting[0].doubt:
         readings.append((FOLDER, fitting[0].doubt))
     if len(readings) > 1:
-        words, path = [name for name, _ in readings], shlex.quote(str(tree.root))
+        words, path = [name for name, _ in readings], shlex.quote(str(inventory.root))
         raise SourceAmbiguousError(
-            f"DATA can be read as {' or '.join(words)}: {tree.root}",
-            where=str(tree.root),
+            f"DATA can be read as {' or '.join(words)}: {inventory.root}",
+            where=str(inventory.root),
             why="; ".join(f"{name}: {why}" for name, why in readings),
             fix=" or ".join(f"`latentcache build {path} --layout {name}`" for name in words),
         )
     return fitting[0]
 
 
-def _of_file(data: Path, word: str) -> Layout:
+def _of_file(data: Path, options: SourceOptions) -> Layout:
+    word = options.layout
     if kind_of_archive(data.name):
         return hub.recognize_file(data, word)
     config = read_config(data)
     trainer = CONFIGS.get(word) if word else _trainer(config.value)
     if trainer is not None and trainer.fits(config.value):
-        return _read(trainer, config, None)
+        return _read(trainer, config, None, options)
     why = f"expected a file as one of {', '.join(CONFIGS)} has it"
     if word:
         raise unfit(data, word, why)
@@ -124,17 +210,20 @@ def _trainer(value: object) -> Trainer | None:
     return next((one for one in CONFIGS.values() if one.fits(value)), None)
 
 
-def _in_folder(trainer: Trainer, tree: Tree) -> Layout | None:
-    name = next((name for name in trainer.names if name in tree.top.others), "")
-    config = read_config(tree.root / name) if name else None
+def _in_folder(trainer: Trainer, inventory: Inventory, options: SourceOptions) -> Layout | None:
+    name = next((name for name in trainer.names if name in inventory.top.others), "")
+    config = read_config(inventory.root / name) if name else None
     if config is None or not trainer.fits(config.value):
         return None
-    return _read(trainer, config, tree.root)
+    return _read(trainer, config, inventory.root, options)
 
 
-def _read(trainer: Trainer, config: Config, base: Path | None) -> Layout:
+def _read(trainer: Trainer, config: Config, base: Path | None, options: SourceOptions) -> Layout:
+    def find(data: Path, layout: str, split: str) -> Layout:
+        return find_layout(data, SourceOptions(layout=layout, split=split, follow_links=options.follow_links))
+
     try:
-        return trainer.read(config, base, find_layout)
+        return trainer.read(config, base, find)
     except LatentcacheError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from latentcache.sources.archives.entries import shows_images
 from latentcache.sources.archives.tars import ARROW, PACKED, PARQUET, TAR, kind_of_archive
 from latentcache.sources.inventory import TABLE_NAMES, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout, unfit
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize.records import DICT_NAME, INFO_NAME, STATE_NAME, saved_files, saved_splits
 from latentcache.sources.splits import splits_of
 
@@ -31,7 +32,7 @@ WORDS = {TAR: "webdataset", PARQUET: "parquet", ARROW: "saved"}
 _NUMBER = re.compile("[0-9]+")
 
 
-def _tables(inventory: Inventory) -> Layout | None:
+def _tables(inventory: Inventory, _: SourceOptions) -> Layout | None:
     names = [name for name in inventory.files(*TABLE_NAMES) if name.rpartition("/")[2] in TABLE_NAMES]
     folders = [name.rpartition("/")[0] for name in names]
     for folder, count in Counter(folders).items():
@@ -51,7 +52,7 @@ def _tables(inventory: Inventory) -> Layout | None:
     )
 
 
-def _tars(inventory: Inventory) -> Layout | None:
+def _tars(inventory: Inventory, _: SourceOptions) -> Layout | None:
     names, packed = inventory.files(".tar"), inventory.files(*PACKED)
     count = sum(len(folder.stats) for folder in inventory.below())
     if not (_contain_images(inventory.root, names, TAR) or (packed and not names and count == len(packed))):
@@ -59,14 +60,14 @@ def _tars(inventory: Inventory) -> Layout | None:
     return _layout(inventory, TAR, [*names, *packed], splits_of([*names, *packed]))
 
 
-def _rows(inventory: Inventory) -> Layout | None:
+def _rows(inventory: Inventory, _: SourceOptions) -> Layout | None:
     names = [name for name in inventory.files(".parquet") if name.rpartition("/")[2] not in TABLE_NAMES]
     if not _contain_images(inventory.root, names, PARQUET, unread=not inventory.files(".jsonl", ".ndjson")):
         return None
     return _layout(inventory, PARQUET, names, splits_of(names))
 
 
-def _saved(inventory: Inventory) -> Layout | None:
+def _saved(inventory: Inventory, _: SourceOptions) -> Layout | None:
     """A data set that ``datasets`` saved, with a column of images."""
     try:
         splits = saved_splits(inventory)
@@ -81,7 +82,7 @@ def _saved(inventory: Inventory) -> Layout | None:
     return replace(layout, used=frozenset((*used, DICT_NAME)), doubt="")
 
 
-Recognizer = Callable[[Inventory], Layout | None]
+Recognizer = Callable[[Inventory, SourceOptions], Layout | None]
 #: Word -> how it is recognized.
 ARCHIVES: dict[str, Recognizer] = {WORDS[TAR]: _tars, WORDS[PARQUET]: _rows, WORDS[ARROW]: _saved}
 FORMS: dict[str, Recognizer] = {TABLES_WORD: _tables, **ARCHIVES}

@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import count_of
+from latentcache.sources.inventory import Folder, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.partners import ALPHA
 from latentcache.sources.recognize.config import Config, Trainer, joined, of_set, partners
-from latentcache.sources.inventory import Folder, Inventory
 
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
@@ -54,7 +55,7 @@ def _rule(class_words: str, extensions: tuple[str, ...] = (".txt", ".caption")) 
 # folders
 
 
-def recognize(inventory: Inventory) -> Layout | None:
+def recognize(inventory: Inventory, options: SourceOptions) -> Layout | None:
     """Folders named ``N_class words`` that hold images, in DATA or in its folder ``img``."""
     base = next((name for name in ("", *IMAGE_FOLDERS) if _named(inventory, name)), None)
     if base is None:
@@ -69,13 +70,17 @@ def recognize(inventory: Inventory) -> Layout | None:
         sets.append(ImageSet(folder=folder.path, recursive=False, balance=str(inventory.root), captions=rule, **more))
     first = sets[0]
     why = f"{first.folder}/ reads as {first.repeats} repeats of {first.class_words or 'no class words'!r}"
-    return Layout(word=WORD, why=why, root=inventory.root, sets=tuple(sets), doubt=_doubt(inventory, base, [*train, *reg]))
+    return Layout(
+        word=WORD, why=why, root=inventory.root, sets=tuple(sets), doubt=_doubt(inventory, base, [*train, *reg])
+    )
 
 
 def _named(inventory: Inventory, base: str) -> list[Folder]:
     if base and base not in inventory.top.folders:
         return []
-    names = [name for name in inventory.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1]
+    names = [
+        name for name in inventory.folder(base).folders if (match := _NAME.fullmatch(name)) and int(match[1]) >= 1
+    ]
     found = [inventory.folder(f"{base}/{name}" if base else name) for name in names]
     return [folder for folder in found if folder.images]
 

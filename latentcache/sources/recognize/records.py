@@ -17,25 +17,22 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import (
-    EmptySourceError,
-    SourceError,
-    SourceNotFoundError,
-    UsageError,
-)
+from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
 from latentcache.fields.table import Rejected
-from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import hint_for, rejected
+from latentcache.sources.archives.entries import shows_images
+from latentcache.sources.causes import Notes, counted, hint_for, rejected
+from latentcache.sources.inventory import PACKED_EXTENSIONS, TABLE_NAMES, Inventory, Unused, extension_of
+from latentcache.sources.layout import RecordFiles
+from latentcache.sources.options import SourceOptions
 from latentcache.sources.reading import listed, read_document, shown
+from latentcache.sources.record_scan import RecordReader
 from latentcache.sources.records import KINDS, TEXT, RecordFormat, Way
 from latentcache.sources.splits import for_training, missing_shards, splits_of, which_split
-from latentcache.sources.walk import Walk, extension_of
 
 INFO_NAME = "dataset_info.json"
 STATE_NAME, DICT_NAME = "state.json", "dataset_dict.json"
@@ -53,55 +50,9 @@ _WANTED = frozenset((*KINDS, *_UNREAD, *PACKED_EXTENSIONS))
 _ENTRY = frozenset(("file_name", "script_url", *_SERVERS))
 
 
-@dataclass(slots=True)
-class RecordFiles:
-    """The F files to read, and the rest; filled while DATA is looked at."""
-
-    root: Path
-    alone: bool = False
-    """True if DATA is this one file."""
-    names: list[str] = field(default_factory=list)
-    """Below the root."""
-    ways: list[Way] = field(default_factory=list)
-    """(F,) how each is read."""
-    stats: list[Any] = field(default_factory=list)
-    """(F, 5) see ``inventory.Folder``; zeros for a file without a state."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
-    inventory: str = ""
-    """Digest of the names and sizes below the root."""
-
-    def take(self, names: Iterable[str], way: Way) -> None:
-        """Add files that are read in one way."""
-        for name in names:
-            try:
-                stat: tuple[int, ...] = StatMemo.of((self.root / name).stat()).identity
-            except OSError:  # reading it gives the reason
-                stat = (0,) * 5
-            self.names.append(name)
-            self.ways.append(way)
-            self.stats.append(stat)
-
-    def leave(self, inventory: Inventory, known: Collection[str] = ()) -> None:
-        """Add what the inventory could not use, and a note on the files that nothing names."""
-        used = {*self.names, *known, *(item.name for item in (*self.rejected, *self.notes))}
-        unused, notes = Unused(), Notes()
-        for folder in inventory.below():
-            self.rejected += folder.rejected.values()
-            notes.add(*folder.notes)
-            names = (folder.prefix + name for name in (*folder.names, *folder.loose))
-            unused.add(name for name in names if name not in used)
-        notes.add(*unused.notes())
-        self.notes += notes.all()
-        self.inventory = inventory.digest()
-
-
 def find_records(data: Path, options: SourceOptions, inventory: Inventory | None) -> RecordFiles:
     """The files of records in a file or folder, not opened yet; raises as ``scan.scan``. A file has no inventory."""
-    if inventory is None:
-        records = _alone(data, options)
-    else:
-        records = _in_folder(inventory, options)
+    records = _alone(data, options) if inventory is None else _in_folder(inventory, options)
     if any(way.kind in ("parquet", "arrow") for way in records.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
@@ -172,15 +123,40 @@ def holds_records(inventory: Inventory) -> bool:
     """True if a folder describes records, or one of its files begins with one; texts may be captions."""
     if saved_splits(inventory) or is_dataset_info(inventory):
         return True
-    return any(_begins_with_record(inventory.root, name) for name in _record_names(inventory) if _is_apart(name))
+    return any(_begins_with_record(inventory.root, name) for name in _apart(inventory))
+
+
+def _apart(inventory: Inventory) -> Iterator[str]:
+    """Files that may hold records, but for metadata tables and the captions of images."""
+    for folder in inventory.below():
+        stems = {name.rpartition(".")[0] for name in folder.names} if folder.images else set[str]()
+        for name in folder.others:
+            is_caption = extension_of(name) == ".json" and name.rpartition(".")[0] in stems
+            if extension_of(name) in KINDS and name not in TABLE_NAMES and not is_caption:
+                yield folder.prefix + name
 
 
 def _begins_with_record(root: Path, name: str) -> bool:
+    kind, path = KINDS[extension_of(name)], root / name
     try:
-        reader = RecordReader(root / name, name, Way(kind=KINDS[extension_of(name)]))
-        return next(iter(reader), None) is not None
+        if kind == "parquet" and shows_images(path, kind):
+            return False
+        return next(iter(RecordReader(path, name, Way(kind=kind))), None) is not None
     except (UnusableSampleError, ImportError):
         return False
+
+
+def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = ()) -> None:
+    """Add what the inventory could not use, and a note on the files that nothing names."""
+    used = {*records.names, *known, *(item.name for item in (*records.rejected, *records.notes))}
+    unused, notes = Unused(), Notes()
+    for folder in inventory.below():
+        records.rejected += folder.rejected.values()
+        notes.add(*folder.notes)
+        names = (folder.prefix + name for name in (*folder.names, *folder.loose))
+        unused.add(name for name in names if name not in used)
+    notes.add(*unused.notes())
+    records.notes += notes.all()
 
 
 def _by_state(records: RecordFiles, inventory: Inventory, splits: Sequence[str], split: str) -> None:
@@ -193,7 +169,7 @@ def _by_state(records: RecordFiles, inventory: Inventory, splits: Sequence[str],
         words = f"files of the split {its}; {chosen} is read"
         records.notes.append(counted(f"{its}/", "split-unused", len(names), words))
         used.update(names)
-    records.leave(inventory, {*used, DICT_NAME})
+    _leave(records, inventory, {*used, DICT_NAME})
 
 
 def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ...]) -> None:
@@ -216,7 +192,7 @@ def _by_info(records: RecordFiles, inventory: Inventory, datasets: tuple[str, ..
                     why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
                 item = rejected(name, "table-unused" if is_folder else "unread-form", f"{name}: {why}")
                 (records.notes if is_folder else records.rejected).append(item)
-    records.leave(inventory, {INFO_NAME})
+    _leave(records, inventory, {INFO_NAME})
 
 
 def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions) -> None:
@@ -250,7 +226,7 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
         notes.add(counted(first[split], "split-unused", count, f"files of the split {split}; {chosen} is read"))
     notes.add(*missing_shards(records.names))
     records.notes += notes.all()
-    records.leave(inventory, readable)
+    _leave(records, inventory, readable)
 
 
 def read_dataset_info(
@@ -301,7 +277,10 @@ def is_dataset_info(inventory: Inventory) -> bool:
 
 
 def saved_splits(inventory: Inventory) -> list[str]:
-    """Splits of a data set that ``datasets`` saved; one without a name if it has none. Empty: it is no such folder."""
+    """Splits of a data set that ``datasets`` saved; one without a name if it has none.
+
+    Empty: the folder is another one.
+    """
     if STATE_NAME in inventory.top.others and _data_files(inventory, "") is not None:
         return [""]
     splits = _value(inventory, DICT_NAME, "splits") if DICT_NAME in inventory.top.others else None

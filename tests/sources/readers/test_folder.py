@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.errors import EmptySourceError, SourceAmbiguousError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
@@ -339,8 +339,9 @@ def test_touched_files_are_hashed_again(tmp_path, trusting):
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
-        (("a.jpg", "b.jsonl"), "images"),
-        (("metadata.jsonl", "b.jsonl"), "images"),
+        (("a.jpg",), "images"),
+        (("a.jpg", "b.jsonl"), "both"),
+        (("metadata.jsonl", "b.jsonl"), "both"),
         (("b.jsonl", "c.txt"), "records"),
         (("c.txt", "README.md"), "records"),
     ],
@@ -348,10 +349,17 @@ def test_touched_files_are_hashed_again(tmp_path, trusting):
 def test_kinds_of_folders(tmp_path, files, kind):
     for name in files:
         (tmp_path / name).write_text('{"text": "x", "file_name": "a.jpg"}\n')
-    assert scan(tmp_path).data_kind == kind
-    (tmp_path / "dataset_info.json").write_text("{}")
-    with pytest.raises(EmptySourceError, match="no records"):
+    for name in ("state.json", "args.json", "dataset_infos.json", "dataset_info.json"):  # of other programs
+        (tmp_path / name).write_text('{"step": 7}')
+    if kind != "both":
+        assert scan(tmp_path).data_kind == kind
+        return
+    with pytest.raises(SourceAmbiguousError, match="images and records") as caught:
         scan(tmp_path)
+    assert "--model" in caught.value.fix
+    assert "--tokenizer" in caught.value.fix
+    assert scan(tmp_path, inputs=("image",)).data_kind == "images"
+    assert scan(tmp_path, inputs=("record",)).data_kind == "records"
 
 
 def test_masks_stay_with_their_images_if_a_caption_is_rejected(tmp_path):

@@ -324,7 +324,7 @@ def test_onetrainer_concepts_that_do_not_train(tmp_path):
     assert rows(found) == [("a/x.jpg", "x", 1)]
     details = {note.reason: note.detail for note in found.notes}
     assert details["config-ignored"] == "1 setting of concepts.json has no effect here: b (balancing 0)"
-    assert details["split-unused"] == "c of the split validation; train is read"
+    assert details["split-unused"] == "1 file of the split validation; train is read, the first is c/z.jpg"
     assert details["mask"] == "1 mask belongs to no image, the first is a/x-masklabel.jpg"
     assert details["control"] == "1 control image belongs to no image, the first is a/y-condlabel.png"
     assert rows(scan(tmp_path / "concepts.json", SourceOptions(split="validation"))) == [("c/z.jpg", "z", 1)]

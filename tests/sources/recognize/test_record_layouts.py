@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.sources.inventory import Inventory
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.recognize import records
-from latentcache.sources.recognize.records import is_saved, read_dataset_info, saved_files
+from latentcache.sources.recognize.records import read_dataset_info, saved_files, saved_splits
 from latentcache.sources.scan import scan
 from latentcache.sources.splits import splits_of
 
@@ -260,15 +261,15 @@ def test_a_missing_file_is_an_error(tmp_path, text):
         read_dataset_info(tmp_path)
 
 
-def test_the_files_that_a_saved_data_set_names(tmp_path):
-    assert not is_saved(tmp_path)
+@pytest.mark.parametrize("text", ["{", "[]", '{"step": 7}', '{"_data_files": [{"name": "a"}]}'])
+def test_the_files_that_a_saved_data_set_names(tmp_path, text):
+    assert saved_splits(Inventory(tmp_path)) == []
     names = {"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]}
     (tmp_path / "state.json").write_text(json.dumps(names))
-    assert is_saved(tmp_path)
-    assert list(saved_files(tmp_path)) == ["b.arrow", "a.arrow"]
-    (tmp_path / "state.json").write_text("{")
-    with pytest.raises(SourceError, match=r"state\.json"):
-        list(saved_files(tmp_path))
+    assert saved_splits(Inventory(tmp_path)) == [""]
+    assert saved_files(Inventory(tmp_path), "") == ["b.arrow", "a.arrow"]
+    (tmp_path / "state.json").write_text(text)
+    assert saved_splits(Inventory(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -279,6 +280,8 @@ def test_the_files_that_a_saved_data_set_names(tmp_path):
         ("train.jsonl val.jsonl my_eval-2.jsonl", "train validation test"),
         ("Test.jsonl latest.jsonl trained.jsonl", "test  "),
         ("train/test.jsonl train/b.jsonl", "train train"),
+        ("train/a.jsonl cats/b.jsonl", " "),
+        ("train-0.tar test-0.tar", "train test"),
         ("a.jsonl b.jsonl", " "),
     ],
 )

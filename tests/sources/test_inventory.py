@@ -1,4 +1,4 @@
-"""The walk lists, rejects or notes every file, and ends."""
+"""The inventory lists, rejects or notes every file, and ends."""
 
 import os
 import socket
@@ -12,8 +12,8 @@ import pytest
 from latentcache.errors import SourceError
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.readers.folder import IMAGE_EXTENSIONS
-from latentcache.sources.walk import Walk, in_order
+from latentcache.sources.causes import Notes, in_order
+from latentcache.sources.inventory import Inventory, Unused
 
 NOBODY = 65534
 
@@ -26,20 +26,22 @@ def put(root: Path, *names: str) -> None:
 
 
 class WalkResult:
-    def __init__(self, root: Path) -> None:
-        self.walk = Walk(root, IMAGE_EXTENSIONS | {".txt"})
-        self.names, self.stats = list[str](), dict[str, list[int]]()
-        for level, start, stop in self.walk:
-            level.mark = True
-            self.names += (level.prefix + name for name in level.names[start:stop])
-            self.stats |= {level.prefix + n: s for n, s in zip(level.names, level.stats.tolist(), strict=True)}
+    def __init__(self, root: Path, **options: bool) -> None:
+        self.inventory = Inventory(root, **options)
+        self.names, self.stats, self.rejected = list[str](), dict[str, list[int]](), list[Rejected]()
+        notes, self.unused = Notes(), Unused()
+        for folder, start, stop in self.inventory.spans():
+            names = [folder.prefix + name for name in folder.names]
+            self.names += names[start:stop]
+            self.stats |= dict(zip(names, folder.stats.tolist(), strict=True))
+        for folder in self.inventory.below():
+            self.rejected += folder.rejected.values()
+            notes.add(*folder.notes)
+            self.unused.add(folder.prefix + name for name in folder.loose)
         assert sorted(self.stats) == sorted(self.names)
-        self.rejected = in_order(self.walk.rejected)
-
-    @property
-    def notes(self) -> tuple[Rejected, ...]:
-        self.walk.note_unused()
-        return self.walk.notes.all()
+        self.rejected = in_order(self.rejected)
+        notes.add(*self.unused.notes())
+        self.notes = notes.all()
 
 
 def causes(items: tuple[Rejected, ...]) -> list[tuple[str, str]]:
@@ -50,10 +52,11 @@ def causes(items: tuple[Rejected, ...]) -> list[tuple[str, str]]:
 def test_suffixes_match_in_any_case_and_byte_order(tmp_path):
     put(tmp_path, "b.JPG", "a/z.png", "a.jpg", "a-b.WebP", "Z.tiff", "é.avif", "notes.txt", "x.psd", "jpg", "c.Heic")
     walk = WalkResult(tmp_path)
-    assert walk.names == ["Z.tiff", "a-b.WebP", "a.jpg", "a/z.png", "b.JPG", "c.Heic", "notes.txt", "é.avif"]
+    names = ["Z.tiff", "a-b.WebP", "a.jpg", "a/z.png", "b.JPG", "c.Heic", "jpg", "notes.txt", "x.psd", "é.avif"]
+    assert walk.names == names
     assert walk.rejected == ()
-    assert walk.walk.others == {".psd": 1, "": 1}
-    assert causes(walk.notes) == [("jpg", "unused"), ("x.psd", "unused")]
+    assert walk.inventory.top.counts[".heic"] == 1
+    assert walk.inventory.top.others == ("jpg", "x.psd")
     assert walk.stats["a.jpg"] == list(StatMemo.of((tmp_path / "a.jpg").stat()).identity)
 
 
@@ -98,15 +101,15 @@ def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
     assert walk.rejected[2].detail == f"the link leads to {outside / 'b.jpg'}"
 
 
-def test_too_deep_folders_are_an_error(tmp_path):
+def test_deep_folders_are_listed_as_far_as_the_system_has_names_for_them(tmp_path):
     path = root = tmp_path / "deep"
     root.mkdir()
     try:
         for _ in range(1200):
             path /= "a"
             path.mkdir()
-        with pytest.raises(SourceError, match="too deep"):
-            WalkResult(root)
+        (path / "a.jpg").write_bytes(b"x")
+        assert WalkResult(root).names == ["a/" * 1200 + "a.jpg"]
     finally:  # pytest removes old folders by recursion
         subprocess.run(["rm", "-rf", root], check=True)
 
@@ -144,7 +147,7 @@ def test_caches_are_skipped(tmp_path):
     put(tmp_path, "a.jpg", "set.latentcache/x.jpg", "mine/CURRENT", "mine/shards/1/x.png", "CURRENT", "my/CURRENT")
     put(tmp_path, "my/b.jpg", "shards/c.jpg", "young/shards/x.jpg", "young/builder.lock")
     walk = WalkResult(tmp_path)
-    assert walk.names == ["a.jpg", "my/b.jpg", "shards/c.jpg"]
+    assert walk.names == ["CURRENT", "a.jpg", "my/CURRENT", "my/b.jpg", "shards/c.jpg"]
     caches = [(name, "cache-folder") for name in ("mine/", "set.latentcache/", "young/")]
     assert [pair for pair in causes(walk.notes) if pair[1] != "unused"] == caches
 
@@ -168,16 +171,17 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
         import os, sys
         from pathlib import Path
         from latentcache.errors import SourceError
-        from latentcache.sources.walk import Walk
+        from latentcache.sources.inventory import Inventory
         os.chdir(sys.argv[1])
         if os.geteuid() == 0:
             os.setgid(int(sys.argv[2]))
             os.setuid(int(sys.argv[2]))
-        walk = Walk(Path("."), {".jpg"})
-        names = [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]
-        result = [names, [(r.name, r.reason, r.detail) for r in walk.rejected]]
+        folders = list(Inventory(Path(".")).below())
+        names = [folder.prefix + name for folder in folders for name in folder.names]
+        rejected = [item for folder in folders for item in folder.rejected.values()]
+        result = [names, [(item.name, item.reason, item.detail) for item in rejected]]
         try:
-            list(Walk(Path("closed"), {".jpg"}))
+            Inventory(Path("closed")).top
         except SourceError as error:
             result.append(error.why)
         sys.stdout.write(repr(result))
@@ -194,10 +198,27 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
     assert answer.stdout == repr([["open/a.jpg"], rejected, "Permission denied"])
 
 
-def test_a_table_that_is_not_read_is_noted(tmp_path):
-    (tmp_path / "sub").mkdir()
-    for folder in (tmp_path, tmp_path / "sub"):
-        (folder / "metadata.csv").write_text("file_name,text\n")
-    notes = WalkResult(tmp_path).notes
-    assert causes(notes) == [(name, "nested-table") for name in ("metadata.csv", "sub/metadata.csv")]
-    assert "--layout imagefolder" in notes[0].hint
+@pytest.mark.parametrize("kind", ["image.jpg", "rows.parquet", "chats.jsonl", "a.tar", "metadata.csv", "notes.txt"])
+def test_links_into_the_blobs_of_the_hub_are_followed(tmp_path, kind):
+    hub = tmp_path / "datasets--me--set"
+    put(hub, "blobs/0123", "snapshots/main/sub/b.jpg")
+    data = hub / "snapshots" / "main"
+    (data / kind).symlink_to("../../blobs/0123")
+    (data / "sub" / kind).symlink_to("../../../blobs/0123")
+    put(tmp_path, "elsewhere")
+    (data / f"out-{kind}").symlink_to(tmp_path / "elsewhere")
+    walk = WalkResult(data)
+    assert [name for name in walk.names if name.endswith(kind)] == [kind, f"sub/{kind}"]
+    assert causes(walk.rejected) == [(f"out-{kind}", "outside-root")]
+    followed = WalkResult(data, follow_links=True)
+    assert (f"out-{kind}" in followed.names, followed.rejected) == (True, ())
+
+
+def test_the_digest_is_of_names_and_sizes_alone(tmp_path):
+    for root in ("a", "b"):
+        put(tmp_path / root, "x.jpg", "deep/y.txt")
+    digests = [Inventory(tmp_path / root).digest() for root in ("a", "b")]
+    assert digests[0] == digests[1]
+    (tmp_path / "b" / "x.jpg").write_bytes(b"xx")
+    assert Inventory(tmp_path / "b").digest() != digests[0]
+    assert Inventory(tmp_path / "b").digest(("deep",)) == Inventory(tmp_path / "a").digest(("deep",))
