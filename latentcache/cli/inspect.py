@@ -68,10 +68,12 @@ def inspect(
 
 def _scanned(settings: Any, failure: LatentcacheError) -> Listing:
     """DATA as it is listed, for a build that would fail; raises the failure if DATA cannot be listed."""
+    from latentcache.pipeline.existing import kind_of
     from latentcache.sources.scan import scan
 
     try:
-        return scan(settings.data, settings.source)
+        inputs = [name for field in settings.fields for name in kind_of(field).inputs]
+        return scan(settings.data, settings.source, inputs=inputs)
     except LatentcacheError:
         raise failure from None
 

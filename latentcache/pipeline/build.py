@@ -130,6 +130,7 @@ class _Build:
                 hash_all=self.settings.stream,
                 stopping=lambda: self.stop.requested,
                 recorded=SourceOptions.from_json(self.existing.state.get("source", {})).folders,
+                inputs=self.existing.inputs(self.settings),
             )
 
     def requested_fields(self) -> dict[str, Any]:

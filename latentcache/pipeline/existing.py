@@ -68,6 +68,12 @@ class Existing(Value):
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
 
+    def inputs(self, settings: BuildSettings) -> set[str]:
+        """Return the inputs of the fields that are asked for, else of those that the cache has."""
+        given = [name for name, requested in settings.fields.items() if requested is not None]
+        kinds = [field_kind(name) for name in given or self.field_names]
+        return {name for kind in kinds if kind is not None for name in kind.inputs}
+
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data."""
         stored, requested = self.state.get("part"), settings.part

@@ -25,6 +25,7 @@ from typing import Any
 from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError, UsageError
 from latentcache.fields.table import Rejected
 from latentcache.sources.archives.entries import shows_images
+from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.causes import Notes, counted, hint_for, rejected
 from latentcache.sources.inventory import PACKED_EXTENSIONS, TABLE_NAMES, Inventory, Unused, extension_of
 from latentcache.sources.layout import RecordFiles
@@ -121,9 +122,18 @@ def ways_of(root: Path, readings: Sequence[bytes], part: str, *, text_lines: boo
 
 def holds_records(inventory: Inventory) -> bool:
     """True if a folder describes records, or one of its files begins with one; texts may be captions."""
-    if saved_splits(inventory) or is_dataset_info(inventory):
+    if splits := saved_splits(inventory):
+        return not any(_is_of_images(inventory.root / name) for name in saved_files(inventory, splits[0])[:1])
+    if is_dataset_info(inventory):
         return True
     return any(_begins_with_record(inventory.root, name) for name in _apart(inventory))
+
+
+def _is_of_images(path: Path) -> bool:
+    try:
+        return shows_images(path, kind_of_archive(path.name))
+    except (UnusableSampleError, ImportError):
+        return False
 
 
 def _apart(inventory: Inventory) -> Iterator[str]:
@@ -139,7 +149,7 @@ def _apart(inventory: Inventory) -> Iterator[str]:
 def _begins_with_record(root: Path, name: str) -> bool:
     kind, path = KINDS[extension_of(name)], root / name
     try:
-        if kind == "parquet" and shows_images(path, kind):
+        if kind == "parquet" and _is_of_images(path):
             return False
         return next(iter(RecordReader(path, name, Way(kind=kind))), None) is not None
     except (UnusableSampleError, ImportError):
