@@ -12,7 +12,7 @@ from made_caches import documents, images, latents_of, opened, texts
 from torch.utils.data import DataLoader
 
 from latentcache import open_cache
-from latentcache.errors import LatentcacheError, PlanError, UsageError
+from latentcache.errors import PlanError, UsageError
 from latentcache.loader.loader import BatchIndex
 
 WAYS = pytest.mark.parametrize("prefetch", [0, 2])
@@ -289,19 +289,6 @@ def test_a_cache_closes_its_loaders(many):
         next(iterator)
     with pytest.raises(UsageError, match="closed"):
         list(iterator)
-
-
-@pytest.mark.parametrize("keep", [0, 100, 5000])
-def test_a_truncated_shard_is_an_error(tmp_path, keep):
-    root = images(tmp_path / "c", [(64, 64)] * 3)
-    loader = opened(root).loader(batch_size=1)
-    next(iter(loader))
-    (data,) = root.glob("shards/*/data.mdb")
-    data.chmod(0o644)
-    with data.open("r+b") as file:
-        file.truncate(keep)
-    with pytest.raises(LatentcacheError):
-        list(loader)
 
 
 def test_buckets_that_are_mostly_repeats_are_reported_with_names(tmp_path):

@@ -111,11 +111,12 @@ def test_the_head_of_another_entry_is_found(paths):
 
 @pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("name", KINDS)
-def test_a_truncated_shard_is_an_error(paths, name):
+@pytest.mark.parametrize("keep", [0, 100, 9000])
+def test_a_truncated_shard_is_an_error(paths, name, keep):
     reader = reader_of(paths)
     for shard in reader.snapshot.shards:
         paths.data(shard).chmod(0o644)
-        os.truncate(paths.data(shard), 9000)
+        os.truncate(paths.data(shard), keep)
     with pytest.raises(CorruptEntryError, match="ends early"):
         [reader.read(name, row) for row in range(12)]
 

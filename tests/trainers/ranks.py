@@ -65,6 +65,18 @@ def train_with_ddp(rank, world_size, cache, state, batch_size):
     return {"length": len(loader), "steps": steps, "states": states, "weights": weights}
 
 
+class Denoiser(torch.nn.Module):
+    """A model of one layer that records its batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Conv2d(4, 4, 1), []
+
+    def forward(self, latents, names, **rest):
+        self.seen.append({"shape": list(latents.shape), "names": names})
+        return {"loss": self.layer(latents).pow(2).mean()}
+
+
 def train_with_trainer(rank, world_size, cache, folder):
     """Run :func:`trained` for the loader and for a ``DataLoader`` around it."""
     ways = {"loader": False, "DataLoader": True}
@@ -77,16 +89,7 @@ def trained(world_size, cache, in_data_loader, folder):
 
     loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=2, seed=3)  # from the environment
     batches = DataLoader(loader.iterable(), batch_size=None) if in_data_loader else loader
-    seen, epochs = [], []
-
-    class Denoiser(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Conv2d(4, 4, 1)
-
-        def forward(self, latents, names, **rest):
-            seen.append({"shape": list(latents.shape), "names": names})
-            return {"loss": self.layer(latents).pow(2).mean()}
+    model, epochs = Denoiser(), []
 
     class Progress(TrainerCallback):
         def on_epoch_begin(self, args, state, control, train_dataloader=None, **rest):
@@ -96,18 +99,15 @@ def trained(world_size, cache, in_data_loader, folder):
         def on_step_end(self, args, state, control, **rest):
             epochs.append(state.epoch)
 
-    class CacheTrainer(Trainer):
-        def get_train_dataloader(self):
-            return batches
-
     quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "ddp_backend": "gloo"}
     arguments = TrainingArguments(output_dir=folder, per_device_train_batch_size=2, num_train_epochs=2, **quiet)
-    trainer = CacheTrainer(Denoiser(), arguments, callbacks=[Progress()])
+    trainer = Trainer(model, arguments, callbacks=[Progress()])
+    trainer.get_train_dataloader = lambda: batches
     assert trainer.args.world_size == world_size
     trainer.train()
-    weights = [float(value) for value in trainer.model.layer.weight.detach().flatten()]
+    weights = [float(value) for value in model.layer.weight.detach().flatten()]
     counted = {"steps": trainer.state.global_step, "max_steps": trainer.state.max_steps, "epochs": epochs}
-    return counted | {"seen": seen, "length": len(loader), "weights": weights}
+    return counted | {"seen": model.seen, "length": len(loader), "weights": weights}
 
 
 def use_accelerate(rank, world_size, cache):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from ranks import spawn, train_with_trainer
+from ranks import Denoiser, spawn, train_with_trainer
 from thirteen_images import order
 from tiny_tokens import Account, arguments
 from transformers import Trainer
@@ -14,27 +14,13 @@ from latentcache import open_cache
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Denoiser(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Conv2d(4, 4, 1)
-        self.seen = []
-
-    def forward(self, latents, names, **rest):
-        self.seen.append(names)
-        return {"loss": self.layer(latents).pow(2).mean()}
-
-
 def train(loader, folder, grad_accum, epochs):
-    class CacheTrainer(Trainer):
-        def get_train_dataloader(self):
-            return loader
-
     settings = arguments(
         folder, per_device_train_batch_size=2, gradient_accumulation_steps=grad_accum, num_train_epochs=epochs
     )
     progress, model = Account(), Denoiser()
-    trainer = CacheTrainer(model, settings, callbacks=[progress])
+    trainer = Trainer(model, settings, callbacks=[progress])
+    trainer.get_train_dataloader = lambda: loader
     trainer.train()
     return trainer, progress, model
 
@@ -49,7 +35,7 @@ def test_steps_and_epochs_are_exact(thirteen, tmp_path, grad_accum):
     assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
     assert progress.epochs == pytest.approx([loader.epoch_at(step, grad_accum) for step in range(1, steps + 1)])
     assert progress.epochs[-1] == 2
-    assert model.seen == order(loader, 2)
+    assert [batch["names"] for batch in model.seen] == order(loader, 2)
 
 
 @pytest.fixture(scope="module")
