@@ -188,6 +188,8 @@ class Layout(Value):
     used: frozenset[str] = frozenset()
     """Files that the layout itself was read from."""
     notes: tuple[Rejected, ...] = ()
+    resolutions: tuple[int, ...] = ()
+    """Sides of squares of equal area that a configuration asks for."""
     doubt: str = ""
     """Reason for a plain folder instead; empty: there is none."""
 

@@ -74,12 +74,16 @@ class Config:
     not_followed: dict[str, str] = field(default_factory=dict)
     """Settings that would make other entries -> their value, and what to give for it."""
     notes: list[Rejected] = field(default_factory=list)
+    resolutions: set[int] = field(default_factory=set)
+    """Sides of squares of equal area that sets ask for."""
 
     def take(self, entries: Mapping[str, Any], used: Iterable[str]) -> None:
         """Count the settings of one object that are not used."""
         for name, value in entries.items():
             if name in used or value in (None, "", False) or value == [] or value == {}:
                 continue
+            if name in ("resolution", "resolution_type") and pixels_in(entries):
+                continue  # ``resolutions`` has it
             if name in NOT_FOLLOWED:
                 self.not_followed.setdefault(name, f"{name} = {json.dumps(value)} ({NOT_FOLLOWED[name]})")
             else:
@@ -134,6 +138,14 @@ def read_config(path: Path) -> Config:
     return Config(path, read_document(path, fix, max_bytes=MAX_BYTES))
 
 
+def pixels_in(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """The resolution of a set as the side of a square of equal area; empty: none, or in another measure."""
+    resolution = settings.get("resolution")
+    sides = resolution if isinstance(resolution, list) else [resolution]
+    is_area = settings.get("resolution_type", "pixel_area") == "pixel_area"
+    return tuple(sides[:1]) if is_area and len({*sides}) == 1 and type(sides[0]) is int else ()
+
+
 def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: Path | None) -> Layout:
     """One layout of several, names below their deepest common folder."""
     if not parts:
@@ -182,6 +194,7 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
         unread={moved(part, folder): split for part in parts for folder, split in part.unread.items()},
         split=next((part.split for part in parts if part.unread), ""),
         used=frozenset(relative(one, root) for one in used if one.is_relative_to(root)),
+        resolutions=tuple(sorted(config.resolutions.union(*(part.resolutions for part in parts)))),
         notes=(
             *(replace(note, name=moved(part, note.name)) for part in parts for note in part.notes),
             *config.all_notes(),

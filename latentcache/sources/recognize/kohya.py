@@ -29,7 +29,7 @@ from latentcache.sources.inventory import Folder, Inventory
 from latentcache.sources.layout import CaptionRule, ImageSet, Layout
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.partners import ALPHA
-from latentcache.sources.recognize.config import Config, Trainer, joined, of_set, partners
+from latentcache.sources.recognize.config import Config, Trainer, joined, of_set, partners, pixels_in
 
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
@@ -145,6 +145,7 @@ def _read_config(config: Config, base: Path | None, _: Any) -> Layout:
                 config.note(f"subset {own} is left out, as by the trainer: {why}")
                 continue
             seen.add(own)
+            config.resolutions.update(pixels_in(entries))
             named = [("conditioning_data_dir", path)] if (path := entries.get("conditioning_data_dir")) else []
             masks = [("alpha_mask", ALPHA)] if entries.get("alpha_mask") else []
             paired, balance = partners(config, {"controls": named, "masks": masks}), f"{number}:{config.path}"

@@ -32,7 +32,7 @@ from latentcache.fields.captions import BETWEEN
 from latentcache.sources.captions import read_caption
 from latentcache.sources.layout import CAPTION_OPTIONS, CaptionRule, Layout
 from latentcache.sources.partners import INPUTS
-from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, of_set, partners
+from latentcache.sources.recognize.config import Config, Pair, Trainer, joined, of_set, partners, pixels_in
 
 _SIMPLE = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_strategy", "instance_prompt",
            "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
@@ -100,6 +100,7 @@ def _conditioning(config: Config, one: Mapping[str, Any], further: Mapping[str, 
 
 def _backend(config: Config, one: Mapping[str, Any], paired: tuple[Pair, ...]) -> Layout:
     config.take(one, _SIMPLE)
+    config.resolutions.update(pixels_in(one))
     repeats = str(one.get("repeats") or 0).removesuffix(".0")
     if not repeats.isdecimal():
         raise ValueError(f"repeats: expected a whole number from 0, found {one['repeats']!r}")
@@ -175,7 +176,11 @@ def _concept(config: Config, one: Mapping[str, Any], repeats: float) -> Layout:
     text, kind, label = one.get("text") or {}, str(one.get("type", "STANDARD")), one.get("name") or one["path"]
     config.take(one, _CONCEPT)
     image = {name: value for name, value in (one.get("image") or {}).items() if name.startswith("enable_")}
-    config.take({f"image.{name}": value for name, value in image.items()}, ())
+    resolution = str((one.get("image") or {}).get("resolution_override", ""))
+    follows = bool(image.get("enable_resolution_override")) and resolution.isdecimal()
+    config.resolutions.update([int(resolution)] if follows else [])
+    used = ("image.enable_resolution_override",) if follows else ()
+    config.take({f"image.{name}": value for name, value in image.items()}, used)
     config.take({k: v for k, v in text.items() if v != _TEXT_DEFAULTS.get(k)}, ("prompt_source", "prompt_path"))
     if one.get("balancing_strategy", "REPEATS") != "REPEATS":
         config.note(f"concept {label} asks for {count_of(int(repeats), 'samples')} per epoch; each is seen once")

@@ -58,6 +58,7 @@ def test_kohya_dataset_toml(tmp_path):
     found = scan(tmp_path / "dataset.toml")
     assert rows(found) == [("cats/a.jpg", "photo, one", 7), ("cats/b.jpg", "photo, a cat", 7), ("reg/d.jpg", "", 4)]
     assert (found.layout.word, found.root) == ("kohya-config", tmp_path)
+    assert found.layout.resolutions == (512, 768)
     sets = [one.as_json() for one in found.layout.sets]
     assert [(one["folder"], one["repeats"], one.get("is_reg", False)) for one in sets] == [
         ("cats", 2, False),
@@ -73,7 +74,7 @@ def test_kohya_dataset_toml(tmp_path):
     two = "2 images have the captions of 0:cats, not those of 1:cats, the first is cats/a.jpg"
     assert details["in-two-sets"] == two
     assert details["config-ignored"] == "1 setting of dataset.toml has no effect here: batch_size"
-    conflicts = "flip_aug = true (--flip), resolution = 768 (--resolution), shuffle_caption = true (--shuffle-tags)"
+    conflicts = "flip_aug = true (--flip), shuffle_caption = true (--shuffle-tags)"
     assert details["config-asks"] == f"the entries follow options, not dataset.toml: {conflicts}"
     assert rows(scan(tmp_path)) == rows(found)
     plain = scan(tmp_path, SourceOptions(layout="folder"))
