@@ -1,11 +1,9 @@
 import errno
 import os
-import random
 import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import lmdb
@@ -135,39 +133,6 @@ def test_no_room_for_the_first_page_is_a_full_disk(tmp_path):
 
 
 # killed builder
-
-
-def killed_writer(folder, first, delay):
-    """Kill a child some time after its first commit; return its last acknowledged number."""
-    with subprocess.Popen([*CHILD, "write", str(folder), str(first)], stdout=subprocess.PIPE, text=True) as child:
-        acknowledged = [int(child.stdout.readline())]
-        time.sleep(delay)
-        child.kill()
-        acknowledged += [int(line) for line in child.stdout if line.endswith("\n")]
-    return acknowledged[-1]
-
-
-def check_kills(root, kills, seed):
-    rng, number, folders = random.Random(seed), 0, []
-    for kill in range(kills):
-        folder = root / "shards" / f"{kill}.open"
-        reached = killed_writer(folder, number, rng.uniform(0, 0.06))
-        listed = {key.tobytes() for key in open_shard_index(folder).entry_keys()}
-        sealed = recovered(folder)
-        found = stored(sealed)
-        wanted = expected(flat_entry(n, size_of(n)) for n in range(number, reached))
-        assert found.items() >= wanted.items()
-        assert listed == set(found)
-        more = expected(flat_entry(n, size_of(n)) for n in range(reached, reached + 6))
-        assert found.items() <= (wanted | more).items()
-        folders.append(sealed)
-        number = reached
-    assert not (root / "quarantine").exists()
-    return folders
-
-
-def test_a_kill_loses_no_acknowledged_item(tmp_path):
-    check_kills(tmp_path, kills=6, seed=1)
 
 
 def test_sealing_may_be_killed_at_any_point(tmp_path):
