@@ -13,7 +13,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native clean
+.PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native reader clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -34,7 +34,7 @@ help:  ## print this list
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true   # files for a newer Python do not compile, and need not
 	@touch $@
 
-setup: .venv/.stamp  ## create .venv and install the project
+setup: .venv/.stamp reader  ## create .venv, install the project, compile the reader
 	@echo "setup: ready. Next: make demo, make test, or $(BIN)/latentcache build YOUR_IMAGES"
 
 format: .venv/.stamp  ## format the code
@@ -91,14 +91,18 @@ bench-tokens: .venv/.stamp  ## measure tokens: reading, packing, building
 bench-verify: .venv/.stamp  ## measure verify
 	@$(BIN)/python tools/bench_verify.py
 
-demo: .venv/.stamp  ## build, verify, edit, verify and read a small cache
+demo: .venv/.stamp reader  ## build, verify, edit, verify and read a small cache
 	@$(BIN)/python tools/demo.py
 
 NATIVE := latentcache/store/gather/_gather.so
-native: $(NATIVE)  ## build the optional compiled library (needs a C compiler)
+native: $(NATIVE)  ## compile the fast reader (needs a C compiler)
 
 $(NATIVE): latentcache/store/gather/gather.c
 	@$(CC) -O3 -shared -fPIC -pthread -o $@.new $< -lm && mv $@.new $@
+
+reader:
+	@$(MAKE) -s native 2>/dev/null || \
+	  echo "setup: the fast reader is not compiled, loaders read at a third of the speed; install gcc, then run: make native"
 
 clean:  ## delete generated files except .venv
 	@rm -rf demo dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,7 +8,7 @@ Arrow schema without metadata (format: ``datasets``, ``arrow_dataset.py``, ``sav
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.export.run import Advanced, write_splits
 from latentcache.store.atomic_io import make_folder
 
 #: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
@@ -61,19 +60,15 @@ def check(trainer: str, layout: str, length: int, *, left: bool = False) -> None
         )
 
 
-def export_hf_disk(
-    folder: Path, splits: Mapping[str, Any], trainer: str, layout: str, fingerprint: str, on_progress: Advanced
-) -> None:
-    """Write a ``DatasetDict`` of rows into an empty folder; trainer and layout of the rows decide the columns."""
-    columns = COLUMNS[trainer][layout]
-    write_splits(splits, lambda name, rows: _write_split(folder / name, columns, fingerprint, rows), on_progress)
-    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}), "utf-8")
+def write_split_names(folder: Path, names: Sequence[str]) -> None:
+    """Name the splits of a folder, which makes it a ``DatasetDict``."""
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": names}), "utf-8")
 
 
-def _write_split(
+def write_hf_disk(
     folder: Path, columns: Mapping[str, str], fingerprint: str, batches: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Write the Arrow file of (B, L) rows: an IPC stream without metadata in its schema."""
+    """Write one split: the Arrow file of (B, L) rows, an IPC stream without metadata in its schema."""
     make_folder(folder)
     schema = pa.schema([(name, pa.list_(pa.type_for_alias(kind))) for name, kind in columns.items()])
     with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:

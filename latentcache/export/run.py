@@ -148,10 +148,14 @@ def export_cache(settings: ExportSettings, on_progress: Advanced = lambda done, 
             about["dtype"] = DTYPES[dtype]
             write_splits(rows, lambda name, batches: write_mds(folder / name, DTYPES[dtype], batches), on_progress)
         else:
-            from latentcache.export.hf_disk import export_hf_disk
+            from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
 
-            trainer = settings.trainer or "plain"
-            export_hf_disk(folder, rows, trainer, settings.layout, metadata["fingerprint"], on_progress)
+            trainer, fingerprint = settings.trainer or "plain", metadata["fingerprint"]
+            columns = COLUMNS[trainer][settings.layout]
+            write_splits(
+                rows, lambda name, batches: write_hf_disk(folder / name, columns, fingerprint, batches), on_progress
+            )
+            write_split_names(folder, list(rows))
             metadata |= {"trainer": trainer, "padding_side": settings.padding_side or "right"}
             efficiency = {name: one.packing_efficiency for name, one in rows.items()}
             more = {"for": trainer, "packing_efficiency": efficiency}

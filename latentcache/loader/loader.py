@@ -37,6 +37,7 @@ from latentcache.plan.documents import Ints
 from latentcache.plan.numbers import real, whole
 from latentcache.plan.resume import Epochs, Position
 from latentcache.plan.samples import BatchIndex, EpochPlan
+from latentcache.store.gather import reader_kind
 from latentcache.store.reader import Place
 
 if TYPE_CHECKING:
@@ -101,11 +102,13 @@ class Loader:
 
     def __repr__(self) -> str:
         report, excluded = self.report, f", {self.excluded} excluded" if self.excluded else ""
+        reader = reader_kind()
+        slow = "" if reader.kind == "compiled" else f"\n  slow reader: {reader.why}; fix: {reader.fix}"
         return (
             f"Loader({len(self)} batches of {report.batches.batch_size}, rank {self.rank} of {self.world_size}"
             f" ({self._found}), epoch {self.epoch}, seed {self.seed}\n"
             f"  {report.samples_used} samples of {self._title}{excluded};"
-            f" remainder={report.batches.remainder!r}{report.beside})"
+            f" remainder={report.batches.remainder!r}{report.beside}{slow})"
         )
 
     @property

@@ -17,14 +17,12 @@ from latentcache.plan.samples import plan_report
 if TYPE_CHECKING:
     import torch
 
-    from latentcache.loader.cache import Cache
     from latentcache.loader.loader import Loader, Reader
-    from latentcache.loader.rows import Rows
     from latentcache.loader.substitute import OnError
     from latentcache.plan.samples import SampleIndex
 
 Unit = Literal["rows", "tokens", "documents"]
-Served = TypeVar("Served", "Cache", "Rows")
+Served = TypeVar("Served", bound="View")
 
 
 class View:

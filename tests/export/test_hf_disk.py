@@ -8,8 +8,8 @@ import pytest
 from datasets import load_from_disk
 
 from latentcache.export import run
-from latentcache.export.hf_disk import COLUMNS, export_hf_disk
-from latentcache.export.run import atomic_folder
+from latentcache.export.hf_disk import COLUMNS, write_hf_disk, write_split_names
+from latentcache.export.run import atomic_folder, write_splits
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, separated by colons.
@@ -49,7 +49,10 @@ ROWS = Packed([[5, 4, 7], [16], [3, 3], [8, 8], [2, 9]])
 
 def export(splits, out, trainer="plain", layout="pad", on_progress=lambda *at: None):
     with atomic_folder(out) as folder:
-        export_hf_disk(folder, splits, trainer, layout, "ab" * 16, on_progress)
+        columns = COLUMNS[trainer][layout]
+        write = lambda name, batches: write_hf_disk(folder / name, columns, "ab" * 16, batches)  # noqa: E731
+        write_splits(splits, write, on_progress)
+        write_split_names(folder, list(splits))
 
 
 @pytest.mark.parametrize("trainer", COLUMNS)

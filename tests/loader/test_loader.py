@@ -358,3 +358,9 @@ def test_attributes_for_trainers(source):
     assert loader.epoch == 4
     assert not isinstance(loader, DataLoader)
     assert [name for name in ("batch_size", "batch_sampler", "drop_last") if hasattr(loader, name)] == []
+
+
+def test_a_loader_without_the_compiled_reader_says_how_to_get_it(many, each_way):
+    shown = repr(many.loader(batch_size=3))
+    assert ("\n  slow reader: " in shown) == (each_way == "python")
+    assert ("make native" in shown or "LATENTCACHE_NATIVE" in shown) == (each_way == "python")

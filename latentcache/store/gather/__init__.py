@@ -95,7 +95,32 @@ def _hash_address() -> int | None:
     return None
 
 
-LIBRARY = compiled(Path(__file__).with_name("_gather.so"))
+_PATH = Path(__file__).with_name("_gather.so")
+LIBRARY = compiled(_PATH)
+
+
+class ReaderKind(NamedTuple):
+    """The code that reads batches in this process."""
+
+    kind: str
+    """``compiled``, or ``python``, which is about a third as fast."""
+    why: str = ""
+    """Why the compiled library is not used."""
+    fix: str = ""
+    """How to get the compiled library."""
+
+
+def reader_kind() -> ReaderKind:
+    """Tell whether batches are read by the compiled library; if not, why, and how to get it."""
+    if LIBRARY is not None:
+        return ReaderKind("compiled")
+    if os.environ.get("LATENTCACHE_NATIVE") == "0":
+        return ReaderKind("python", "LATENTCACHE_NATIVE=0 turns the compiled reader off", "unset LATENTCACHE_NATIVE")
+    is_checkout = (_PATH.parents[3] / "hatch_build.py").is_file()
+    install = "make native" if is_checkout else "pip install --force-reinstall --no-deps --no-cache-dir latentcache"
+    if not _PATH.exists():
+        return ReaderKind("python", "the reader is not compiled", f"{install}, with a C compiler such as gcc")
+    return ReaderKind("python", "the compiled reader does not suit this machine or version", install)
 
 
 def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) -> Scaling | None:
