@@ -26,7 +26,7 @@ RESERVE_BYTES = 64 << 20
 #: Settings of a source that one kind of data has no use for.
 _OF_RECORDS = ("datasets", "text_lines")
 _OF_IMAGES = ("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
-              "split", "image_column", "caption_column")  # fmt: skip
+              "image_column", "caption_column")  # fmt: skip
 
 
 def check_paths(data: Path, cache: Path) -> None:

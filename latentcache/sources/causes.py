@@ -43,7 +43,7 @@ HINTS: Mapping[str, str] = {
     "not-regular": "this is not a regular file (a pipe, socket, device or folder): remove it from the data folder",
     "symlink-loop": "the link leads back to itself or to a folder above it: remove the link",
     "not-found": "put the file there, or remove what points to it",
-    "outside-root": "copy the file into the data folder and write its path relative to that folder",
+    "outside-root": "copy it into the data folder and name it relative to it, or follow the link with --follow-links",
     "permission": "give read permission, e.g. `chmod -R u+rX DATA`",
     "io-error": "the file system cannot read it: check the path and the disk, then run again",
     "changing": "another program is writing the file: run again when it has finished",

@@ -197,14 +197,14 @@ class Layout(Value):
         """Sets that may have images of the folder with this prefix, the deepest set first."""
         return tuple(
             number
-            for folder in _above(prefix)
+            for folder in above(prefix)
             for number in self._numbers.get(folder, ())
             if self.sets[number].recursive or self.sets[number].prefix == prefix
         )
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
-        for folder in _above(prefix):
+        for folder in above(prefix):
             if folder in self._roles:
                 return self._roles[folder]
             if folder.rpartition("/")[2] == _MADE_CONTROLS:
@@ -213,7 +213,7 @@ class Layout(Value):
 
     def split_of(self, path: str) -> str:
         """The split of a folder that is not read; empty for the others."""
-        return next((self.unread[folder] for folder in _above(path) if folder in self.unread), "")
+        return next((self.unread[folder] for folder in above(path) if folder in self.unread), "")
 
     @cached_property
     def _numbers(self) -> Mapping[str, Sequence[int]]:
@@ -230,7 +230,7 @@ class Layout(Value):
         return {**self.aside, **paired}
 
 
-def _above(path: str) -> Iterator[str]:
+def above(path: str) -> Iterator[str]:
     """A folder, by its name or prefix, and the folders that it is in; the root is last."""
     path = path.removesuffix("/")
     while path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from latentcache.errors import SourceAmbiguousError, UsageError, count_of
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import counted, rejected
-from latentcache.sources.layout import Layout
+from latentcache.sources.layout import Layout, above
 
 TRAIN = "train"
 #: Names of folders and files -> split (huggingface/datasets ``data_files.py``, ``SPLIT_KEYWORDS``).
@@ -105,14 +105,16 @@ def choose_split(layout: Layout, split: str) -> Layout:
     notes = [
         rejected(min(one.files), "split-unused", f"{_counted_files(one.files)} of the split {its}; {chosen} is read",
                  count=len(one.files))
-        for one, its in others if one.files
+        for one, its in others if one.files and not one.folder
     ]  # fmt: skip
+    unread = {one.folder: its for one, its in others if one.folder or not one.archives}
+    used = layout.used.union(*(one.files for one, _ in others if not one.folder))
     return replace(
         layout,
         sets=tuple(one for one, its in zip(layout.sets, splits, strict=True) if its == chosen),
         split=chosen,
-        used=layout.used.union(*(one.files for one, _ in others)),
-        unread={one.folder: its for one, its in others if not one.archives},
+        used=frozenset(name for name in used if unread.keys().isdisjoint(above(name))),
+        unread=unread,
         notes=(*layout.notes, *notes),
     )
 

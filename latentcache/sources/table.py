@@ -27,7 +27,6 @@ from latentcache.sources.archives.members import opened
 from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
-from latentcache.sources.inventory import is_inside
 from latentcache.sources.layout import CaptionRule, Layout
 from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
 
@@ -145,9 +144,6 @@ def read_table(
         TableError: It cannot be read as a whole; ``where`` is file and line.
     """
     path, rule = root / name, rule or CaptionRule()
-    if not is_inside(str(path), os.path.realpath(root)):
-        why = f"it is a link to {path.readlink()}, outside the data folder"
-        raise _error(path, 0, "the table cannot be used", why, "copy it into the data folder")
     try:
         data, memo = read_source(path)
     except UnusableSampleError as error:

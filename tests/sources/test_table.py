@@ -144,12 +144,6 @@ def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
 def test_a_table_that_is_not_a_file_of_the_folder(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
-    (tmp_path / "secret.csv").write_text("file_name,text\na.jpg,x\n")
-    (root / CSV).symlink_to(tmp_path / "secret.csv")
-    with pytest.raises(TableError) as caught:
-        read_table(root, CSV, set())
-    assert caught.value.why == f"it is a link to {tmp_path / 'secret.csv'}, outside the data folder"
-    (root / CSV).unlink()
     (root / CSV).symlink_to(CSV)
     with pytest.raises(TableError, match="Too many levels of symbolic links"):
         read_table(root, CSV, set())

@@ -81,10 +81,8 @@ def find_kind(data: Path, inventory: Inventory | None, options: SourceOptions, i
     if has_images and "image" in inputs:
         return IMAGES
     if not holds_records(inventory):
-        texts = not has_images and any(
-            KINDS.get(extension) for folder in inventory.below() for extension in folder.counts
-        )
-        return RECORDS if texts else IMAGES
+        texts = any(KINDS.get(extension) for folder in inventory.below() for extension in folder.counts)
+        return RECORDS if not has_images and (texts or "record" in inputs) else IMAGES
     if not has_images or "record" in inputs:
         return RECORDS
     raise SourceAmbiguousError(

@@ -33,6 +33,10 @@ _NUMBER = re.compile("[0-9]+")
 
 
 def _tables(inventory: Inventory, _: SourceOptions) -> Layout | None:
+    for level in inventory.below():
+        for item in (level.rejected[name] for name in TABLE_NAMES if name in level.rejected):
+            where, fix = str(inventory.root / item.name), f"remove it, or {item.hint}"
+            raise TableError(f"{item.name}: the table cannot be used", where=where, why=item.detail, fix=fix)
     names = [name for name in inventory.files(*TABLE_NAMES) if name.rpartition("/")[2] in TABLE_NAMES]
     folders = [name.rpartition("/")[0] for name in names]
     for folder, count in Counter(folders).items():
@@ -130,7 +134,7 @@ def _layout(inventory: Inventory, kind: str, names: Sequence[str], splits: Seque
         root=inventory.root,
         sets=tuple(
             ImageSet(
-                folder="",
+                folder=split if kind == ARROW else "",
                 name=split,
                 split=split,
                 archives=kind,

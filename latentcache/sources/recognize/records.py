@@ -293,8 +293,9 @@ def saved_splits(inventory: Inventory) -> list[str]:
     """
     if STATE_NAME in inventory.top.others and _data_files(inventory, "") is not None:
         return [""]
-    splits = _value(inventory, DICT_NAME, "splits") if DICT_NAME in inventory.top.others else None
-    return [str(split) for split in splits or ()]
+    named = _value(inventory, DICT_NAME, "splits") if DICT_NAME in inventory.top.others else None
+    splits = [str(split) for split in named or ()]
+    return splits if any(_data_files(inventory, f"{split}/") is not None for split in splits) else []
 
 
 def saved_files(inventory: Inventory, split: str) -> list[str]:
