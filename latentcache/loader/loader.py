@@ -93,7 +93,7 @@ class Loader:
         self._sampled = False
         """True if a DataLoader serves this epoch."""
         self._named = False
-        """True if the epoch was chosen with ``set_epoch``."""
+        """True if the next epoch was chosen with ``set_epoch``."""
         self._warn()
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next iteration serves."""
+        """Number of the epoch that the next iteration serves; after a checkpoint at an epoch's end, the next one."""
         return self._position.epoch
 
     @property
@@ -216,7 +216,8 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was made, also with another batch size or number of ranks.
 
-        The next iteration serves the rest of that epoch; ``len`` stays the whole epoch.
+        The next iteration serves the rest of that epoch, or the next epoch if it was complete: :attr:`epoch` says
+        which. ``len`` stays the whole epoch.
 
         Raises:
             PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken.
@@ -225,9 +226,15 @@ class Loader:
 
     def _load_late(self, state: Mapping[str, Any]) -> None:
         """As ``load_state_dict``, by a ``StatefulDataLoader``: late, so another epoch may have been named since."""
-        position = self._epochs.load(state)
-        if not (self._named and self.epoch != position.epoch and self._epochs.remaining(position) == 0):
-            self.load_state_dict(state)
+        named = self.epoch if self._named else None
+        self.load_state_dict(state)
+        if named not in (None, self.epoch) and self.epoch != state["epoch"]:
+            warnings.warn(
+                f"the checkpoint was made at the end of epoch {state['epoch']}, but set_epoch({named}) was called:"
+                f" epoch {named} is served, not {self.epoch}",
+                stacklevel=2,
+            )
+            self.set_epoch(named)
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or the rest of it after ``load_state_dict``.
@@ -241,7 +248,7 @@ class Loader:
         """
         check_ranks(self.rank, self.world_size, self._found)
         position, plan = self._epochs.begin(self._position)
-        self._position, self._sampled, served = position, False, 0
+        self._position, self._sampled, self._named, served = position, False, False, 0
         batches = read_ahead(lambda first: announced(self._works(plan, first)), self._prefetch)
         self._passes.add(batches)
         for batch in batches:
@@ -431,6 +438,7 @@ class SamplerIterator:
         if self._next is None:
             self._position, plan = self._loader._epochs.begin(self._position)
             self._loader._position.is_loaded = False  # the next iteration serves a whole epoch
+            self._loader._named = False
             self._next = map(plan.batch, range(len(plan)), repeat(self._loader.rank))
         found = next(self._next)
         self._position.delivered += 1

@@ -8,7 +8,6 @@ values, the same on every rank; a state of other samples raises an error. Cost: 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index as as_index
@@ -78,18 +77,10 @@ class Epochs:
         self._index, self.report = index, require_steps(plan_report(index, batches))
 
     def begin(self, position: Position) -> tuple[Position, EpochPlan]:
-        """The position of a new iteration, and what it serves: the rest of a loaded epoch; else the whole epoch.
-
-        A loaded epoch that is complete is served again too, with a warning, so an iteration is never empty.
-        """
-        goes_on = position.is_loaded and self.remaining(position)
-        if position.is_loaded and not goes_on:
-            warnings.warn(
-                f"the checkpoint was made at the end of epoch {position.epoch}, so all of it is served again;"
-                f" set_epoch({position.epoch + 1}) goes on with the next one",
-                stacklevel=3,
-            )
-        begun = replace(position, is_loaded=False) if goes_on else Position(position.seed, position.epoch)
+        """The position of a new iteration, and what it serves: the rest of a loaded epoch, else the whole epoch."""
+        begun = replace(position, is_loaded=False)
+        if not position.is_loaded:
+            begun = Position(position.seed, position.epoch)
         return begun, self._rest(begun)
 
     def remaining(self, position: Position) -> int:
@@ -103,7 +94,10 @@ class Epochs:
         return {**head, "legs": legs, "snapshot": self._index.snapshot, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> Position:
-        """The position of a checkpoint; batch size and number of ranks may differ from those of the checkpoint."""
+        """The position of a checkpoint; batch size and number of ranks may differ from those of the checkpoint.
+
+        A checkpoint at the end of an epoch gives the beginning of the next one.
+        """
         try:
             if state["version"] != STATE_VERSION:
                 raise ValueError(f"version {state['version']!r}; this version of latentcache reads {STATE_VERSION}")
@@ -139,7 +133,7 @@ class Epochs:
         position = Position(seed, epoch, earlier, delivered, is_loaded=True)
         if earlier or self.remaining(position) < 0:
             self._rest(position)  # raises an error if the state does not fit
-        return position
+        return position if self.remaining(position) else Position(seed, epoch + 1)
 
     def _legs(self, position: Position) -> tuple[Leg, ...]:
         """Return the legs of an epoch that were delivered; the last leg has the sizes in use."""

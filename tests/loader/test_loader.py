@@ -11,7 +11,7 @@ import torch
 from made_caches import documents, images, latents_of, opened, texts
 from torch.utils.data import DataLoader
 
-from latentcache import open_cache
+from latentcache import combine, open_cache
 from latentcache.errors import PlanError, UsageError
 from latentcache.loader.loader import BatchIndex
 
@@ -145,6 +145,44 @@ def test_a_state_resumes_with_the_next_batch(source, done):
     assert (other.epoch, other.seed, other.remaining(), len(other)) == (2, 4, len(whole) - done, len(whole))
     assert head + digests(other) == whole
     assert digests(other) == whole
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (3, 2)], ids=["same sizes", "other sizes"])
+@pytest.mark.parametrize("kind", ["samples", "rows", "mixture"])
+def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next_epoch(many, rows, kind, sizes):
+    mixture = combine(many.split(0.3), weights=[2, 1])
+    view = {"samples": many, "rows": rows, "mixture": mixture}[kind]
+    loader = view.loader(batch_size=2, seed=4)
+    loader.set_epoch(2)
+    assert len(list(loader)) == len(loader)
+    make = lambda: view.loader(batch_size=sizes[0], rank=0, world_size=sizes[1], seed=4)  # noqa: E731
+    other, expected = make(), make()
+    other.load_state_dict(loader.state_dict())
+    assert (other.epoch, other.remaining()) == (3, len(other))
+    expected.set_epoch(3)
+    assert digests(other) == digests(expected)
+    other.load_state_dict(loader.state_dict())
+    assert digests(DataLoader(other.dataset, sampler=other.sampler, batch_size=None)) == digests(expected)
+    other.load_state_dict(loader.state_dict())
+    other.set_epoch(2)  # a finished epoch that is named is served again
+    expected.set_epoch(2)
+    assert digests(other) == digests(expected)
+
+
+def test_a_loop_with_a_checkpoint_an_epoch_serves_each_epoch_once(source):
+    states, served = [source.loader(batch_size=3, seed=1).state_dict()], []
+    for _ in range(3):  # training stops after each epoch
+        loader = source.loader(batch_size=3, seed=1)
+        loader.load_state_dict(states[-1])
+        for epoch in range(loader.epoch, 3):
+            loader.set_epoch(epoch)
+            served.append(digests(loader))
+            states.append(loader.state_dict())
+            break
+    loader = source.loader(batch_size=3, seed=1)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert served[epoch] == digests(loader)
 
 
 def test_the_state_counts_delivered_batches(source):

@@ -36,6 +36,37 @@ def test_after_a_finished_epoch_it_serves_the_epoch_that_is_named(many, more):
         assert served(again) == served(loader)
 
 
+@pytest.mark.parametrize("more", [None, *WAYS], ids=str)
+def test_after_a_finished_epoch_it_serves_the_next_one(make, more):
+    loader_of, known = make
+    loader, other, expected = (loader_of(batch_size=3, seed=1) for _ in range(3))
+    batches, again = way_of(loader, more), way_of(other, more)
+    loader.set_epoch(1)
+    list(batches)
+    state = copy.deepcopy(batches.state_dict())
+    expected.set_epoch(2)
+    again.load_state_dict(copy.deepcopy(state))
+    assert known(again) == known(expected)
+    assert other.epoch == 2
+    batches.load_state_dict(state)  # into the loader that made it
+    assert known(batches) == known(expected)
+    assert loader.epoch == 2
+
+
+@pytest.mark.parametrize("more", [None, *WAYS[:2]], ids=str)
+def test_a_named_epoch_that_does_not_follow_the_checkpoint_is_said(many, more):
+    loader, other = many.loader(batch_size=3), many.loader(batch_size=3)
+    batches, again = way_of(loader, more), way_of(other, more)
+    loader.set_epoch(4)
+    list(batches)
+    again.load_state_dict(copy.deepcopy(batches.state_dict()))
+    other.set_epoch(0)
+    with pytest.warns(UserWarning, match=r"end of epoch 4, but set_epoch\(0\) was called: epoch 0 is served, not 5"):
+        names = [batch["names"] for batch in again]
+    loader.set_epoch(0)
+    assert names == [batch["names"] for batch in loader]
+
+
 def stateful(loader, more):
     return StatefulDataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, **more)
 
