@@ -40,10 +40,12 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.scan import Listing, scan
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.garbage import mend_shards
+from latentcache.store.garbage import mend_shards, set_aside
+from latentcache.store.lock import unleased
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import end_pending
 from latentcache.store.publish import NewSnapshot
+from latentcache.store.snapshot import MANIFEST
 
 #: Settings that are sent to each worker.
 _OF_RUNS = ("device", "workers", "batch_size", "decode_threads", "host_memory", "commit_every", "stream")
@@ -288,7 +290,16 @@ class _Build:
         )
         remove_durably(self.paths.building)
         end_pending(self.paths)
+        self.set_aside()
         return report
+
+    def set_aside(self) -> None:
+        """Keep damaged snapshots for a look at them, where no build and no reader finds them."""
+        for folder in map(self.paths.snapshot, self.existing.damaged):
+            if (folder / MANIFEST).exists():
+                with writing(folder), unleased(folder / MANIFEST) as free:
+                    if free:
+                        set_aside(self.paths, folder)
 
     def encode(self, works: list[FieldWork], catalog: Catalog) -> None:
         """Run the fields one after the other; gives the samples the contents that were read."""

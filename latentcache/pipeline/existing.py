@@ -6,7 +6,8 @@ build that failed or was killed never changes what the next build without flags 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from latentcache.sources.options import SourceOptions
 from latentcache.sources.part import Part
 from latentcache.store.atomic_io import read_json, write_json
 from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot, own_checksum
+from latentcache.store.snapshot import FieldRows, Snapshot, load_manifest, open_snapshot, own_checksum
 from latentcache.value import Value
 
 #: Format of the build state.
@@ -31,8 +32,10 @@ class Existing(Value):
     snapshot: Snapshot | None = None
     damage: str = ""
     """Problem of the current snapshot, if an older one or none replaces it."""
+    damaged: tuple[int, ...] = ()
+    """Damaged snapshots, to be set aside when another one is published."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the snapshot, else of the build state. Empty: no build began.
+    """Settings of the newest snapshot with an intact manifest, else of the build state. Empty: no build began.
 
     ``fields`` {name: {recipe, provenance}}, ``source``, ``part``, ``allow_failed``.
     """
@@ -50,8 +53,6 @@ class Existing(Value):
 
     def cached(self, kind: FieldKind) -> Cached:
         """Return the recipe and the provenance that unset settings of a field follow."""
-        if (rows := self.rows(kind.name)) is not None:
-            return Cached(recipe=rows.recipe, provenance=rows.provenance)
         try:
             stored = self.state["fields"][kind.name]
             return Cached(recipe=kind.recipe_from_json(stored["recipe"]), provenance=stored["provenance"])
@@ -91,19 +92,22 @@ class Existing(Value):
 def read_existing(settings: BuildSettings) -> Existing:
     """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot."""
     paths = CachePaths(settings.cache)
-    state, damage = read_state(paths), ""
-    for number in _newest_first(paths):
+    begun, state, snapshot = read_state(paths), dict[str, Any](), None
+    current, damage = _current(paths)
+    damaged = list[int]()
+    for number in dict.fromkeys(filter(None, [current, *reversed(paths.snapshots())])):
         try:
             found = open_snapshot(paths.root, number)
-            _ = found.rejected  # read now: a build makes damaged ones again
-        except CacheNotFoundError:
-            damage = damage or (f"{paths.current.name} is missing" if paths.snapshots() else "")
+            found.check()  # all of it now: a column that proves damaged later would end the build
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
+            damaged.append(number)
+            with suppress(CacheDamagedError):
+                state = state or _settings_of(load_manifest(paths.snapshot(number)))
         else:
-            state_now = {"source": found.source.get("options") or {}, "part": found.part}
-            state_now |= {"fields": found.fields, "allow_failed": found.allow_failed}
-            return Existing(snapshot=found, damage=damage, state=state_now, unfinished=bool(state))
+            snapshot, state = found, state or _settings_of(found.manifest)
+            break
+    state = state or dict(begun)
     if damage and not state and not settings.fields:
         raise CacheDamagedError(
             "the manifest is damaged, so the settings of this cache are unknown",
@@ -111,12 +115,25 @@ def read_existing(settings: BuildSettings) -> Existing:
             why=damage,
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
         )
-    return Existing(damage=damage, state=state, unfinished=bool(state))
+    return Existing(snapshot=snapshot, damage=damage, damaged=tuple(damaged), state=state, unfinished=bool(begun))
 
 
-def _newest_first(paths: CachePaths) -> Iterator[int | None]:
-    yield None  # the one that ``CURRENT`` names
-    yield from reversed(paths.snapshots())
+def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a snapshot, in the form of a build state."""
+    source = manifest["source"]
+    kept = {name: manifest[name] for name in ("fields", "allow_failed")}
+    return {"source": source.get("options") or {}, "part": source.get("part") or "", **kept}
+
+
+def _current(paths: CachePaths) -> tuple[int, str]:
+    """Number of the current snapshot, 0 if none is named, and the problem with its name."""
+    try:
+        current = paths.current_snapshot()
+    except CacheDamagedError as error:
+        return 0, f"{error.what}: {error.why}"
+    except CacheNotFoundError:
+        current = 0
+    return current, f"{paths.current.name} is missing" if not current and paths.snapshots() else ""
 
 
 def write_state(

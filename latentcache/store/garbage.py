@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, LatentcacheError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, opened, sync_folder, write_json, writing
 from latentcache.store.catalog import Catalog, load_catalog
@@ -29,7 +29,7 @@ from latentcache.store.index import checked_index, load_index, open_shard_index,
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.publish import OFFSET_BITS, NewSnapshot, kept_rows, place_number, publish_snapshot
 from latentcache.store.shard import ShardWriter, seal_folder
-from latentcache.store.snapshot import PLACE_DTYPE, Snapshot
+from latentcache.store.snapshot import PLACE_DTYPE, Snapshot, open_snapshot
 
 _COMMIT_BYTES = 16 << 20
 #: Parts of a snapshot that stay when its entries move.
@@ -95,11 +95,16 @@ def recover_shard(paths: CachePaths, folder: Path) -> Salvaged | None:
             seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
             made = salvage(paths, folder)
-            make_folder(paths.quarantine)
-            folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
-            sync_folder(paths.quarantine)
+            set_aside(paths, folder)
             return made
     return None
+
+
+def set_aside(paths: CachePaths, folder: Path) -> None:
+    """Move a damaged folder of the cache to ``quarantine/``."""
+    make_folder(paths.quarantine)
+    folder.rename(paths.quarantine / f"{folder.name}-{os.getpid()}")
+    sync_folder(paths.quarantine)
 
 
 def salvage(paths: CachePaths, source: Path) -> Salvaged:
@@ -174,6 +179,17 @@ def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
                 yield NewEntry(header.key, front + payload, tuple(one.tobytes() for one in header.item_keys()))
     except OSError:
         yield from [None] * len(places)
+
+
+def intact_snapshots(paths: CachePaths) -> list[Snapshot]:
+    """The snapshots on disk without damage."""
+    found = list[Snapshot]()
+    for number in paths.snapshots():
+        with contextlib.suppress(LatentcacheError):
+            snapshot = open_snapshot(paths.root, number)
+            snapshot.check()
+            found.append(snapshot)
+    return found
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:

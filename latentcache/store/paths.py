@@ -105,6 +105,12 @@ class CachePaths:
             )
         return int(text)
 
+    def next_snapshot(self) -> int:
+        """Number of the next snapshot; no folder has it, not even one that lost its manifest."""
+        return 1 + max(
+            (int(path.name) for path in _listed(self.snapshots_folder) if path.name.isdecimal()), default=0
+        )
+
     def snapshots(self) -> list[int]:
         """Numbers of the snapshots that were written whole, current or not, upwards."""
         folders = [path for path in _listed(self.snapshots_folder) if path.name.isdecimal()]

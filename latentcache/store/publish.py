@@ -279,7 +279,7 @@ def publish_snapshot(
             _columns(new.samples, new.fields), _columns(current.samples, current.fields.values())
         ):
             return 0
-    number = max(paths.snapshots(), default=0) + 1
+    number = paths.next_snapshot()
     write_snapshot(paths.snapshot(number), new, number)
     with writing(paths.snapshot(number)):
         sync_folder(paths.snapshots_folder)

@@ -219,6 +219,12 @@ class Snapshot(Value):
         """True if samples without a text were given one on purpose, which may be the empty one."""
         return self.source.get("options", {}).get("default_caption") is not None
 
+    def check(self) -> None:
+        """Read every column and list, and compare each with its checksum; raises CacheDamagedError."""
+        _ = self._listed
+        if self.columns is not None:
+            self.columns.check()
+
     @property
     def rejected(self) -> tuple[Rejected, ...]:
         """Rejected inputs, read when asked for."""
@@ -253,10 +259,11 @@ def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
         return read_snapshot(paths, paths.snapshot(number), number)
     holder = builder_name(paths.lock)
     again = "run the same `latentcache build` again: it goes on where it stopped"
+    lost = paths.snapshots() and not holder
     raise CacheNotFoundError(
         f"no finished build in {paths.root}",
         where=str(paths.root),
-        why=f"a build was started here and has not ended{holder and f': {holder}'}",
+        why="CURRENT is missing" if lost else f"a build was started here and has not ended{holder and f': {holder}'}",
         fix=f"wait until it ends; if it was killed, {again}" if holder else again,
         slug="cache-unfinished",
     )

@@ -19,10 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheReadOnlyError, LatentcacheError, StoreError, UsageError
+from latentcache.errors import CacheReadOnlyError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import writing
-from latentcache.store.garbage import ShardUse, copy_entries, disk_bytes, relocate, shard_use, to_scratch, tombstone
+from latentcache.store.garbage import (
+    ShardUse,
+    copy_entries,
+    disk_bytes,
+    intact_snapshots,
+    relocate,
+    shard_use,
+    to_scratch,
+    tombstone,
+)
 from latentcache.store.lock import builder_lock, holders, unleased
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
 from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
@@ -140,11 +149,8 @@ class _Collector:
         self.items: list[Garbage] = []
 
     def run(self) -> CollectReport:
-        snapshots = list[Snapshot]()
-        for number in self.paths.snapshots():
-            with suppress(LatentcacheError):
-                snapshots.append(open_snapshot(self.paths.root, number))
-        uses = shard_use(self.paths, snapshots)
+        open_snapshot(self.paths.root).check()
+        uses = shard_use(self.paths, intact_snapshots(self.paths))
         self._compact({use.name: use for use in uses})
         self._shards(list(self._snapshots(remove=True)))
         self._leftovers()

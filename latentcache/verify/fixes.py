@@ -36,7 +36,7 @@ class Commands(Value):
 
     def _command(self, finding: Finding) -> str:
         again = self.reencode, self.common, self.recipe
-        build = self._build()
+        build = self.build()
         match finding.category, finding.reason:
             case "unverifiable", "permission":
                 place = self.cache if finding.file or self.root is None else self.root
@@ -51,7 +51,7 @@ class Commands(Value):
                 return f"{self._verify(self.common, '--repair --yes')}; {build}"
         return build
 
-    def _build(self) -> str:
+    def build(self) -> str:
         """The build that makes the cache true for its data."""
         root = "DATA" if self.root is None else shlex.quote(str(self.root))
         allowed = f"--allow-failed {shlex.quote(self.allow_failed)}" if self.allow_failed not in (None, "0") else ""

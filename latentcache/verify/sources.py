@@ -29,12 +29,12 @@ from latentcache.verify.findings import Findings, RecipeChange
 from latentcache.verify.selection import Depth
 
 
-def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
-    """The data that was named, or recorded, or where it is if cache and data were moved together."""
+def find_data(cache: Path, source: Mapping[str, Any], data: Path | None) -> Path:
+    """The data that was named, else that of ``source``: as recorded, or moved together with the cache."""
     if data is not None:
         return data
-    recorded = Path(str(snapshot.source["root"]))
-    relative = str(snapshot.source.get("relative", ""))
+    recorded = Path(str(source["root"]))
+    relative = str(source.get("relative", ""))
     places = [recorded, *([Path(cache, relative)] if relative else [])]
     for place in places:
         if place.exists():

@@ -24,8 +24,9 @@ from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
 from latentcache.fields.protocol import Described
 from latentcache.fields.registry import checked, load, settings_of
 from latentcache.plan.numbers import whole
-from latentcache.store.garbage import shard_use
-from latentcache.store.snapshot import Snapshot, open_leased, open_snapshot
+from latentcache.store.garbage import intact_snapshots, shard_use
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import Snapshot, load_manifest, open_leased
 from latentcache.verify.entries import Check, check_entries
 from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands
@@ -110,10 +111,16 @@ def check_cache(
     started, commands = time.monotonic(), commands or Commands()
     if depth.untrusted:
         check_outside(cache)
-    snapshot = _opened(cache)
-    described = {} if requested is None else requested(snapshot)
     unnamed = depth.untrusted and data is None
-    root = None if unnamed else find_data(cache, snapshot, data)
+    try:
+        snapshot = open_leased(cache)
+        snapshot.check()
+    except CacheDamagedError as error:
+        if error.fix == error.default_fix:
+            error.fix = replace(commands, cache=cache, root=None if unnamed else _recorded(cache, data)).build()
+        raise
+    described = {} if requested is None else requested(snapshot)
+    root = None if unnamed else find_data(cache, snapshot.source, data)
     check = Check(snapshot)
     chosen = choose(snapshot, depth.selection)
     compared = _look(check, depth, root, chosen)
@@ -185,19 +192,12 @@ def _look(check: Check, depth: Depth, root: Path | None, chosen: Chosen) -> Comp
         return reading.result()
 
 
-def _opened(cache: Path) -> Snapshot:
-    """The current snapshot with a lease, all columns and lists checked; damage to it comes with a way out."""
-    try:
-        snapshot = open_leased(cache)
-        _ = snapshot.rejected  # read and checked here
-        if snapshot.columns is not None:
-            snapshot.columns.check()
-    except CacheDamagedError as error:
-        if error.fix == error.default_fix:
-            current = shlex.quote(str(cache / "CURRENT"))
-            error.fix = f"rm {current}, then the `latentcache build` command that made the cache: entries are kept"
-        raise
-    return snapshot
+def _recorded(cache: Path, data: Path | None) -> Path | None:
+    """The data of a cache whose snapshot is damaged; None if that does not say it any more."""
+    with suppress(LatentcacheError):
+        paths = CachePaths(cache)
+        return find_data(cache, load_manifest(paths.snapshot(paths.current_snapshot()))["source"], data)
+    return data
 
 
 def _not_compared(check: Check, described: Mapping[str, Described] | None) -> tuple[str, ...]:
@@ -215,17 +215,11 @@ def _not_compared(check: Check, described: Mapping[str, Described] | None) -> tu
 
 def _unreferenced(check: Check) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
-    paths, snapshots = check.paths, [check.snapshot]
+    paths = check.paths
     others = {folder.name for folder in paths.all_sealed()}.difference(check.snapshot.shards)
     if not others and not check.unneeded:  # what other snapshots need is then no question
         return 0
-    for number in paths.snapshots():
-        if number != check.snapshot.number:
-            with suppress(LatentcacheError):
-                snapshots.append(open_snapshot(paths.root, number))
-    with suppress(LatentcacheError):
-        return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, snapshots))
-    return 0
+    return sum(max(use.entries - use.needed, 0) for use in shard_use(paths, intact_snapshots(paths)))
 
 
 def _stated(check: Check, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:

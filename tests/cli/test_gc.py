@@ -62,4 +62,4 @@ def test_invalid_calls_are_rejected(run, cache, tmp_path):
     assert run("gc", cache, "--grace", "nan", "--json").error["slug"] == "usage"
     assert run("gc", tmp_path / "none", "--json").error["slug"] == "cache-not-found"
     (cache / "CURRENT").unlink()
-    assert run("gc", cache, "--json").error["why"] == "a build was started here and has not ended"
+    assert run("gc", cache, "--json").error["why"] == "CURRENT is missing"
