@@ -24,7 +24,7 @@ from latentcache.errors import (
 )
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents
-from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, warn_of_empty
+from latentcache.loader.samples import Draw, Part, ReadSettings, Selection
 from latentcache.loader.view import View
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
@@ -508,12 +508,15 @@ def open_cache(
         timeout_s: Seconds that a batch waits at most, with ``follow``.
 
     Raises:
+        UsageError: An argument is not allowed.
         CacheNotFoundError: There is no cache, or no finished build in it.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: Its manifest or a column is damaged.
         CacheIncompleteError: A repair removed entries, and no build has made them again.
     """
     choice("checksum", checksum, ("first", "always"))
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UsageError(f"path={path!r}: must be a cache folder", fix="open_cache('images.latentcache')")
     root = Path(path)
     snapshot = None
     if follow:
@@ -538,5 +541,4 @@ def open_cache(
             f"{root} holds part {snapshot.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
             stacklevel=3,
         )
-    warn_of_empty(snapshot, stacklevel=4)
     return Cache([Part(snapshot)], ReadSettings(), checksum)

@@ -55,6 +55,11 @@ class Format(Value):
     patch: int = 1
     """Cells of a patch on each side: height and width of latents are multiples of it."""
 
+    @property
+    def embeddings(self) -> list[str]:
+        """Embeddings that the model's ``forward`` takes."""
+        return [name for name in ("prompt_embeds", "pooled_prompt_embeds") if name in _leaves(self.forward)]
+
 
 def time_ids(batch: Mapping[str, Any]) -> torch.Tensor:
     """(B, 6) int64: original size, top left of the crop, target size; height or top first, pixels.
@@ -170,6 +175,13 @@ def check_sample_format(
     return name
 
 
+def missing_embeddings(name: str, columns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Embeddings that a model of this format needs and these columns lack, and columns that its batches have."""
+    wanted = FORMATS[name]
+    carried = [column for column in columns if column in wanted.names.values()]
+    return [embedding for embedding in wanted.embeddings if embedding not in columns], carried
+
+
 def check_carried(name: str | None, columns: Sequence[str]) -> None:
     """Raise UsageError if a format leaves out one of the columns that were asked for."""
     lost = [one for one in columns if one in _LEFT_OUT.get(name or "", ())]
@@ -216,6 +228,11 @@ def sample_format(batch: Batch, name: str | None) -> Batch:
     named |= {old: value for old, value in batch.items() if _is_kept(old)}
     named |= {new: value for new, make in chosen.derived.items() if (value := make(batch)) is not None}
     return named | {"forward": _arguments(chosen.forward, named)}
+
+
+def _leaves(arguments: Mapping[str, str | Mapping[str, str]]) -> list[str]:
+    """The names in a batch that arguments of ``forward`` come from."""
+    return [name for value in arguments.values() for name in ([value] if isinstance(value, str) else value.values())]
 
 
 def _arguments(wanted: Mapping[str, str | Mapping[str, str]], batch: Batch) -> dict[str, Any]:

@@ -361,12 +361,7 @@ class Loader:
 
     def _warn(self) -> None:
         """Say what a user would not expect: excluded samples, batches of padding, buckets that are mostly repeats."""
-        blank, found, lines = self.report.blank_batches, self.report.overfilled, list[str]()
-        if self.excluded:
-            lines.append(
-                f"{self.excluded} samples of {self._title} lack a field that was asked for and are not served;"
-                " `latentcache verify` names them"
-            )
+        blank, found, lines = self.report.blank_batches, self.report.overfilled, self._reader.notes(self._title)
         if blank:
             lines.append(
                 f"{blank} batches of all ranks hold padding only: a mean over their labels is nan; divide the sum of"
@@ -380,7 +375,7 @@ class Loader:
                 " batch_size, or fewer buckets"
             )
         for one in lines:
-            warnings.warn(one, stacklevel=4)
+            warnings.warn(one, stacklevel=5)
 
 
 @dataclass(slots=True, eq=False)

@@ -165,6 +165,10 @@ class RowReader:
             made.append(RowBatch(self, some, lengths[own], fronts[own], counts[own], starts[mine], where))
         return made
 
+    def notes(self, title: str) -> list[str]:
+        """Nothing: every row is served."""
+        return []
+
     def check_format(self, name: str | None) -> str | None:
         """See ``formats.check_row_format``."""
         return check_row_format(name, isolated=self.settings.isolated)

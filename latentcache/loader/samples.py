@@ -7,10 +7,8 @@ several, and so is one that its data set repeats.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,8 +36,6 @@ CAPTION = "caption"
 METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
 #: What has metadata, beside the names of fields: the samples, the texts of their inputs, their bucket.
 SAMPLES, TEXTS, BUCKET = "", "texts of inputs", "bucket"
-#: Snapshots whose empty captions were said in this process: cache, number.
-_WARNED: set[tuple[Path, int]] = set()
 
 
 class ReadSettings(Value):
@@ -124,7 +120,7 @@ class Selection:
         self, parts: Sequence[Part], requested: Sequence[str] | None, settings: ReadSettings, mixture: Mixture | None
     ) -> None:
         self._given = tuple(parts), requested, settings, mixture
-        self.parts, self.settings = tuple(parts), settings
+        self.parts, self.settings, self.requested = tuple(parts), settings, requested
         self.fields, self.metadata = _requested(parts[0].snapshot, requested)
         """Fields of a batch, and its metadata by name: what has each."""
         _check_texts(parts[0].snapshot, self.fields)
@@ -152,6 +148,29 @@ class Selection:
             for place, name in zip(at.tolist(), self.parts[number].snapshot.samples.names.take(sample), strict=True):
                 found[place] = name
         return found
+
+    def lacking(self) -> list[str]:
+        """Fields that some samples lack."""
+        fields = [
+            (name, part.chosen, part.snapshot.fields[name].sample) for name in self.fields for part in self.parts
+        ]
+        return list(dict.fromkeys(name for name, chosen, held in fields if not np.isin(chosen, held).all()))
+
+    def without_caption(self) -> tuple[int, int, str]:
+        """Count served samples with an empty caption, unless by choice, and all; and name the first."""
+        count, total, first = 0, 0, ""
+        for part, joined in zip(self.parts, self.joined, strict=True):
+            served = np.zeros(len(part.snapshot.samples), dtype=np.bool_)
+            served[joined.sample] = True
+            total += int(served.sum())
+            caption = part.snapshot.samples.inputs.get(CAPTION)
+            if caption is None or caption.text is None or part.snapshot.empty_by_choice:
+                continue
+            empty = np.flatnonzero(served & (np.diff(caption.text.ends, prepend=0) == 0))
+            if len(empty) and not count:
+                first = part.snapshot.samples.names[int(empty[0])]
+            count += len(empty)
+        return count, total, first
 
     def split(self, rows: Ints) -> Split:
         """See :func:`split`."""
@@ -368,20 +387,3 @@ def _holder(snapshot: Snapshot, fields: Sequence[str], column: str) -> str | Non
         sized = any(group.dims[1] * group.dims[2] > 1 for field in stacked.values() for group in field.groups)
         return BUCKET if sized else None
     return next((name for name, field in stacked.items() if column in field.columns), None)
-
-
-def warn_of_empty(snapshot: Snapshot, *, stacklevel: int) -> None:
-    """Say once in a process for each snapshot that samples are without a caption, unless by choice."""
-    about, caption = (snapshot.paths.root, snapshot.number), snapshot.samples.inputs.get("caption")
-    if caption is None or caption.text is None or about in _WARNED or snapshot.empty_by_choice:
-        return
-    _WARNED.add(about)
-    count, first = caption.text.empty()
-    if count:
-        every = "all" if count == len(caption.text) else f"{count} of {len(caption.text)}"
-        warnings.warn(
-            f"{every} samples of {snapshot.paths.root.name} are without captions, the first is"
-            f" {snapshot.samples.names[first]}: batches have '' for them; add captions to the data and build again,"
-            " or leave captions out of fields=",
-            stacklevel=stacklevel,
-        )

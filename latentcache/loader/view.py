@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
 from latentcache.errors import UsageError
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
@@ -21,8 +23,46 @@ if TYPE_CHECKING:
     from latentcache.loader.substitute import OnError
     from latentcache.plan.samples import SampleIndex
 
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
 Unit = Literal["rows", "tokens", "documents"]
 Served = TypeVar("Served", bound="View")
+
+
+#: Arguments of torch's DataLoader -> what a loader has in their place.
+_OF_DATA_LOADER = {
+    "shuffle": "leave it out: each epoch has its own order, from seed and set_epoch(epoch); seed=None has none",
+    "drop_last": "remainder='drop', or remainder='partial' for a smaller last batch",
+    "num_workers": "leave it out: the loader reads ahead by itself; for worker processes use"
+    " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=4)",
+    "prefetch_factor": "prefetch=2",
+    "pin_memory": "device='cuda': batches come from page-locked memory",
+    "generator": "seed=0",
+}
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument that a function does not have, or one that is missing."""
+
+
+def named_arguments(function: Callable[P, Returned]) -> Callable[P, Returned]:
+    """Raise ArgumentError, which names the right argument, in place of a TypeError of Python."""
+    known = list(inspect.signature(function).parameters)[1:]
+
+    @wraps(function)
+    def call(*values: P.args, **named: P.kwargs) -> Returned:
+        unknown = [name for name in named if name not in known]
+        if len(values) > 1:
+            what = f"{function.__name__}({values[1]!r}): arguments are named"
+            raise ArgumentError(what, fix=f"{function.__name__}({known[0]}={values[1]!r})")
+        if unknown:
+            fix = _OF_DATA_LOADER.get(unknown[0], f"use some of {', '.join(known)}")
+            raise ArgumentError(f"{unknown[0]}={named[unknown[0]]!r}: unknown argument", fix=fix)
+        if known[0] not in named:
+            raise ArgumentError(f"{known[0]}: is missing", fix=f"{function.__name__}({known[0]}=4)")
+        return function(*values, **named)
+
+    return call
 
 
 class View:
@@ -39,6 +79,7 @@ class View:
         def _check_alike(self, other: Any) -> None: ...
         def _combined(self, parts: Sequence[Any], mix: Mixture | None) -> Self: ...
 
+    @named_arguments
     def plan(
         self,
         *,
@@ -62,6 +103,7 @@ class View:
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
         return plan_report(self._index_of(fields), batches)
 
+    @named_arguments
     def loader(
         self,
         *,
@@ -104,7 +146,8 @@ class View:
                 ``loader.substituted``.
 
         Raises:
-            UsageError: A number, policy, format, field or device is not allowed.
+            UsageError: An argument, number, policy, format, field or device is not allowed, or the cache lacks
+                embeddings that the format needs.
             DeviceError: The device is not available.
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.

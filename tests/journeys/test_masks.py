@@ -182,7 +182,7 @@ def test_control_latents_equal_a_plain_loop_of_diffusers(data, tmp_path):
         assert torch.allclose(made, wanted, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.* lack a field")
+@pytest.mark.filterwarnings("ignore:.* for lack of")
 def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatch):
     (data / "0-condlabel.png").unlink()
     (data / "1-condlabel.png").write_bytes((data / "1-condlabel.png").read_bytes()[:-40])

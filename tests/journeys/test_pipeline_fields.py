@@ -134,7 +134,9 @@ def test_an_image_without_a_caption_has_no_embedding(stub, data):
     }
     assert "--default-caption" in items[0]["hint"]
     assert (done.status, done.json["counts"]["quarantined"]) == (1, 1)
-    with pytest.warns(UserWarning, match="1 samples of cache lack a field"):
+    with pytest.warns(
+        UserWarning, match="cache: 1 sample is not served, for lack of prompt_embeds, pooled_prompt_embeds;"
+    ):
         assert open_cache(stub).loader(batch_size=5).excluded == 1
     assert open_cache(stub).loader(batch_size=3, fields=["latents"]).excluded == 0
 

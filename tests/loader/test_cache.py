@@ -92,14 +92,14 @@ def test_a_sample_without_a_requested_field_is_excluded_and_counted(tmp_path):
     root = images(tmp_path / "c", FOUR, edges=[5, None, 2, 9])
     cache = open_cache(root)
     assert (len(cache), cache.excluded, len(cache.fields)) == (3, 1, 2)
-    with pytest.warns(UserWarning, match="1 samples of c lack a field"):
+    with pytest.warns(UserWarning, match="c: 1 sample is not served, for lack of edge_map;"):
         loader = cache.loader(batch_size=1)
     assert loader.excluded == 1
     assert "1 excluded" in repr(loader)
     assert sorted(names(loader)) == ["00.png", "02.png", "03.png"]
     assert sorted(names(cache.loader(batch_size=1, fields=["latents"]))) == ["00.png", "01.png", "02.png", "03.png"]
     both = combine([cache, opened(images(tmp_path / "d", FOUR, edges=[1] * 4, seed=9))], weights=[1, 1])
-    with pytest.warns(UserWarning, match="lack a field"):
+    with pytest.warns(UserWarning, match="for lack of edge_map"):
         assert len(both.loader(batch_size=1)) >= 7
 
 

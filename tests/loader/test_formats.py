@@ -1,16 +1,24 @@
 """Formats of trainers; a format rejects latents of another model."""
 
 import inspect
+import shlex
 
 import diffusers
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from made_caches import documents, images, opened, texts
-from made_pipelines import flux_transformer, tiny_unet
+from made_pipelines import flux_transformer, make_pipeline, tiny_unet, tiny_vae
 
+from latentcache import open_cache
+from latentcache.cli.app import main
 from latentcache.errors import UsageError
 from latentcache.loader.formats import check_row_format, row_format, sample_format
 
+#: Columns of a cache of latents: captions are encoded in training.
+CARRIED = ["latents", "captions", "names", "keys"]
+SIZES = ["original_size", "crop_top_left", "target_size"]
 FLUX = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
 
@@ -20,17 +28,45 @@ def flux(tmp_path_factory):
 
 
 def test_stable_diffusion(many):
-    batch = next(iter(many.loader(batch_size=2, format="diffusers-sd")))
+    batch = next(iter(many.loader(batch_size=2, format="diffusers-sd", fields=CARRIED)))
     assert list(batch) == ["latents", "prompts", "keys", "names", "forward"]
     assert batch["prompts"] == [f"caption of {name}" for name in batch["names"]]
 
 
 def test_sdxl_has_time_ids(many):
-    batch = next(iter(many.loader(batch_size=2, format="diffusers-sdxl")))
+    batch = next(iter(many.loader(batch_size=2, format="diffusers-sdxl", fields=[*CARRIED, *SIZES])))
     expected = torch.cat([batch["original_sizes"], batch["crop_top_lefts"], batch["target_sizes"]], dim=1)
     assert torch.equal(batch["time_ids"], expected)
     with pytest.raises(UsageError, match="needs crop_top_left, original_size, target_size"):
         many.loader(batch_size=2, format="diffusers-sdxl", fields=["latents", "captions"])
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("sd", "no prompt_embeds"), ("sdxl", "no prompt_embeds and no pooled_prompt_embeds")],
+)
+def test_embeddings_that_a_format_needs_are_an_error_if_the_cache_lacks_them(many, name, missing):
+    with pytest.raises(UsageError) as caught:
+        many.loader(batch_size=2, format=f"diffusers-{name}")
+    assert caught.value.what == f"format='diffusers-{name}': the cache has {missing}"
+    columns = eval(caught.value.fix.split("fields=")[1])  # the second way that the error names
+    assert "forward" in next(iter(many.loader(batch_size=2, format=f"diffusers-{name}", fields=columns)))
+
+
+def test_the_command_of_the_error_adds_the_embeddings(tmp_path):
+    make_pipeline("StableDiffusionXLPipeline", tmp_path / "sdxl", vae=tiny_vae())
+    (tmp_path / "my images").mkdir()
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        PIL.Image.fromarray(pixels).save(tmp_path / "my images" / f"{number}.png")
+        (tmp_path / "my images" / f"{number}.txt").write_text(f"caption {number}")
+    small = ("--resolution", "64", "--bucket-step", "16", "--min-side", "32", "--device", "cpu")
+    words = ("--model", tmp_path / "sdxl", "--text-encoder", "none", *small)
+    assert main([*map(str, ("build", tmp_path / "my images", "--out", tmp_path / "c", *words))]) == 0
+    with pytest.raises(UsageError, match="the cache has no prompt_embeds") as caught:
+        open_cache(tmp_path / "c").loader(batch_size=2, format="diffusers-sdxl")
+    assert main(shlex.split(caught.value.fix.split("`")[1])[1:]) == 0
+    assert "forward" in next(iter(open_cache(tmp_path / "c").loader(batch_size=2, format="diffusers-sdxl")))
 
 
 @pytest.mark.parametrize("lost", ["meta", "original_size"])
@@ -39,8 +75,7 @@ def test_columns_that_a_format_leaves_out_are_an_error(many, lost):
         many.loader(batch_size=2, format="diffusers-sd", fields=["latents", "captions", lost])
     assert caught.value.what == f"format='diffusers-sd': its batches have no {lost}"
     assert lost in next(iter(many.loader(batch_size=2, fields=["latents", lost])))
-    carried = ["latents", "captions", "names", "keys"]
-    assert "prompts" in next(iter(many.loader(batch_size=2, format="diffusers-sd", fields=carried)))
+    assert "prompts" in next(iter(many.loader(batch_size=2, format="diffusers-sd", fields=CARRIED)))
 
 
 @pytest.mark.parametrize("form", ["flat", "torchtitan", "transformers"])
@@ -63,7 +98,7 @@ def test_columns_that_a_format_of_rows_leaves_out_are_an_error(tmp_path, form):
 
 
 def test_flux_has_positions_of_patches(flux):
-    batch = next(iter(flux.loader(batch_size=2, format="diffusers-flux")))
+    batch = next(iter(flux.loader(batch_size=2, format="diffusers-flux", fields=CARRIED)))
     assert batch["latents"].shape == (2, 16, 8, 12)
     assert batch["img_ids"].shape == (4 * 6, 3)
     assert batch["img_ids"][7].tolist() == [0, 1, 1]
@@ -93,11 +128,12 @@ WHY = {
 def test_a_format_takes_latents_of_its_model_and_names_the_one_that_fits(tmp_path, space):
     cache = opened(images(tmp_path / "c", [(64, 96)] * 4, **SPACES[space]))
     for name in ("sd", "sdxl", "flux", "sd3", "qwen-image", "wan"):
+        fields = [*CARRIED, *SIZES] if name == "sdxl" else CARRIED
         if name == space or (space, name) == ("wan", "qwen-image"):
-            next(iter(cache.loader(batch_size=2, format=f"diffusers-{name}")))
+            next(iter(cache.loader(batch_size=2, format=f"diffusers-{name}", fields=fields)))
             continue
         with pytest.raises(UsageError, match="the latents are of another model") as caught:
-            cache.loader(batch_size=2, format=f"diffusers-{name}")
+            cache.loader(batch_size=2, format=f"diffusers-{name}", fields=fields)
         fits = "" if space == "no shift" else f"format='diffusers-{space.replace('wan', 'qwen-image')}' or "
         fits += "format='diffusers-wan' or " if space == "wan" else ""
         assert caught.value.fix.startswith(f"{fits}format='plain', or build")
@@ -151,7 +187,7 @@ def test_a_batch_matches_the_forward_of_the_model(name):
 def test_patches_must_fill_every_bucket(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 96)] * 4 + [(64, 88)], channels=16, **FLUX))
     with pytest.raises(UsageError) as caught:
-        cache.loader(batch_size=1, format="diffusers-flux")
+        cache.loader(batch_size=1, format="diffusers-flux", fields=CARRIED)
     assert caught.value.why == "they have a size of 8x11 cells, which patches of 2x2 do not fill"
 
 

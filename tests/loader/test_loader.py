@@ -88,7 +88,7 @@ def test_padding_of_samples_is_marked_and_never_given_to_a_trainer_format(many):
         name for batch in batches for name, pad in zip(batch["names"], batch["is_pad"], strict=True) if not pad
     ) == [f"{number:02}.png" for number in range(17)]
     with pytest.raises(UsageError, match="remainder='pad': not with format"):
-        many.loader(batch_size=4, remainder="pad", format="diffusers-sd")
+        many.loader(batch_size=4, remainder="pad", format="diffusers-sd", fields=["latents"])
 
 
 @WAYS
@@ -341,21 +341,23 @@ def test_buckets_that_are_mostly_repeats_are_reported_with_names(tmp_path):
         cache.loader(batch_size=4)  # at most four times
 
 
-def test_samples_without_captions_are_reported_once_for_each_cache(tmp_path):
-    def caption_warnings(root):
+def test_samples_that_are_served_without_a_caption_are_said(tmp_path):
+    def caption_warnings(root, **more):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            open_cache(root)
+            open_cache(root).loader(batch_size=1, **more)
         assert all(one.filename == __file__ for one in caught)
         return [str(one.message) for one in caught if "caption" in str(one.message)]
 
     first = images(tmp_path / "first", [(64, 64)] * 3, texts=["a", "", ""])
     (message,) = caption_warnings(first)
     assert message.startswith("2 of 3 samples of first are without captions, the first is 01.png: batches have ''")
-    assert caption_warnings(first) == []
+    assert caption_warnings(first, fields=["latents"]) == []
     assert "all samples of second" in caption_warnings(images(tmp_path / "second", [(64, 64)], texts=[""]))[0]
     assert caption_warnings(images(tmp_path / "third", [(64, 64)])) == []
     assert caption_warnings(images(tmp_path / "fourth", [(64, 64)], captions=False)) == []
+    left_out = images(tmp_path / "fifth", [(64, 64)] * 3, texts=["a", "", "b"], edges=[3, None, 3])
+    assert caption_warnings(left_out) == []
 
 
 @pytest.mark.parametrize(
@@ -375,6 +377,32 @@ def test_options_that_are_not_allowed_are_named(source, bad):
         source.loader(**bad)
     assert f"{list(bad)[-1]}=" in str(caught.value)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("values", "named", "fix"),
+    [
+        ((), {"shuffle": True}, "seed and set_epoch"),
+        ((), {"drop_last": True}, "remainder='drop'"),
+        ((), {"num_workers": 2}, "DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None"),
+        ((), {"size": 2}, "use some of batch_size, seed,"),
+        ((4,), {}, "loader(batch_size=4)"),
+    ],
+)
+def test_arguments_of_other_loaders_are_an_error_with_the_right_way(source, values, named, fix):
+    with pytest.raises(TypeError) as caught:
+        source.loader(*values, **({"batch_size": 2} if named else {}), **named)
+    assert isinstance(caught.value, UsageError)
+    assert fix in caught.value.fix
+    with pytest.raises(UsageError, match="batch_size: is missing"):
+        source.loader()
+
+
+@pytest.mark.parametrize("path", ["", None, 3])
+def test_a_path_that_is_none_is_an_error_with_an_example(path):
+    with pytest.raises(UsageError, match=f"path={path!r}: must be a cache folder") as caught:
+        open_cache(path)
+    assert caught.value.fix == "open_cache('images.latentcache')"
 
 
 @pytest.mark.parametrize("indices", [[-1], [99], [], [0.5], "ab", 3])

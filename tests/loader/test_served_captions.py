@@ -175,7 +175,7 @@ def test_unstored_captions_are_an_error(tmp_path):
     assert len(open_cache(tmp_path / "cache").read(caption_dropout=0.5)) == COUNT
 
 
-@pytest.mark.filterwarnings("ignore:.* samples of cache lack a field")
+@pytest.mark.filterwarnings("ignore:cache.* for lack of")
 def test_variants_removed_by_a_repair_are_not_served(made, tmp_path):
     shutil.copytree(made, tmp_path / "cache")
     for row in range(2, 12):
