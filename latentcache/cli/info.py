@@ -57,9 +57,10 @@ def info(
 
 def _counts(snapshot: Snapshot) -> dict[str, int]:
     """Samples, those among them that no field could use too; a sample that several fields reject counts once."""
-    rejected = {one.label for one in snapshot.rejected}
-    outside = rejected.difference(snapshot.samples.names) if rejected and len(snapshot.fields) > 1 else rejected
-    return {"samples": len(snapshot.samples) + len(outside), "quarantined": len(rejected)}
+    rejected = {item.label: item.count for item in snapshot.rejected}
+    names = snapshot.samples.names if rejected and len(snapshot.fields) > 1 else ()
+    outside = sum(rejected[label] for label in rejected.keys() - set(names))
+    return {"samples": len(snapshot.samples) + outside, "quarantined": sum(rejected.values())}
 
 
 def _of_snapshot(snapshot: Snapshot) -> dict[str, Any]:

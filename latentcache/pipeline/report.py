@@ -171,7 +171,7 @@ class Silent(Observer):
 
 def quarantined(rejected: Iterable[Rejected]) -> int:
     """Samples among rejections: several fields may reject one sample."""
-    return len({(one.name, one.line) for one in rejected})
+    return sum({item.label: item.count for item in rejected}.values())
 
 
 def field_done(work: FieldWork, stored: FieldRows) -> FieldDone:

@@ -44,7 +44,7 @@ HINTS: Mapping[str, str] = {
     "symlink-loop": "the link leads back to itself or to a folder above it: remove the link",
     "not-found": "put the file there, or remove what points to it",
     "outside-root": "copy it into the data folder and name it relative to it, or follow the link with --follow-links",
-    "permission": "give read permission, e.g. `chmod -R u+rX DATA`",
+    "permission": "give yourself read permission, e.g. with `chmod -R u+rX`",
     "io-error": "the file system cannot read it: check the path and the disk, then run again",
     "changing": "another program is writing the file: run again when it has finished",
     # archives
@@ -62,8 +62,8 @@ HINTS: Mapping[str, str] = {
     "caption-too-large": "a caption has at most 1 MiB: shorten it, or remove the file",
     "table-row": "correct this row of the table",
     # records
-    "no-json": "correct or remove this line; `sed -n LINEp FILE` shows it",
-    "not-utf8": "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW` (-f UTF-16 if it is UTF-16)",
+    "no-json": "correct or remove it",
+    "not-utf8": "save it as UTF-8, e.g. with `iconv -t UTF-8 -f WINDOWS-1252`, or -f UTF-16",
     "line-too-long": "a record has at most 64 MiB: split it into several",
     "text-too-large": "a text has at most 64 MiB: use --text-lines for one document per line, or split the file",
     "record-field": "correct this field, or remove the record",
@@ -71,7 +71,7 @@ HINTS: Mapping[str, str] = {
     "record-unicode": "remove the half surrogate pair from the text",
     "role-order": "put the turns into the order of the conversation, or remove the record",
     "no-answer": "end the conversation with a turn of the assistant, or remove the record",
-    "compressed": "unpack it first, e.g. `gunzip -k FILE` or `zstd -d FILE`",
+    "compressed": "unpack it first, e.g. with `gunzip -k` or `zstd -d`",
     "not-records": "expected one JSON object per line, or one list of objects",
     "hub-dataset": "download it, e.g. `hf download --repo-type dataset NAME --local-dir FOLDER`, and give its folder",
     "script-dataset": "scripts are not run: save the output as JSON lines and name that file as file_name",
@@ -236,16 +236,17 @@ def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
 
 
 class Notes:
-    """Notes by reason: the first ones one by one, the rest counted."""
+    """Notes, or rejections, by reason: the first ones one by one, the rest counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, each: int = _NOTES_EACH) -> None:
+        self._each = each
         self._first: dict[str, list[Rejected]] = defaultdict(list)
         self._more: dict[str, tuple[Rejected, int]] = {}
 
     def add(self, *items: Rejected) -> None:
         """Further notes."""
         for item in items:
-            if len(kept := self._first[item.reason]) < _NOTES_EACH:
+            if len(kept := self._first[item.reason]) < self._each:
                 kept.append(item)
             else:
                 first, count = self._more.get(item.reason, (item, 0))
@@ -254,7 +255,7 @@ class Notes:
     def all(self) -> tuple[Rejected, ...]:
         """In the byte order of names; those that were only counted at the end."""
         more = [
-            rejected(first.name, reason, f"{count} more, such as {first.name}: {first.detail}", count=count)
-            for reason, (first, count) in self._more.items()
+            replace(first, detail=f"{count} more, such as {first.label}: {first.detail}", count=count)
+            for first, count in self._more.values()
         ]
         return (*in_order([item for kept in self._first.values() for item in kept]), *more)

@@ -159,6 +159,7 @@ class LineReader:
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
         self._hash, self._size, self._before = xxhash.xxh3_128(), 0, os.fstat(file.fileno())
+        self.size = self._before.st_size
         first = self._read()
         if first.startswith(UTF16_BOMS):
             raise fault("not-utf8", "it begins with the byte order mark of UTF-16, expected UTF-8", path)
@@ -173,7 +174,7 @@ class LineReader:
 
     def all_bytes(self, most: int, error: UnusableSampleError) -> bytes:
         """All bytes but the byte order mark; raises ``error`` if the file has more than ``most``."""
-        if self._before.st_size > most:
+        if self.size > most:
             raise error
         return b"".join(self.chunks())
 
@@ -193,14 +194,14 @@ class LineReader:
     def finish(self) -> tuple[StatMemo, bytes]:
         """Memo and hash of the file after its last byte was read; raises ``changing`` if the file has changed."""
         after = os.fstat(self._file.fileno())
-        if {after.st_size, self._before.st_size} != {self._size} or after.st_mtime_ns != self._before.st_mtime_ns:
+        if {after.st_size, self.size} != {self._size} or after.st_mtime_ns != self._before.st_mtime_ns:
             raise fault("changing", "its size or time changed while it was read", self._path)
         return StatMemo.of(after, seen_ns=time.time_ns()), self._hash.digest()
 
     def _read(self) -> bytes:
         try:
             # Never past the size at the start: a log that grows faster than it is read would have no end.
-            chunk = self._file.read(min(_CHUNK_BYTES, self._before.st_size - self._size))
+            chunk = self._file.read(min(_CHUNK_BYTES, self.size - self._size))
         except OSError as error:
             raise fault("io-error", f"it cannot be read: {error.strerror or error}", self._path) from error
         self._hash.update(chunk)
@@ -272,7 +273,8 @@ def parse_json_at(text: str, start: int | None) -> tuple[Any, int]:
     try:
         return (_DECODER.decode(text), len(text)) if start is None else _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        raise fault("no-json", f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
+        line = f"line {error.lineno}, " if start is not None or error.lineno > 1 else ""
+        raise fault("no-json", f"no JSON: {error.msg.removesuffix(' at')} at {line}column {error.colno}") from error
     except RecursionError as error:
         raise fault("no-json", "it is nested too deeply") from error
     except ValueError as error:

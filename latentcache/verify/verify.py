@@ -148,7 +148,7 @@ def check_cache(
         snapshot=snapshot.number,
         counts=counts | {"unreferenced": _unreferenced(check)},
         findings=tuple(map(fixes, check.findings.result(looked))),
-        samples=len(snapshot.samples) + len(check.rejected_whole),
+        samples=len(snapshot.samples) + sum(item.count for item in check.rejected_whole),
         checked={
             "samples": int(categorized.sum()),
             "headers": check.headers,

@@ -1,6 +1,7 @@
 """Scans of record files: rows, trusted files and records that are read again."""
 
 import json
+import re
 from dataclasses import replace
 
 import datasets
@@ -10,9 +11,10 @@ import pyarrow.parquet
 import pytest
 import xxhash
 
-from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.errors import EmptySourceError, SourceError, UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity import stat as stat_rule
+from latentcache.pipeline.report import quarantined
 from latentcache.sources import record_scan
 from latentcache.sources.options import SourceOptions
 from latentcache.sources.record_scan import RecordReader, Way
@@ -171,7 +173,7 @@ def test_faults_of_lines(tmp_path):
     ]  # fmt: skip
     records, log = read(tmp_path, b"\n".join(lines))
     assert [(r.line, r.text) for r in records] == [(1, "one"), (12, "last")]
-    assert [(item.line, item.reason, item.field) for item in log.rejected] == [
+    assert sorted((item.line, item.reason, item.field) for item in log.rejected.all()) == [
         (4, "no-json", ""),
         (5, "no-json", ""),
         (6, "not-utf8", ""),
@@ -191,17 +193,139 @@ def test_a_list_gives_its_items_with_their_numbers(tmp_path, spelling):
         data = data.replace(f"{{{number}}}", f'{{"instruction": {first}, "output": "b"}}')
     records, log = read(tmp_path, data)
     assert [r.line for r in records] == [1, 3]
-    assert [(item.line, item.field) for item in log.rejected] == [(2, "instruction")]
+    assert [(item.line, item.field) for item in log.rejected.all()] == [(2, "instruction")]
 
 
-BROKEN = dict.fromkeys(("[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'), "no-json")
+ONE, TWO = '{"text": "one"}', '{"text": "two"}'
 
 
-@pytest.mark.parametrize(("text", "slug"), [*BROKEN.items(), ('{\n "a": 1\n}\n', "not-records")])
-def test_a_broken_list_or_an_object_over_several_lines_is_an_error(tmp_path, text, slug):
-    with pytest.raises(UnusableSampleError) as caught:
+@pytest.mark.parametrize(
+    ("item", "reason", "words"),
+    [
+        ("5", "record-field", "expected an object, found 5"),
+        ('{"text": NaN}', "no-json", "NaN"),
+        ('{"text": "a", "text": "b"}', "no-json", "'text' is there twice"),
+        ('{"text": 1' + 5000 * "0" + "}", "no-json", "thousands of digits"),
+        ('{"text": "a\tb"}', "no-json", "Invalid control character at line 2, column 12"),
+        (b'{"text": "caf\xe9"}', "not-utf8", "found 0xe9 at byte 14"),
+    ],
+)
+def test_a_list_loses_the_item_that_is_broken_alone(tmp_path, item, reason, words):
+    item = item if isinstance(item, bytes) else item.encode()
+    records, log = read(tmp_path, b"[" + ONE.encode() + b",\n" + item + b", " + TWO.encode() + b"]")
+    assert [record.line for record in records] == [1, 3]
+    assert [(one.line, one.reason) for one in log.rejected.all()] == [(2, reason)]
+    assert words in log.rejected.all()[0].detail
+
+
+@pytest.mark.parametrize("text", ["[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'])
+def test_a_list_that_is_broken_is_an_error(tmp_path, text):
+    with pytest.raises(UnusableSampleError, match=r"line \d, column \d") as caught:
         read(tmp_path, text)
-    assert caught.value.slug == slug
+    assert caught.value.slug == "no-json"
+
+
+@pytest.mark.parametrize("text", ['{\n "lr": 1\n}\n', '{"lr": 1}', "[1, 2]", '["a", "b"]'])
+def test_a_file_of_settings_beside_records_is_noted(tmp_path, text):
+    write(tmp_path / "a.jsonl", "one")
+    (tmp_path / "args.json").write_text(text)
+    listing = scan(tmp_path)
+    for found in listing, scan(tmp_path, RECORDS, listing.samples, rejected=listing.rejected, notes=listing.notes):
+        assert (list(found.samples.names), found.rejected) == (["a.jsonl:1"], ())
+        assert [(note.name, note.reason) for note in found.notes] == [("args.json", "unused")]
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(EmptySourceError, match=r"1 file of .* without a record"):
+        scan(tmp_path, RECORDS)
+
+
+def test_a_record_over_several_lines_is_one(tmp_path):
+    records, log = read(tmp_path, json.dumps({"text": "one"}, indent=2) + "\n")
+    assert ([(r.line, r.text) for r in records], log.rejected.all()) == ([(1, "one")], ())
+
+
+def test_lines_behind_a_broken_first_one(tmp_path):
+    records, log = read(tmp_path, "{\n" + ONE)
+    assert ([r.line for r in records], [one.line for one in log.rejected.all()]) == ([2], [1])
+
+
+def cut_list(folder):
+    (folder / "b.json").write_text(f"[{ONE}, {TWO},\n {{{{broken}}, {ONE}]")
+
+
+def cut_rows(folder):
+    rows = pyarrow.Table.from_pylist([{"text": f"{number} " + 999 * "x"} for number in range(2000)])
+    pyarrow.parquet.write_table(
+        rows, folder / "b.parquet", row_group_size=1000, compression="none", use_dictionary=False
+    )
+    data = bytearray((folder / "b.parquet").read_bytes())
+    start = pyarrow.parquet.ParquetFile(folder / "b.parquet").metadata.row_group(1).column(0).data_page_offset
+    data[start : start + 40] = b"\xff" * 40
+    (folder / "b.parquet").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "count", "reason", "words"),
+    [(cut_list, 2, "no-json", "line 2, column 3"), (cut_rows, 1000, "rows-damaged", "pyarrow cannot read it")],
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_file_that_cannot_be_read_to_its_end_keeps_what_comes_before(
+    tmp_path, monkeypatch, damage, count, reason, words, beside
+):
+    monkeypatch.setattr(record_scan, "_ROWS", 1000)
+    damage(tmp_path)
+    data = next(tmp_path.iterdir())
+    if beside:
+        write(tmp_path / "a.jsonl", "three")
+        data = tmp_path
+    first = scan(data)
+    assert len(first.samples) == count + beside
+    (item,) = first.rejected
+    assert (item.name.partition(".")[0], item.line, item.reason) == ("b", count + 1, reason)
+    assert item.detail.startswith("rest unread: ")
+    assert words in item.detail
+    assert len(texts_of(first)) == len(first.samples)
+    again = scan(data, RECORDS, first.samples, rejected=first.rejected, notes=first.notes)
+    same(again, first)
+    assert again.rejected == first.rejected
+
+
+def test_a_list_alone_that_is_broken_in_its_first_item_is_an_error(tmp_path):
+    (tmp_path / "a.json").write_text(f"[{{, {ONE}]")
+    with pytest.raises(SourceError, match="line 1, column 3"):
+        scan(tmp_path / "a.json")
+
+
+def test_more_rejected_records_than_are_listed_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_scan, "_LISTED", 2)
+    (tmp_path / "a.jsonl").write_text("{bad\n" * 4 + ONE + '\n{"text": 1}\n' + "{bad\n" * 3)
+    first = scan(tmp_path)
+    assert [(item.line, item.reason, item.count) for item in first.rejected] == [
+        (1, "no-json", 1),
+        (2, "no-json", 1),
+        (3, "no-json", 5),
+        (6, "record-field", 1),
+    ]
+    assert first.rejected[2].detail.startswith("5 more, such as a.jsonl:3: ")
+    assert quarantined(first.rejected) == 8
+    again = scan(tmp_path, RECORDS, first.samples, rejected=first.rejected)
+    assert (again.rejected, rows_of(again)) == (first.rejected, rows_of(first))
+
+
+def test_fixes_of_records_have_no_part_to_fill_in(tmp_path):
+    bad = [
+        b"{bad", b'{"text": 1}', b"\xff", b'{"text": ""}', b'{"text": "\\ud800"}',
+        b'{"chosen": "a", "rejected": "b"}', b'{"messages": []}', b'{"prompt": "a", "completion": 1}',
+    ]  # fmt: skip
+    write(tmp_path / "a.jsonl", "one", *bad)
+    (tmp_path / "b.json").write_text(f"[{ONE}, ")
+    (tmp_path / "c.json").write_bytes(b"\x1f\x8b")
+    (tmp_path / "d.json").touch()
+    (tmp_path / "e.parquet").write_bytes(b"PAR1")
+    (tmp_path / "f.json").write_bytes(b"\xff\xfe[\0")
+    (tmp_path / "g.json").mkdir()
+    found = scan(tmp_path).rejected
+    assert {item.name[0] for item in found} == set("abcdef")
+    assert not [item.hint for item in found if re.search(r"\b(LINE|LINEp|FILE|NEW|DATA|FOLDER)\b", item.hint)]
 
 
 def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
@@ -217,7 +341,7 @@ def test_rows_of_parquet_stream_in_order(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=900)
     reader = RecordReader(path, "a.parquet", Way(kind="parquet"))
     assert [(r.line, r.text) for r in reader] == [(n, f"text {n - 1}") for n in range(1, 2501)]
-    assert [(item.line, item.field) for item in reader.rejected] == [(2501, "text")]
+    assert [(item.line, item.field) for item in reader.rejected.all()] == [(2501, "text")]
     assert reader.content == xxhash.xxh3_128_digest(path.read_bytes())
 
 
@@ -236,7 +360,7 @@ def test_turns_that_datasets_wrote_as_json(tmp_path, kind):
     lines, _ = read(tmp_path, "".join(json.dumps(row) + "\n" for row in made))
     reader = RecordReader(path, "a", Way(kind=kind))
     assert [(r.messages, r.content) for r in reader] == [(r.messages, r.content) for r in lines]
-    assert not reader.rejected
+    assert not reader.rejected.all()
     assert len(lines) == 2
 
 

@@ -156,6 +156,16 @@ def _begins_with_record(root: Path, name: str) -> bool:
         return False
 
 
+def _is_of_settings(root: Path, name: str) -> bool:
+    try:
+        next(iter(RecordReader(root / name, name, Way(kind=KINDS[extension_of(name)]))), None)
+    except UnusableSampleError as error:
+        return error.slug == "not-records"
+    except ImportError:
+        pass
+    return False
+
+
 def _leave(records: RecordFiles, inventory: Inventory, known: Collection[str] = ()) -> None:
     """Add what the inventory could not use, and a note on the files that nothing names."""
     used = {*records.names, *known, *(item.name for item in (*records.rejected, *records.notes))}
@@ -213,7 +223,10 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
         rejected(name, "compressed", f"{name} is packed") for name in names if extension_of(name) in PACKED_EXTENSIONS
     ]
     readable = [name for name in names if extension_of(name) in KINDS]
+    texts = [name for name in readable if KINDS[extension_of(name)] == "text"]
     tables = [name for name in readable if KINDS[extension_of(name)] != "text"]
+    if texts:
+        tables = [name for name in tables if not _is_of_settings(inventory.root, name)]
     notes = Notes()
     for name in names:
         extension = extension_of(name)
@@ -221,7 +234,7 @@ def _by_names(records: RecordFiles, inventory: Inventory, options: SourceOptions
             notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
         elif tables and KINDS.get(extension) == "text":
             notes.add(rejected(name, "text-unused", f"{name} is beside records"))
-    readable = tables or readable
+    readable = tables or texts
     splits = for_training(splits_of(readable))
     chosen = which_split(inventory.root, splits or [""], options.split) if readable else ""
     left = Counter[str]()
