@@ -1,14 +1,15 @@
 """Errors of latentcache: each names the problem, the place, the cause and the fix.
 
 Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints these attributes on four lines and
-JSON output carries them unchanged. ``exit_code`` is 2 unless a class says another.
+JSON output carries them unchanged. ``str(error)`` has the words of a Python caller. ``exit_code`` is 2 unless a class
+says another.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 
@@ -16,10 +17,13 @@ class LatentcacheError(Exception):
     """Base class of all errors raised on purpose.
 
     Args:
-        what: The problem, one sentence without a final full stop.
-        where: File, line, entry or option; may be empty.
+        what: The problem, one sentence without a final full stop. The name of an argument is put before it.
+        argument: The argument that is wrong, as Python names it; may be empty.
+        value: Its value; None: not shown.
+        where: File, line or entry; may be empty.
         why: Expected and found values, or the cause; may be empty.
         fix: The action that solves the problem, a command if there is one.
+        fix_python: The action of a Python caller [default: the same].
         slug: Stable machine-readable name [default: the class's slug].
     """
 
@@ -31,15 +35,29 @@ class LatentcacheError(Exception):
         cls.slug, cls.exit_code = slug or cls.slug, exit_code or cls.exit_code
         cls.default_fix = fix or cls.default_fix
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", slug: str = "") -> None:
-        self.what, self.where, self.why = what, where, why
-        self.fix = fix or self.default_fix
+    def __init__(
+        self,
+        what: str,
+        *,
+        argument: str = "",
+        value: object = None,
+        where: str = "",
+        why: str = "",
+        fix: str = "",
+        fix_python: str = "",
+        slug: str = "",
+    ) -> None:
+        self.what = f"{option(argument, value)}: {what}" if argument else what
+        self.what_python = f"{keyword(argument, value)}: {what}" if argument else what
+        self.where, self.why = where, why
+        self.fix, self.fix_python = fix or self.default_fix, fix_python
         self.slug = slug or self.slug
         super().__init__(what)
 
     def __str__(self) -> str:
-        """All four parts in one paragraph."""
-        parts = [self.what, f"at {self.where}" if self.where else "", self.why, f"fix: {self.fix}"]
+        """All four parts in one paragraph, for a Python caller."""
+        fix = self.fix_python or self.fix
+        parts = [self.what_python, f"at {self.where}" if self.where else "", self.why, f"fix: {fix}"]
         return "; ".join(part for part in parts if part)
 
     def as_json(self) -> dict[str, Any]:
@@ -51,10 +69,10 @@ class UsageError(LatentcacheError, ValueError, slug="usage"):
     """Invalid or contradicting arguments."""
 
 
-class StrictError(UsageError, slug="strict", fix="mend the data, or leave --strict out"):
+class StrictError(UsageError, slug="strict", fix="mend the data, or build without strict"):
     """Data that a build with ``strict`` rejects because it would not use all of it: ``notes`` names the rest."""
 
-    def __init__(self, what: str, *, notes: Sequence[Any] = (), **parts: str) -> None:
+    def __init__(self, what: str, *, notes: Sequence[Any] = (), **parts: Any) -> None:
         self.notes = tuple(notes)
         super().__init__(what, **parts)
 
@@ -102,21 +120,19 @@ class UnsupportedModelError(EncoderError, slug="model-unsupported"):
 class DeviceError(LatentcacheError, slug="device", exit_code=3):
     """The device failed or does not exist."""
 
-    default_fix = "run again; with --device=cpu if it happens again"
+    default_fix = "run it again, on another device if it fails again"
 
 
 class DeviceMemoryError(DeviceError, MemoryError, slug="device-memory"):
     """The device ran out of memory for one batch."""
 
-    default_fix = "use a smaller --batch-size or --resolution"
+    default_fix = "use a smaller batch size or resolution"
 
 
 class WorkerError(LatentcacheError, slug="worker", exit_code=3):
     """Worker processes of a build died, and no input caused it."""
 
-    default_fix = (
-        "check the system log (is there enough memory?), then run the same command again: committed work is kept"
-    )
+    default_fix = "check the system log (is there enough memory?), then run it again: committed work is kept"
 
 
 class StoreError(LatentcacheError, slug="store", exit_code=3):
@@ -149,7 +165,7 @@ class StaleCacheError(StoreError, slug="stale-cache"):
     ``differences``: (setting, cached value, requested value) of each setting that differs.
     """
 
-    def __init__(self, what: str, *, differences: tuple[tuple[str, str, str], ...] = (), **parts: str) -> None:
+    def __init__(self, what: str, *, differences: tuple[tuple[str, str, str], ...] = (), **parts: Any) -> None:
         self.differences = differences
         super().__init__(what, **parts)
 
@@ -159,7 +175,7 @@ class CorruptEntryError(StoreError, slug="entry-corrupt"):
 
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
 
-    def __init__(self, what: str, *, sample: str = "", key: str = "", **parts: str) -> None:
+    def __init__(self, what: str, *, sample: str = "", key: str = "", **parts: Any) -> None:
         self.sample, self.key = sample, key
         super().__init__(what, **parts)
 
@@ -179,7 +195,7 @@ class NotYetEncodedError(StoreError, TimeoutError, slug="not-yet-encoded"):
 class CacheLockedError(StoreError, slug="locked"):
     """Another build holds the cache; ``holder``: ``{"pid", "host", "since"}`` of that process, as far as known."""
 
-    def __init__(self, what: str, *, holder: Mapping[str, Any] = {}, **parts: str) -> None:
+    def __init__(self, what: str, *, holder: Mapping[str, Any] = {}, **parts: Any) -> None:
         self.holder = dict(holder)
         super().__init__(what, **parts)
 
@@ -191,7 +207,7 @@ class CacheLockedError(StoreError, slug="locked"):
 class DiskFullError(StoreError, OSError, slug="disk-full"):
     """The disk is full. Committed work is safe."""
 
-    default_fix = "free some space and run the same command again: committed work is kept"
+    default_fix = "free some space and run it again: committed work is kept"
 
 
 class CacheReadOnlyError(StoreError, PermissionError, slug="read-only"):
@@ -209,82 +225,46 @@ class EmptyPlanError(PlanError, slug="plan-empty"):
 class InterruptedBuildError(LatentcacheError, slug="interrupted"):
     """A signal ended the build; acknowledged work is committed."""
 
-    default_fix = "run the same command again: it continues where this run stopped"
+    default_fix = "run the same build again: it continues where this one stopped"
 
-    def __init__(self, what: str, *, signal_number: int = 2, **parts: str) -> None:
+    def __init__(self, what: str, *, signal_number: int = 2, **parts: Any) -> None:
         self.exit_code = 128 + signal_number
         super().__init__(what, **parts)
 
 
-# the words of the caller
+# arguments in words
 
-#: Flags with another name in Python; all but the last may be repeated, and are lists there.
-_ARGUMENTS = {
-    "frames": "frames",
-    "controls": "controls",
-    "resolution": "resolutions",
-    "bucket": "buckets",
-    "dataset": "datasets",
-    "template-option": "template_options",
-    "field": "LATENTCACHE_FIELDS",
+#: Arguments of Python whose option has another name.
+_OPTIONS = {
+    "buckets": "--bucket",
+    "datasets": "--dataset",
+    "format": "--to",
+    "resolutions": "--resolution",
+    "template_options": "--template-option",
+    "trainer": "--for",
 }
-_FLAG = re.compile(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?:=('[^']*'|\S*[^\s;:,.)]))?")
-_WORD, _NUMBER_OR_WORD = re.compile("[A-Z_:]+"), re.compile("[A-Z_:]+|-?[0-9]+")
-_COMMAND = re.compile(r"(?:run |start )?(the same |the )?`latentcache (build|merge)`")
-_shell_depth = 0
 
 
-@contextmanager
-def shell_words() -> Iterator[None]:
-    """Run a block whose errors are printed for a shell: they keep the flags of commands."""
-    global _shell_depth
-    _shell_depth += 1
-    try:
-        yield
-    finally:
-        _shell_depth -= 1
+def option(name: str, value: object = None) -> str:
+    """An argument as the command line takes it: ``--batch-size=2``."""
+    flag = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
+    return flag if value is None else f"{flag}={shlex.quote(str(value))}"
 
 
-@contextmanager
-def python_words() -> Iterator[None]:
-    """Name arguments of Python in the errors of a block, unless a command runs it; also a decorator."""
-    try:
-        yield
-    except LatentcacheError as error:
-        if not _shell_depth:
-            error.what, error.why, error.fix = map(as_python, (error.what, error.why, error.fix))
-        raise
-
-
-def as_python(text: str) -> str:
-    """A text with arguments of Python in place of flags: ``--device=gpu`` becomes ``device='gpu'``.
-
-    Commands in backquotes that have no function in Python stay as they are.
-    """
-    functions = {"build": "build_cache()", "merge": "merge_caches()"}
-    text = _COMMAND.sub(lambda found: f"call {found[1] or ''}{functions[found[2]]}", text)
-    parts = text.split("`")
-    parts[::2] = [part if part.startswith("latentcache ") else _FLAG.sub(_argument, part) for part in parts[::2]]
-    return "`".join(parts)
-
-
-def _argument(found: re.Match[str]) -> str:
-    flag, name = found[2], _ARGUMENTS.get(found[2], found[2].replace("-", "_"))
-    if not found[3]:
-        return f"{name}=False" if found[1] else name
-    if flag == "field":  # a variable of the environment
-        return f"{name}={found[3]}"
-    plain = _WORD if flag == "bucket" else _NUMBER_OR_WORD
-    words = [one if plain.fullmatch(one) else repr(one) for one in found[3].strip("'").split("|")]
-    value = f"[{words[0]}]" if flag in _ARGUMENTS else " or ".join(words)
-    return f"{name}={value}{',' * found.string.startswith(' --', found.end())}"
+def keyword(name: str, value: object = None) -> str:
+    """An argument as Python takes it: ``batch_size=2``."""
+    return name if value is None else f"{name}={str(value) if isinstance(value, PathLike) else value!r}"
 
 
 def count_of(number: int, words: str) -> str:
     """A number with its noun and verb, which are given in the plural: ``1 image has no caption`` for one."""
     if number == 1:
-        words = re.sub(r"\b(\w+?)(?:(ie)s|s)\b", lambda found: found[1] + "y" * bool(found[2]), words, count=1)
-        words = re.sub(r"\b(have|are|belong)\b", lambda found: _SINGULAR[found[1]], words, count=1)
+        parts = words.split(" ")
+        noun = next((at for at, part in enumerate(parts) if part.endswith("s")), 0)
+        verb = next((at for at, part in enumerate(parts) if part in _SINGULAR), noun)
+        parts[verb] = _SINGULAR.get(parts[verb], parts[verb])
+        parts[noun] = f"{parts[noun][:-3]}y" if parts[noun].endswith("ies") else parts[noun].removesuffix("s")
+        words = " ".join(parts)
     return f"{number} {words}"
 
 

@@ -8,7 +8,7 @@ import pytest
 from make_reference import SPECIFIC, catalog
 
 from latentcache import errors
-from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError, UsageError, as_python
+from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError, UsageError
 from latentcache.sources.causes import HINTS
 
 CLASSES = [
@@ -90,28 +90,12 @@ def test_the_catalog_lists_every_slug_that_the_package_uses():
     assert all(row.meaning.endswith(".") for row in rows.values())
 
 
-@pytest.mark.parametrize(
-    ("flags", "arguments"),
-    [
-        ("--batch-size=0: must be 1 or more", "batch_size=0: must be 1 or more"),
-        ("--device=cuda:9: unknown device", "device='cuda:9': unknown device"),
-        ("give another disk with --out", "give another disk with out"),
-        ("check the path; --model takes a folder", "check the path; model takes a folder"),
-        ("use --no-add-bos, or --flip.", "use add_bos=False, or flip."),
-        ("raise --resolution or use --bucket=64x64.", "raise resolutions or use buckets=['64x64']."),
-        ("--crop=random --crop-variants=4", "crop='random', crop_variants=4"),
-        ("--frames=77 or --frames=N", "frames=[77] or frames=[N]"),
-        ("--loss=all|assistant", "loss='all' or 'assistant'"),
-        ("--model='/a b': no such file", "model='/a b': no such file"),
-        ("name it with --field=MODULE:CLASS", "name it with LATENTCACHE_FIELDS=MODULE:CLASS"),
-        ("run the same `latentcache build` again", "call the same build_cache() again"),
-        ("`latentcache gc CACHE --apply` frees them", "`latentcache gc CACHE --apply` frees them"),
-        ("latentcache verify C --data DATA", "latentcache verify C --data DATA"),
-        ("pip install -U lmdb", "pip install -U lmdb"),
-    ],
-)
-def test_flags_become_python_arguments(flags, arguments):
-    assert as_python(flags) == arguments
+def test_an_argument_is_named_as_the_caller_writes_it():
+    error = UsageError(
+        "not a size", argument="buckets", value="6 4", fix="--bucket=64x64", fix_python="buckets=['64x64']"
+    )
+    assert (error.what, error.fix) == ("--bucket='6 4': not a size", "--bucket=64x64")
+    assert str(error) == "buckets='6 4': not a size; fix: buckets=['64x64']"
 
 
 def test_package_errors_use_python_arguments(tmp_path):
@@ -119,12 +103,14 @@ def test_package_errors_use_python_arguments(tmp_path):
 
     with pytest.raises(UsageError) as caught:
         BuildSettings(data="images", device="gpu")
-    assert (caught.value.what, caught.value.fix.split(" ")[0]) == ("device='gpu': unknown device", "device='auto'")
-    (tmp_path / "images").mkdir()
+    assert str(caught.value).startswith("device='gpu': unknown device; fix: device='auto'")
+    images = tmp_path / "my--data"
+    images.mkdir()
     with pytest.raises(UsageError) as caught:
-        build_cache(BuildSettings(data=tmp_path / "images", out=tmp_path / "images" / "cache"))
-    assert "--" not in caught.value.what + caught.value.fix
+        build_cache(BuildSettings(data=images, out=images / "cache"))
+    assert f"out='{images / 'cache'}'" in str(caught.value)
+    assert f"fix: use out='{tmp_path / 'my--data.latentcache'}'" in str(caught.value)
     for parts in ([], [tmp_path]):
         with pytest.raises(UsageError) as caught:
             merge_caches(parts, tmp_path)
-        assert not {"--", "`"}.intersection(caught.value.what + caught.value.fix)
+        assert not {"--", "`"}.intersection(str(caught.value))

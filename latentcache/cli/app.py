@@ -26,7 +26,7 @@ from typer.core import TyperCommand
 
 from latentcache import failpoint
 from latentcache.cli import console, flags
-from latentcache.errors import UsageError, shell_words
+from latentcache.errors import UsageError
 
 _HELP = """Compute latents, embeddings and tokens once, verify them on demand, and train on correct batches.
 
@@ -144,7 +144,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise console.Signalled(number)
 
 
-@shell_words()
 def _run(argv: list[str]) -> int:
     command = next((word for word in argv if not word.startswith("-")), "")
     try:

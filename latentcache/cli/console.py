@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -33,10 +32,6 @@ SCHEMA = 2
 #: Items of one category in text output; JSON output has all items.
 SHOWN = 10
 EXIT_BUG = 70
-#: Arguments of Python that are flags of commands, with a value; no part of a path.
-_ARGUMENT = re.compile(
-    r"(?<![-/])\b(batch_size|world_size|remainder|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2(?![\w/])"
-)
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -81,8 +76,6 @@ class Result(NamedTuple):
 
 def finish(command: str, result: Result, *, as_json: bool) -> int:
     """Write what a command gives, as text or as JSON; errors on stderr. Returns the exit status."""
-    if (error := result.error) is not None:
-        error.what, error.why, error.fix = map(_with_flags, (error.what, error.why, error.fix))
     for line in () if as_json else result.lines:
         out(line)
     for line in error_lines(result.error):
@@ -155,11 +148,6 @@ def _place(error: BaseException) -> str:
 
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def _with_flags(text: str) -> str:
-    """A text with flags in place of arguments of Python: ``--batch-size 2`` for ``batch_size=2``."""
-    return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} {found[3]}", text)
 
 
 # streams

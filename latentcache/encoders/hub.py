@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from latentcache.encoders.faults import first_line
-from latentcache.errors import ModelNotFoundError, UsageError
+from latentcache.errors import ModelNotFoundError, UsageError, option
 from latentcache.value import Value
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -28,10 +28,10 @@ class Wanted(Value):
 
     what: str
     """``model``, ``pipeline`` or ``tokenizer``."""
-    flag: str
-    """Option that takes it."""
+    argument: str
+    """Argument that takes it."""
     takes: str
-    """Everything that the option takes, for the error."""
+    """Everything that the argument takes, for the error."""
     files: tuple[str, ...]
     """Patterns of the files to download."""
     needed: tuple[str, ...] = ()
@@ -59,9 +59,14 @@ def find(word: str, wanted: Wanted, *, revision: str = "") -> tuple[Path, str]:
     if path.exists():
         return path, ""
     if not is_hub_id(word):
-        what = f"{wanted.flag}={word}: no such file or folder"
-        fix = f"check the path; {wanted.flag} takes {wanted.takes}"
-        raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
+        raise ModelNotFoundError(
+            "no such file or folder",
+            argument=wanted.argument,
+            value=word,
+            where=str(path.absolute()),
+            fix=f"check the path; {option(wanted.argument)} takes {wanted.takes}",
+            fix_python=f"check the path; {wanted.argument} is {wanted.takes}",
+        )
     folder = hub_folder(word, wanted, revision=revision)
     return folder, folder.name if folder.parent.name == "snapshots" else ""
 
@@ -91,13 +96,13 @@ def hub_folder(name: str, wanted: Wanted, *, revision: str = "") -> Path:
         return cached
     what = f"{name}: neither a folder here nor a {wanted.what} that can be downloaded"
     where, why = name, "this machine is offline, or the repository does not exist or is closed: "
-    fix = f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {wanted.flag}=FOLDER"
+    fix = f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then give FOLDER"
     if type(failure).__name__ == "GatedRepoError":
         patterns = " ".join(f"'{pattern}'" for pattern in wanted.files)
         what = f"{name}: its owner gives access to users who are logged in and have accepted the terms"
         where, why = f"https://huggingface.co/{name}", ""
         fix = (
-            "accept the terms on that page, `hf auth login`, and run the same command again; it downloads what"
+            "accept the terms on that page, `hf auth login`, and run this again; it downloads what"
             f" `hf download {name} --include {patterns}` does"
         )
     raise ModelNotFoundError(what, where=where, why=why + first_line(failure), fix=fix)
@@ -108,10 +113,10 @@ def is_stub(word: str) -> bool:
     return word.partition(":")[0] == "stub"
 
 
-def stub_delay(word: str, flag: str) -> int:
+def stub_delay(word: str, argument: str) -> int:
     """The N of ``stub:delay_ms=N``."""
     match = _STUB.fullmatch(word)
     if match is None:
-        fix = f"use {flag}=stub or {flag}=stub:delay_ms=20"
-        raise UsageError(f"{flag}={word}: unknown option of the stub", fix=fix)
+        fix = "use stub or stub:delay_ms=20"
+        raise UsageError("unknown option of the stub", argument=argument, value=word, fix=fix)
     return int(match[1] or 0)

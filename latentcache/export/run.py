@@ -63,7 +63,7 @@ class ExportSettings(Value):
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
-            raise UsageError(f"--to={self.format}: unknown format", fix=f"--to {'|'.join(FORMATS)}")
+            raise UsageError("unknown format", argument="format", value=self.format, fix=f"--to {'|'.join(FORMATS)}")
         takes, layouts = FORMATS[self.format], [name for name in LAYOUTS if getattr(self, name) is not None]
         given = {"for": self.trainer, "overflow": self.overflow, "padding-side": self.padding_side}
         for flag in (*layouts, *(flag for flag, value in given.items() if value is not None)):

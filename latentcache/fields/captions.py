@@ -42,8 +42,8 @@ class CaptionVariants(Value):
 
     def __post_init__(self) -> None:
         if not self.separator or not self.keep:
-            flag = "--keep-tags" if self.separator else "--tag-separator"
-            raise UsageError(f"{flag}='': must not be empty", fix=f"leave {flag} out")
+            name = "keep_tags" if self.separator else "tag_separator"
+            raise UsageError("must not be empty", argument=name, value="", fix="leave it out")
 
     def rule(self) -> dict[str, Any]:
         """Return the settings that decide a variant's text; empty if every variant is a caption as it is written."""

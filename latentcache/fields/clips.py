@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UsageError, count_of
+from latentcache.errors import RecipeError, UsageError, count_of, keyword, option
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.placement import FOCUS_STEPS
 from latentcache.identity.key import MAX_DIM
@@ -72,17 +72,28 @@ def clip_settings(
     lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
     if not lengths:
         if fps is not None or start is not None:
-            given = f"--fps={fps}" if fps is not None else f"--clip-start={start}"
-            raise UsageError(f"{given}: needs --frames", why="no videos are encoded", fix=f"--frames=81 {given}")
+            argument, value = ("fps", fps) if fps is not None else ("clip_start", start)
+            raise UsageError(
+                "needs frames: without them no videos are encoded",
+                argument=argument,
+                value=value,
+                fix=f"--frames=81 {option(argument, value)}",
+                fix_python=f"frames=[81], {keyword(argument, value)}",
+            )
         return None
     if not step:
-        fix = "give the VAE of a video model with --model, or leave --frames out"
-        raise RecipeError(f"--frames={lengths[-1]}: the encoder takes images only", fix=fix)
+        fix = "give the VAE of a video model, or leave frames out"
+        raise RecipeError("the encoder takes images only", argument="frames", value=lengths[-1], fix=fix)
     for length in lengths:
         good = min((length - 1) // step * step + 1, (MAX_DIM - 1) // step * step + 1)
         if length != good:
-            what = f"--frames={length}: this encoder takes 1 frame and a multiple of {step}, at most {MAX_DIM}"
-            raise RecipeError(what, fix=f"--frames={max(good, 1)} or --frames={good + step}")
+            raise RecipeError(
+                f"this encoder takes 1 frame and a multiple of {step}, at most {MAX_DIM}",
+                argument="frames",
+                value=length,
+                fix=f"--frames={max(good, 1)} or --frames={good + step}",
+                fix_python=f"frames=[{max(good, 1)}] or frames=[{good + step}]",
+            )
     return ClipSettings(
         frames=lengths,
         step=step,

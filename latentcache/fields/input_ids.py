@@ -97,7 +97,13 @@ def parse_option(word: str) -> tuple[str, str]:
     """``NAME=JSON`` as (name, canonical JSON); a value that is not JSON is a text."""
     name, sign, text = word.partition("=")
     if not sign or not name:
-        raise UsageError(f"--template-option={word}: no value", fix="--template-option=NAME=JSON")
+        raise UsageError(
+            "no value",
+            argument="template_options",
+            value=word,
+            fix="--template-option=NAME=JSON",
+            fix_python="template_options=['NAME=JSON']",
+        )
     try:
         return name, json.dumps(json.loads(text), sort_keys=True)
     except ValueError:

@@ -214,8 +214,15 @@ def parse_size(text: str) -> Size:
     """``704x1152`` as height and width; raises UsageError."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
     if match is None:
-        fix = f"--bucket={text}x{text}" if text.isdecimal() else "--bucket=704x1152"
-        raise UsageError(f"--bucket={text}: not a size", why="expected HEIGHTxWIDTH", fix=fix)
+        size = f"{text}x{text}" if text.isdecimal() else "704x1152"
+        raise UsageError(
+            "not a size",
+            argument="buckets",
+            value=text,
+            why="expected HEIGHTxWIDTH",
+            fix=f"--bucket={size}",
+            fix_python=f"buckets=['{size}']",
+        )
     return Size(int(match[1]), int(match[2]))
 
 
@@ -261,10 +268,16 @@ class LatentsSettings(Settings):
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
-            raise UsageError(f"--alpha={self.alpha}: not a color", why="expected #rrggbb", fix="--alpha=#ffffff")
+            raise UsageError(
+                "not a color, which is #rrggbb",
+                argument="alpha",
+                value=self.alpha,
+                fix="--alpha='#ffffff'",
+                fix_python="alpha='#ffffff'",
+            )
         if self.buckets and self.resolutions:
-            why = "an explicit list of buckets replaces the resolution"
-            raise UsageError("--bucket and --resolution were both given", why=why, fix="give one of the two")
+            why = "an explicit list of buckets replaces it"
+            raise UsageError("not with a resolution", argument="buckets", why=why, fix="give one of the two")
 
 
 class Latents(FieldKind):
@@ -404,8 +417,13 @@ def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
     if crop == "random":
         return number or (base.crops if base.crop == "random" else DEFAULT_CROPS)
     if number is not None:
-        what, fix = f"--crop-variants={number}: not with --crop={crop}", f"--crop=random --crop-variants={number}"
-        raise UsageError(what, why="only random crops differ", fix=fix)
+        raise UsageError(
+            f"not with crop {crop}: only random crops differ",
+            argument="crop_variants",
+            value=number,
+            fix=f"--crop=random --crop-variants={number}",
+            fix_python=f"crop='random', crop_variants={number}",
+        )
     return 1
 
 

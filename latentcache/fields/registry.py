@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from latentcache.errors import UsageError
+from latentcache.errors import UsageError, option
 from latentcache.fields.protocol import FieldKind
 from latentcache.value import typed_parts
 
@@ -32,8 +32,14 @@ def load(target: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        what, fix = f"--field={target}: cannot be imported", "--field=MODULE:CLASS, importable from here"
-        raise UsageError(what, why=str(error), fix=fix) from error
+        raise UsageError(
+            "cannot be imported",
+            argument="field",
+            value=target,
+            why=str(error),
+            fix="--field=MODULE:CLASS, importable from here",
+            fix_python="LATENTCACHE_FIELDS=MODULE:CLASS, importable from here",
+        ) from error
 
 
 def register(targets: Iterable[str]) -> None:
@@ -91,21 +97,33 @@ def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(kind: Any, name: str, value: Any, found: Mapping[str, Any] | None) -> Any:
     """One argument; ``found`` is the metadata of its setting, None if there is no such setting."""
     about = found or {}
-    flag, parse = about.get("flag") or f"--{name.replace('_', '-')}", about.get("parse")
-    choices, least, most = about.get("choices", ()), about.get("min"), about.get("max")
+    parse, choices, least, most = about.get("parse"), about.get("choices", ()), about.get("min"), about.get("max")
     if parse and isinstance(value, list | tuple):
         value = [parse(one) if isinstance(one, str) else one for one in value]
     elif parse and isinstance(value, str):
         value = parse(value)
     try:
         made = typed_parts(kind, {name: value})[name]
-        for one in [] if made is None else made if isinstance(made, tuple) else [made]:
-            if choices and one not in choices:
-                raise TypeError(f"{flag}={one}: not a known value")
-            if least is not None and not least <= one <= (one if most is None else most):
-                bounds = f"{least} {'or more' if most is None else f'to {most}'}"
-                raise TypeError(f"{flag}={one}: must be {bounds}")
     except TypeError as error:
-        other = "" if found is None else f", or give {flag}={'|'.join(choices) or about.get('metavar') or 'VALUE'}"
-        raise UsageError(str(error), fix=f"leave {flag} out{other}") from error
+        raise UsageError(str(error), fix=f"leave {name} out{_allowed(about)}") from error
+    for one in [] if made is None else made if isinstance(made, tuple) else [made]:
+        bounds = f"{least} {'or more' if most is None else f'to {most}'}"
+        if choices and one not in choices:
+            problem = "not a known value"
+        elif least is not None and not least <= one <= (one if most is None else most):
+            problem = f"must be {bounds}"
+        else:
+            continue
+        raise UsageError(
+            problem,
+            argument=name,
+            value=one,
+            fix=f"leave {option(name)} out{_allowed(about)}",
+            fix_python=f"leave {name} out{_allowed(about)}",
+        )
     return made
+
+
+def _allowed(about: Mapping[str, Any]) -> str:
+    words = " or ".join(about.get("choices", ())) or about.get("metavar", "")
+    return f", or give {words}" if words else ""

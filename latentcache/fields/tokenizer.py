@@ -16,7 +16,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.errors import (
+    EncoderError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    UsageError,
+    keyword,
+    option,
+)
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.value import Value
 
@@ -69,7 +76,8 @@ def read_tokenizer(path: Path) -> LoadedTokenizer:
             f"{path.name} is no {JSON_NAME}",
             where=str(path),
             why="a SentencePiece or tiktoken file alone does not say which tokens are special",
-            fix=f"give the folder it lies in: --tokenizer={path.parent}",
+            fix=f"give its folder: {option('tokenizer', path.parent)}",
+            fix_python=f"give its folder: {keyword('tokenizer', str(path.parent))}",
         )
     tokenizer = _read_json(file)
     if not isinstance(tokenizer.get("model"), dict):
@@ -156,7 +164,7 @@ def read_template(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelNotFoundError(
-            f"the chat template cannot be read: {path}", where=str(path), why=str(error), fix="check --chat-template"
+            f"the chat template cannot be read: {path}", where=str(path), why=str(error), fix="check the path"
         ) from error
 
 
@@ -239,6 +247,7 @@ def pin_clock(template: str, options: Mapping[str, str]) -> str:
             "the chat template asks for the time, and the format is not written in it",
             why=f"expected {CLOCK} with a format between quotes",
             fix="write the date into the template and give it with --chat-template=FILE",
+            fix_python="write the date into the template and give it as chat_template='FILE'",
         )
     answers = "".join(
         f"{{%- if format == {json.dumps(form)} -%}}{day.strftime(form)}{{%- endif -%}}" for form in formats

@@ -100,9 +100,12 @@ def bucket_table(
             sizes.update((Size(side, other), Size(other, side)))
     if not sizes:
         raise RecipeError(
-            f"--resolution={resolution}: no bucket has sides of {low} to {high} pixels, multiples of {multiple}",
+            f"no bucket has sides of {low} to {high} pixels, multiples of {multiple}",
+            argument="resolutions",
+            value=resolution,
             why=f"{low}x{low} already has more than {resolution}x{resolution} pixels",
             fix="raise --resolution or lower --min-side",
+            fix_python="raise resolutions or lower min_side",
         )
     return BucketTable(tuple(sizes), grid=multiple, area=area, longest=high)
 
@@ -114,9 +117,12 @@ def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
         if size.height % multiple or size.width % multiple or max(size.height, size.width) > MAX_SIDE:
             good = Size(_on_grid(size.height, multiple), _on_grid(size.width, multiple))
             raise RecipeError(
-                f"--bucket={size}: does not fit the grid of {multiple} pixels",
+                f"does not fit the grid of {multiple} pixels",
+                argument="buckets",
+                value=str(size),
                 why=f"the model needs sides that are multiples of {multiple}, at most {MAX_SIDE}",
                 fix=f"use --bucket={good}",
+                fix_python=f"use buckets=['{good}']",
             )
     return BucketTable(listed)
 
@@ -144,18 +150,24 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
     """The first and last side on the grid."""
     if resolution < multiple or multiple < 1:
         raise RecipeError(
-            f"--resolution={resolution}: must be {multiple} or more, of which every side is a multiple",
+            f"must be {multiple} or more, of which every side is a multiple",
+            argument="resolutions",
+            value=resolution,
             fix=f"use --resolution={multiple} or more, or a smaller --bucket-step",
+            fix_python=f"use resolutions=[{multiple}] or more, or a smaller bucket_step",
         )
     low = floor_to((min_side if min_side is not None else resolution // 2) + multiple - 1, multiple)
     high = floor_to(max_side if max_side is not None else 2 * resolution, multiple)
     low = max(low, multiple)
     if low > high or high > MAX_SIDE:
-        limits = {"--min-side": min_side, "--max-side": max_side}
-        given = " ".join(f"{flag}={side}" for flag, side in limits.items() if side is not None)
+        limits = {"min_side": min_side, "max_side": max_side, "resolutions": resolution}
+        argument, value = next((name, side) for name, side in limits.items() if side is not None)
         raise RecipeError(
-            f"{given or f'--resolution={resolution}'}: no bucket has sides of {low} to {high} pixels",
+            f"no bucket has sides of {low} to {high} pixels",
+            argument=argument,
+            value=value,
             why=f"sides are multiples of {multiple} and at most {MAX_SIDE}, by default half to twice the resolution",
             fix="widen --min-side and --max-side, or change --resolution",
+            fix_python="widen min_side and max_side, or change resolutions",
         )
     return low, high

@@ -20,7 +20,6 @@ from latentcache.errors import (
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
-    python_words,
 )
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents
@@ -160,7 +159,6 @@ class Cache(View):
             raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
         return recipe
 
-    @python_words()
     def check(self, model: Any, field: str | None = None) -> None:
         """Raise unless this cache was made with a model's own tokenizer. Nothing is loaded.
 
@@ -233,7 +231,6 @@ class Cache(View):
         parts = [replace(part, multiple=part.multiple * times) for part in self.parts]
         return self._combined(parts, None, f"{self._note}, {times} times")
 
-    @python_words()
     def read(
         self,
         *,
@@ -281,7 +278,6 @@ class Cache(View):
             )
         return view
 
-    @python_words()
     def prompt(self, text: str = "") -> dict[str, torch.Tensor]:
         """Embeddings (1, ...) of the empty prompt (``build --empty-prompt``), or of that of ``--negative-prompt``.
 
@@ -346,7 +342,7 @@ class Cache(View):
             "overflow": kind == "chunk" and overflow is not None,
         }
         for name in filter(foreign.get, foreign):
-            raise UsageError(f"{name}: not with {kind}=", fix="leave it out")
+            raise UsageError(f"not with {kind}", argument=name, fix="leave it out")
         documents = [self._documents(part, field) for part in self.parts]
         first = documents[0]
         settings = RowSettings(
@@ -488,7 +484,6 @@ def _affine_of(recipe: FieldRecipe | None) -> Any:
     return None if recipe is None else recipe.read_time.affine
 
 
-@python_words()
 def open_cache(
     path: str | os.PathLike[str],
     *,

@@ -174,7 +174,7 @@ class Rows(View, Dataset[Batch]):
                 f"{self.name} makes no row of tokens",
                 where=f"{documents} documents, {sum(dropped.values())} tokens left out",
                 why=", ".join(f"{reason}: {tokens}" for reason, tokens in dropped.items() if tokens),
-                fix="longer rows, another overflow=, or more data",
+                fix="longer rows, another overflow, or more data",
             )
         silent = [one for one in self.dropped if one[0] == "no_loss"]
         if silent:

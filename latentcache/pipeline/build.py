@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError, python_words
+from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind, join_noise
 from latentcache.fields.registry import field_kinds, load
@@ -161,6 +161,7 @@ class _Build:
                     where=str(self.paths.root),
                     why="a build keeps every field of its cache; a loader serves those of fields=",
                     fix="build this data into another folder with --out",
+                    fix_python="build this data into another folder with out=",
                     slug="cache-kind",
                 )
             if lacking:
@@ -384,7 +385,6 @@ def with_read_contents(samples: SampleTable, kind: FieldKind, read: ReadColumns)
     return samples
 
 
-@python_words()
 def build_cache(
     settings: BuildSettings,
     *,

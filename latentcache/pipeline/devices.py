@@ -37,11 +37,19 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
     for word in text.split(","):
         match = _ONE.fullmatch(word)
         if match is None or (match[2] and match[1] in ("auto", "cpu")) or (match[1] == "auto" and text != "auto"):
-            raise UsageError(f"--device={text}: unknown device", fix="--device=auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
+            raise UsageError(
+                "unknown device",
+                argument="device",
+                value=text,
+                fix="--device=auto|cpu|cuda|cuda:0,cuda:1|cpu*2",
+                fix_python="device='auto', 'cpu', 'cuda', 'cuda:0,cuda:1' or 'cpu*2'",
+            )
         found += [(match[1], int(match[2]) if match[2] else None)] * int(match[3] or 1)
     if len({kind for kind, _ in found}) > 1:
         raise UsageError(
-            f"--device={text}: devices of several kinds",
+            "devices of several kinds",
+            argument="device",
+            value=text,
             why="they compute in different precisions, and one cache has one",
             fix="name devices of one kind",
         )
@@ -57,9 +65,12 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
     if missing:
         count = cuda_count()
         raise DeviceError(
-            f"--device=cuda:{missing[0]}: there is no such device",
+            "there is no such device",
+            argument="device",
+            value=f"cuda:{missing[0]}",
             why=f"this machine has {count or 'no'} CUDA devices" + ("" if count else ", or no driver"),
             fix="--device=auto, or name a device that is there",
+            fix_python="device='auto', or name a device that is there",
         )
     return [_device(kind, number, len(wanted)) for kind, number in wanted]
 

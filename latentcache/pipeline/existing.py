@@ -81,10 +81,13 @@ class Existing(Value):
         wanted = "" if requested is not None and requested.endswith("/1") else requested
         if None not in (stored, wanted) and wanted != stored:
             raise UsageError(
-                f"--part={requested}: this cache holds {f'part {stored}' if stored else 'all'} of its data",
+                f"this cache holds {f'part {stored}' if stored else 'all'} of its data",
+                argument="part",
+                value=requested,
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
                 fix="give each part, and the whole, a folder of its own with --out",
+                fix_python="give each part, and the whole, a folder of its own with out=",
             )
         return wanted or stored or ""
 
@@ -114,6 +117,7 @@ def read_existing(settings: BuildSettings) -> Existing:
             where=str(settings.cache),
             why=damage,
             fix="run the build again with --model and the other flags of the first build; no entry is lost",
+            fix_python="build again with fields= and the other settings of the first build; no entry is lost",
         )
     return Existing(snapshot=snapshot, damage=damage, damaged=tuple(damaged), state=state, unfinished=bool(begun))
 
@@ -159,6 +163,7 @@ def read_state(paths: CachePaths) -> Mapping[str, Any]:
             f"a build of format {version} is under way here; this version reads formats up to {_FORMAT}",
             where=str(paths.building),
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+            fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
         )
     return found if intact else {}
 
@@ -171,5 +176,6 @@ def kind_of(name: str) -> FieldKind:
             f"field {name}: its kind is not installed",
             why="a build that ignored the field would remove it from the cache",
             fix="install the package that provides it, or name it with --field=MODULE:CLASS",
+            fix_python="install the package that provides it, or name it in LATENTCACHE_FIELDS=MODULE:CLASS",
         )
     return kind

@@ -24,7 +24,6 @@ from latentcache.errors import (
     StaleCacheError,
     UsageError,
     count_of,
-    python_words,
 )
 from latentcache.fields.protocol import Described, join_noise
 from latentcache.fields.strings import Strings
@@ -47,7 +46,6 @@ from latentcache.store.publish import NewSnapshot
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, open_leased
 
 
-@python_words()
 def merge_caches(
     parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, observer: Observer | None = None
 ) -> BuildReport:
@@ -71,9 +69,9 @@ def merge_caches(
     started, paths = time.monotonic(), CachePaths(whole)
     check_out(whole)
     if not folders:
-        raise UsageError("parts=[]: there is nothing to merge", fix=example)
+        raise UsageError("there is nothing to merge", fix="latentcache merge PART... --out CACHE", fix_python=example)
     if whole.resolve() in [part.resolve() for part in folders]:
-        raise UsageError(f"--out={shlex.quote(str(whole))}: one of the parts", fix="give another folder: --out=CACHE")
+        raise UsageError("one of the parts", argument="out", value=whole, fix="give another folder")
     snapshots = [_opened(part) for part in folders]
     for part, snapshot in zip(folders, snapshots, strict=True):
         _check_recipe(part, snapshot, folders[0], snapshots[0])
@@ -195,7 +193,7 @@ def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
         raise CacheDamagedError(
             f"{root}: {lost} entries are damaged",
             where=str(root),
-            fix=f"run `latentcache verify {root} --full --repair --yes`, build it again, then merge",
+            fix=f"run `latentcache verify {shlex.quote(str(root))} --full --repair --yes`, build again, then merge",
         )
 
 

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, StrictError, UsageError
+from latentcache.errors import (
+    DiskFullError,
+    LatentcacheError,
+    SourceNotFoundError,
+    StrictError,
+    UsageError,
+    keyword,
+    option,
+)
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.settings import beside
@@ -36,10 +44,13 @@ def check_paths(data: Path, cache: Path) -> None:
     with writing(cache):
         if cache.resolve().is_relative_to(data.resolve()):
             raise UsageError(
-                f"--out={cache}: the cache would be inside the data folder",
+                "the cache would be inside the data folder",
+                argument="out",
+                value=cache,
                 where=str(cache),
                 why="data folders are only read; a cache inside one would be taken for data",
-                fix=f"use --out={beside(data)}",
+                fix=f"use {option('out', beside(data))}",
+                fix_python=f"use {keyword('out', str(beside(data)))}",
             )
         check_out(cache)
 
@@ -47,10 +58,12 @@ def check_paths(data: Path, cache: Path) -> None:
 def check_out(cache: Path) -> None:
     """Reject a folder with files that are not of a cache."""
     if cache.exists() and not cache.is_dir():
-        raise UsageError(f"--out={cache}: a file is there", where=str(cache), fix="give a folder")
+        raise UsageError("a file is there", argument="out", value=cache, where=str(cache), fix="give a folder")
     if cache.is_dir() and not CachePaths(cache).is_ours() and any(cache.iterdir()):
         raise UsageError(
-            f"--out={cache}: the folder is not empty and holds no cache",
+            "the folder is not empty and holds no cache",
+            argument="out",
+            value=cache,
             where=str(cache),
             why="a cache is never mixed with other files",
             fix="give an empty or a new folder",
@@ -106,7 +119,7 @@ def check_space(plan: BuildPlan) -> None:
             where=str(plan.cache),
             why=f"the plan needs {plan.bytes_to_write:,} bytes, a tenth more and {RESERVE_BYTES:,} in reserve;"
             f" {plan.free_bytes:,} are free",
-            fix="free some space, or give another disk with --out",
+            fix="free some space, or build on another disk",
         )
 
 
@@ -120,10 +133,14 @@ def check_source(options: SourceOptions | None, listing: Listing, data: Path) ->
         unused["caption_ext"] = "caption files beside images"
     for name, other in unused.items():
         if getattr(options, name, None) not in (None, "", (), False):
-            flag = "--dataset" if name == "datasets" else f"--{name.replace('_', '-')}"
             found = listing.layout.why if listing.layout is not None and other != "records" else f"it holds {kind}"
             raise UsageError(
-                f"{flag}: for {other} only, and DATA has none", where=str(data), why=found, fix=f"leave {flag} out"
+                f"for {other} only, and DATA has none",
+                argument=name,
+                where=str(data),
+                why=found,
+                fix=f"leave {option(name)} out",
+                fix_python=f"leave {name} out of source",
             )
 
 

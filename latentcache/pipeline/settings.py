@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import python_words
 from latentcache.fields.registry import checked, settings_of
 from latentcache.pipeline.devices import devices_for
 from latentcache.plan.numbers import tolerated
@@ -80,7 +79,6 @@ class BuildSettings:
         shown |= {} if self.source is None else {"source": self.source.as_json()}
         return f"BuildSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    @python_words()
     def __post_init__(self) -> None:
         made = checked(BuildSettings, {one.name: getattr(self, one.name) for one in fields(self)})
         made["fields"] = {name: settings_of(name, given) for name, given in made["fields"].items()}

@@ -7,7 +7,7 @@ R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of
+from latentcache.errors import EmptyPlanError, PlanError, UsageError, count_of, keyword, option
 from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
 from latentcache.plan.numbers import choice, whole
 from latentcache.value import Value
@@ -79,7 +79,9 @@ class BatchPlan(Value):
         choice("remainder", self.remainder, get_args(Remainder))
         if self.global_batch_size > MAX_STEP:
             raise UsageError(
-                f"batch_size={self.batch_size}: {self.global_batch_size:,} samples in one step of all ranks",
+                f"{self.global_batch_size:,} samples in one step of all ranks",
+                argument="batch_size",
+                value=self.batch_size,
                 why=f"a step has at most {MAX_STEP:,} samples of all ranks together",
                 fix="use a smaller batch size or fewer ranks",
             )
@@ -216,24 +218,28 @@ def require_steps(report: PlanReport) -> PlanReport:
         return report
     batches = report.batches
     short = ", ".join(f"{one.bucket}: {one.samples}" for one in report.buckets[:8])
+    most = max((one.samples for one in report.buckets), default=0)
     raise EmptyPlanError(
-        f"batch_size={batches.batch_size}: 0 steps per epoch, no bucket fills a batch on"
-        f" {count_of(batches.world_size, 'ranks')}",
+        f"0 steps per epoch, no bucket fills a batch on {count_of(batches.world_size, 'ranks')}",
+        argument="batch_size",
+        value=batches.batch_size,
         where=f"buckets and samples: {short}" if short else "there are no samples",
         why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
-        fix=_remedy(report, max((one.samples for one in report.buckets), default=0), batches.world_size),
+        fix=_remedy(report, most, batches.world_size, option),
+        fix_python=_remedy(report, most, batches.world_size, keyword),
     )
 
 
-def _remedy(report: PlanReport, most: int, world_size: int) -> str:
+def _remedy(report: PlanReport, most: int, world_size: int, words: Callable[[str, object], str]) -> str:
     """Settings that would give the epoch a step; no others are named."""
     if not report.buckets:
         return "add data, then run `latentcache build` again"
+    repeat = words("remainder", "repeat")
     if not most:
-        return "remainder='repeat', or a larger samples="
+        return f"{repeat}, or a larger samples="
     if most < world_size:
-        return f"remainder='repeat', or at most {count_of(most, 'ranks')}, or more data"
-    return f"remainder='repeat', or batch_size={most // world_size}, or more data"
+        return f"{repeat}, or at most {count_of(most, 'ranks')}, or more data"
+    return f"{repeat}, or {words('batch_size', most // world_size)}, or more data"
 
 
 def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int, batches: BatchPlan) -> BucketPlan:
@@ -246,7 +252,8 @@ def _bucket_plan(bucket: Bucket, number: int, first: int, least: int, most: int,
             f"bucket {bucket} does not divide into full batches",
             where=f"bucket {bucket}: {counts}",
             why=f"steps of {size} samples leave {rest} over",
-            fix="remainder='repeat', 'drop' or 'partial'",
+            fix="--remainder repeat, drop or partial",
+            fix_python="remainder='repeat', 'drop' or 'partial'",
         )
     if rest and policy != "drop":
         steps += 1

@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
-from latentcache.errors import UsageError
+from latentcache.errors import UsageError, keyword, option
 
 _ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
 
@@ -29,7 +29,14 @@ def whole(name: str, value: Any, least: int, most: int = 2**63 - 1, *, why: str 
     """A whole number from ``least`` to ``most``. The error names the argument, why it is needed, and what to pass."""
     if not is_whole(value, least) or int(value) > most:
         limits = f"at least {least}" if most == 2**63 - 1 else f"from {least} to {most}"
-        raise UsageError(f"{name}={value!r}: must be a whole number, {limits}", why=why, fix=fix or f"{name}={least}")
+        raise UsageError(
+            f"must be a whole number, {limits}",
+            argument=name,
+            value=value,
+            why=why,
+            fix=fix or option(name, least),
+            fix_python=fix or keyword(name, least),
+        )
     return int(value)
 
 
@@ -38,7 +45,7 @@ def real(name: str, value: Any, least: float, most: float = math.inf, *, why: st
     plain = isinstance(value, Real) and not isinstance(value, bool)
     if not (plain and math.isfinite(value) and least <= value <= most):
         limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise UsageError(f"{name}={value!r}: must be a number, {limits}", why=why, fix=fix)
+        raise UsageError(f"must be a number, {limits}", argument=name, value=value, why=why, fix=fix)
     return float(value) if isinstance(value, float | int) or not hasattr(value, "dtype") else float(str(value))
 
 
@@ -49,7 +56,7 @@ def several(name: str, values: Any, *, fix: str) -> list[Any]:
             return list(values)
     except TypeError:  # an array or a tensor without a dimension
         pass
-    raise UsageError(f"{name}={values!r}: must be a list", fix=fix)
+    raise UsageError("must be a list", argument=name, value=values, fix=fix)
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
@@ -57,7 +64,13 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     if isinstance(value, str) and value in allowed:
         return value
     words = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
-    raise UsageError(f"{name}={value!r}: must be {words}", fix=f"{name}={allowed[0]!r}")
+    raise UsageError(
+        f"must be {words}",
+        argument=name,
+        value=value,
+        fix=option(name, allowed[0]),
+        fix_python=keyword(name, allowed[0]),
+    )
 
 
 def tolerated(allow_failed: str, samples: int) -> int:
@@ -65,6 +78,10 @@ def tolerated(allow_failed: str, samples: int) -> int:
     found = _ALLOWED.fullmatch(allow_failed)
     if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
         raise UsageError(
-            f"--allow-failed={allow_failed}: must be a number, or a percentage up to 100%", fix="--allow-failed=1%"
+            "must be a number, or a percentage up to 100%",
+            argument="allow_failed",
+            value=allow_failed,
+            fix="--allow-failed=1%",
+            fix_python="allow_failed='1%'",
         )
     return int(Fraction(found[1]) * samples / 100) if found[2] else int(found[1])

@@ -99,10 +99,13 @@ def _fitted(plan: RowPlan, corpus: Corpus, overflow: Overflow) -> RowPlan:
     if overflow == "error":
         longest = int(corpus.length[over].max())
         raise PlanError(
-            f"overflow='error': {count_of(len(over), 'documents')} longer than {limit} tokens",
+            f"{count_of(len(over), 'documents')} longer than {limit} tokens",
+            argument="overflow",
+            value="error",
             where=_named(over, corpus),
             why="documents are not cut unless you ask for it",
-            fix=f"rows of {longest} tokens, or overflow='drop', 'truncate_right', 'truncate_left' or 'split'",
+            fix=f"rows of {longest} tokens, or --overflow drop, truncate_right, truncate_left or split",
+            fix_python=f"rows of {longest} tokens, or overflow='drop', 'truncate_right', 'truncate_left' or 'split'",
             slug="too-long",
         )
     if overflow == "drop":

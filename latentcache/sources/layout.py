@@ -270,8 +270,10 @@ class RecordFiles:
 def unfit(data: Path, word: str, why: str) -> UsageError:
     """The error for a layout that was asked for and is not there."""
     return UsageError(
-        f"--layout={word}: {data} cannot be read so",
+        f"{data} cannot be read so",
+        argument="layout",
+        value=word,
         where=str(data),
         why=why,
-        fix="leave --layout out, or give the folder that has this layout",
+        fix="leave it out, or give the folder that has this layout",
     )

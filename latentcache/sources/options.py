@@ -58,7 +58,13 @@ class SourceOptions(Value):
 
     def __post_init__(self) -> None:
         if self.caption_lines not in ("", "first", "all"):
-            raise UsageError(f"--caption-lines={self.caption_lines}: unknown value", fix="--caption-lines=first|all")
+            raise UsageError(
+                "unknown value",
+                argument="caption_lines",
+                value=self.caption_lines,
+                fix="--caption-lines=first|all",
+                fix_python="caption_lines='first' or 'all'",
+            )
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""

@@ -15,7 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.value import Value
 
 _FORM = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
-_FIX = "--part=0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
+_FIX = "give 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
 
 
 class Part(Value):
@@ -27,7 +27,7 @@ class Part(Value):
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
             why = "parts are counted from 0, and each is below their count"
-            raise UsageError(f"--part={self.index}/{self.of}: there is no such part", why=why, fix=_FIX)
+            raise UsageError("there is no such part", argument="part", value=str(self), why=why, fix=_FIX)
 
     def __str__(self) -> str:
         return f"{self.index}/{self.of}"
@@ -37,7 +37,7 @@ class Part(Value):
         """``0/4`` as a part; raises UsageError."""
         found = _FORM.fullmatch(words)
         if found is None:
-            raise UsageError(f"--part={words}: expected two integers", why="such as 0/4", fix=_FIX)
+            raise UsageError("expected two integers", argument="part", value=words, why="such as 0/4", fix=_FIX)
         return cls(index=int(found[1]), of=int(found[2]))
 
     def holds(self, content: bytes) -> bool:

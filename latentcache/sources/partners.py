@@ -87,13 +87,15 @@ def paired_with(
             is_word = one == NONE or (one == ALPHA and option == "masks")
             if not is_word and below is None and one not in recorded:
                 raise UsageError(
-                    f"--{option}={one}: no such folder in {layout.root}",
+                    f"no such folder in {layout.root}",
+                    argument=option,
+                    value=one,
                     why="names of files are kept below the folder of the data",
                     fix=f"give a folder in it, or name both in a latentcache.toml: {option} = {one!r} beside path",
                 )
             folders.append(one if is_word or below is None else below.relative_to(root).as_posix())
         if len(folders) > len(inputs):
-            raise UsageError(f"--{option}: {len(folders)} folders", fix=f"give {len(inputs)} at most")
+            raise UsageError(f"{len(folders)} folders", argument=option, fix=f"give {len(inputs)} at most")
         named[option] = tuple(folders)
         if folders == [NONE]:
             layout = replace(layout, unpaired=layout.unpaired.union(inputs))

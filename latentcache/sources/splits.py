@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from latentcache.errors import SourceAmbiguousError, UsageError, count_of
+from latentcache.errors import SourceAmbiguousError, UsageError, count_of, keyword, option
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import counted, rejected
 from latentcache.sources.layout import Layout, above
@@ -81,10 +80,13 @@ def which_split(root: Path, splits: Sequence[str], given: str) -> str:
     if given and given not in splits:
         good = max(splits, key=lambda one: one == TRAIN, default="")
         raise UsageError(
-            f"--split={shlex.quote(given)}: DATA has no such split",
+            "DATA has no such split",
+            argument="split",
+            value=given,
             where=str(root),
             why=f"it has {', '.join(dict.fromkeys(filter(None, splits))) or 'no splits'}",
-            fix=f"--split={shlex.quote(good)}" if good else "leave --split out",
+            fix=option("split", good) if good else "leave --split out",
+            fix_python=keyword("split", good) if good else "leave split out",
         )
     chosen = given or (TRAIN if TRAIN in splits or len({*splits}) > 1 else splits[0])
     if chosen not in splits:
@@ -92,7 +94,8 @@ def which_split(root: Path, splits: Sequence[str], given: str) -> str:
             f"DATA has {len({*splits})} splits, and none is called {TRAIN}: {', '.join(dict.fromkeys(splits))}",
             where=str(root),
             why="one split is read",
-            fix=f"name it: --split={shlex.quote(splits[0])}",
+            fix=f"name it: {option('split', splits[0])}",
+            fix_python=f"name it: {keyword('split', splits[0])}",
         )
     return chosen
 

@@ -170,6 +170,7 @@ class FieldRows(Value, eq=False):
                 f"the field {self.name!r} is of a kind that is not installed",
                 why="its items are packed, and their keys are made by the kind",
                 fix="install the package that has the kind, or name it with --field=MODULE:CLASS",
+                fix_python="install the package that has the kind, or name it in LATENTCACHE_FIELDS=MODULE:CLASS",
             )
         return np.asarray(next(iter(inputs.values())).content)
 
@@ -356,6 +357,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
             where=str(folder),
             why="it was written by a newer version",
             fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+            fix_python="upgrade with `pip install -U latentcache`, or build into another folder with out=",
         )
     if manifest.get("checksum") != own_checksum(manifest):
         raise CacheDamagedError("the manifest is damaged", where=str(path), why="checksum")

@@ -116,7 +116,7 @@ def collect(
         damaged: Delete the contents of ``quarantine/`` too.
     """
     if keep < 1 or not grace_s >= 0:
-        raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")
+        raise UsageError("the current snapshot always stays", argument="keep", value=keep, fix="--keep 1 --grace 0")
     paths = CachePaths(cache)
     if not paths.current_snapshot():  # no lock is left in a folder that is no cache
         open_snapshot(cache)

@@ -78,7 +78,9 @@ def parse_selection(text: str, seed: int = 0) -> Selection:
         amount, unit = float(found[3]) * _UNITS[found[4]], {"%": "percent", "": "samples"}.get(found[4], "bytes")
         if amount > 0 and not (unit == "percent" and amount > 100) and not (unit == "samples" and amount % 1):
             return Selection(amount=amount, unit=unit, seed=seed)
-    raise UsageError(f"--sample={text}: names no part of the samples", why=_FORMS, fix="--sample=1/7|2%|2G|300")
+    raise UsageError(
+        "names no part of the samples", argument="sample", value=text, why=_FORMS, fix="give 1/7, 2%, 2G or 300"
+    )
 
 
 def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:

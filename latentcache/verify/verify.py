@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
+from latentcache.errors import CacheDamagedError, LatentcacheError
 from latentcache.fields.protocol import Described
 from latentcache.fields.registry import checked, load, settings_of
 from latentcache.plan.numbers import whole
@@ -52,7 +52,6 @@ _TYPES: Any = make_dataclass(
 )
 
 
-@python_words()
 def verify_cache(
     cache: Path | str,
     data: Path | str | None = None,

@@ -56,12 +56,3 @@ def test_a_rejected_name_is_shown_with_its_fix():
         "quarantined a  b.png [too-small]: 8x8 pixels",
         f"  fix: {HINTS['too-small']}",
     ]
-
-
-def test_python_arguments_become_flags_except_in_paths(capsys):
-    fix = "latentcache build pad=2/x, pad='2'"
-    error = UsageError("batch_size=4: too large for runs/batch_size=4/cache", fix=fix)
-    console.finish("plan", console.Result({}, error=error), as_json=False)
-    output = capsys.readouterr().err
-    assert "--batch-size 4: too large for runs/batch_size=4/cache" in output
-    assert "fix: latentcache build pad=2/x, --pad 2" in output

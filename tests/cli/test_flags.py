@@ -107,10 +107,10 @@ def test_a_percentage_is_exact(tenths, samples):
     [
         (["--bucket", "64"], "usage", "--bucket=64: not a size"),
         (["--bucket", "60x64"], "recipe", "--bucket=60x64: does not fit the grid"),
-        (["--bucket", "64x64", "--resolution", "64"], "usage", "--resolution"),
+        (["--bucket", "64x64", "--resolution", "64"], "usage", "--bucket: not with a resolution"),
         (["--resolution", "0"], "recipe", "--resolution=0: must be"),
         (["--bucket-step", "0"], "usage", "--bucket-step=0: must be 1 or more"),
-        (["--min-side", "512", "--max-side", "64"], "recipe", "--min-side=512 --max-side=64: no bucket"),
+        (["--min-side", "512", "--max-side", "64"], "recipe", "--min-side=512: no bucket has sides of 512 to 64"),
         (["--crop-variants", "0"], "usage", "--crop-variants=0: must be 1 to 128"),
         (["--alpha", "white"], "usage", "--alpha=white: not a color"),
         (["--storage-dtype", "fp8"], "usage", "--storage-dtype"),

@@ -40,7 +40,7 @@ def test_zero_steps_exit_1_with_buckets_and_fix(run, shared):
     assert done.error["slug"] == "plan-empty"
     assert "0 steps per epoch" in done.error["what"]
     assert "48x80: 2" in done.error["where"]
-    assert "--remainder repeat, or --batch-size 2" in done.error["fix"]
+    assert "--remainder=repeat, or --batch-size=2" in done.error["fix"]
     assert "0 steps per epoch at batch size 8" in run("plan", cache, "--batch-size", "8", "--remainder", "drop").out
 
 

@@ -8,7 +8,7 @@ from latentcache.errors import ModelNotFoundError
 
 
 def folder_of(*files, needed=(), revision=""):
-    wanted = Wanted(what="model", flag="--model", takes="", files=files, needed=needed)
+    wanted = Wanted(what="model", argument="model", takes="", files=files, needed=needed)
     return hub_folder("org/name", wanted, revision=revision)
 
 
@@ -73,4 +73,4 @@ def test_without_a_network_only_a_complete_cache_is_used(hub):
     with pytest.raises(ModelNotFoundError) as caught:
         folder_of(needed=("config.json",))
     assert caught.value.why.endswith("closed: offline")
-    assert caught.value.fix.endswith("then --model=FOLDER")
+    assert caught.value.fix.endswith("then give FOLDER")

@@ -74,7 +74,7 @@ def test_each_of_several_captions_has_equally_many_orders():
 
 @pytest.mark.parametrize("settings", [{"separator": ""}, {"keep": ""}])
 def test_values_that_are_not_allowed(settings):
-    with pytest.raises(UsageError, match="--"):
+    with pytest.raises(UsageError, match="must not be empty"):
         CaptionVariants(**settings)
 
 

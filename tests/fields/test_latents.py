@@ -215,7 +215,7 @@ def test_crops_that_were_not_given_follow_the_cache(settings, cached, expected):
 
 @pytest.mark.parametrize("settings", [{"crop_variants": 2}, {"crop": "top", "crop_variants": 2}])
 def test_several_crops_must_be_random(settings):
-    with pytest.raises(UsageError, match=r"--crop-variants=2: not with --crop=(center|top)") as caught:
+    with pytest.raises(UsageError, match=r"crop_variants=2: not with crop (center|top)") as caught:
         geometry_of(LatentsSettings(**settings), None, 8)
     assert caught.value.fix == "--crop=random --crop-variants=2"
 

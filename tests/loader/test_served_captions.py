@@ -157,7 +157,7 @@ def test_prompts_of_a_field(made):
     assert cache.read(dtype=torch.float32).prompt()["prompt_embeds"].dtype == torch.float32
     with pytest.raises(UsageError, match=r"prompt\('other'\).*'', 'bad, low'") as caught:
         cache.prompt("other")
-    assert "negative_prompt=TEXT" in caught.value.fix
+    assert "--negative-prompt=TEXT" in caught.value.fix
 
 
 def test_unstored_captions_are_an_error(tmp_path):
@@ -168,7 +168,7 @@ def test_unstored_captions_are_an_error(tmp_path):
             open_cache(tmp_path / "cache").read(caption_dropout=rate)
     with pytest.raises(UsageError, match="does not hold the empty prompt") as caught:
         open_cache(tmp_path / "cache").read(caption_dropout=0.1)
-    assert "build_cache() with empty_prompt" in caught.value.fix
+    assert "`latentcache build` with --empty-prompt" in caught.value.fix
     build(data, tmp_path / "cache", empty_prompt=True)
     with pytest.raises(UsageError, match="it holds ''"):
         open_cache(tmp_path / "cache").prompt("bad")

@@ -50,7 +50,7 @@ def test_hidden_devices_stay_hidden(machine):
 
 def test_a_missing_device_is_an_error_before_anything_starts(machine):
     machine(2)
-    with pytest.raises(DeviceError, match="cuda:2: there is no such device") as error:
+    with pytest.raises(DeviceError, match="device='cuda:2': there is no such device") as error:
         devices_for("cuda:0,cuda:2", needs_torch=True)
     assert "2 CUDA devices" in error.value.why
     with pytest.raises(DeviceError, match=r"cuda:3'?: there is no such device"):  # an encoder without a device

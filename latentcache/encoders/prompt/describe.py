@@ -45,9 +45,13 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
         found = Described(recipe=before, label=model, provenance=made)
     elif not model:
-        named = [one.name.replace("_", "-") for one in fields(settings) if getattr(settings, one.name) is not None]
-        what = f"--{named[0]}: needs --text-encoder" if named else f"field {name}: no pipeline was named"
-        raise UsageError(what, fix="--text-encoder=PIPELINE")
+        named = [one.name for one in fields(settings) if getattr(settings, one.name) is not None]
+        raise UsageError(
+            "needs a text encoder" if named else f"field {name}: no pipeline was named",
+            argument=named[0] if named else "",
+            fix="--text-encoder=PIPELINE",
+            fix_python="text_encoder='PIPELINE'",
+        )
     else:
         found = _stub(name, model) if is_stub(model) else _pipeline(name, model, settings, before, made, context)
     recipe, other = found.recipe, context.followed.recipe if context.followed is not None else None
@@ -85,8 +89,10 @@ def _pipeline(
     output, known = found.output, made.get("weights") or {}
     if settings.text_length is not None and output.fixed:
         raise UsageError(
-            f"--text-length={settings.text_length}: {found.cls} takes prompts of {output.length} tokens",
-            fix="leave --text-length out",
+            f"{found.cls} takes prompts of {output.length} tokens",
+            argument="text_length",
+            value=settings.text_length,
+            fix="leave it out",
         )
     memos = {part.name: fingerprint_memo(read_headers(part.weights), known.get(part.name)) for part in found.parts}
     half = "float16" if all(part.cls.startswith("CLIP") for part in found.parts) else "bfloat16"
@@ -135,7 +141,7 @@ def _stub(name: str, model: str) -> Described:
         trimmed=sequence,
         storage_dtype="float16",
     )
-    producer = {"stub": stub_delay(model, "--text-encoder")}
+    producer = {"stub": stub_delay(model, "text_encoder")}
     return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
 
 
@@ -146,9 +152,12 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
         settings = followed(settings, empty_prompt=before.empty_prompt, negative_prompt=before.negative_prompt)
     named = followed(settings, shuffle_tags=old.reorder, keep_tags=old.keep, tag_separator=old.separator)
     if not named.shuffle_tags and (settings.keep_tags or settings.tag_separator):
-        flag = "--keep-tags" if settings.keep_tags else "--tag-separator"
-        fix = f"add --shuffle-tags, or leave {flag} out"
-        raise UsageError(f"{flag}: only shuffled tags are taken apart", fix=fix)
+        raise UsageError(
+            "only shuffled tags are taken apart",
+            argument="keep_tags" if settings.keep_tags else "tag_separator",
+            fix="add --shuffle-tags, or leave it out",
+            fix_python="add shuffle_tags=True, or leave it out",
+        )
     number = settings.caption_variants or (old.number if old.number > 1 else 0)
     if not number:
         text = samples.inputs["caption"].text if samples is not None else None
@@ -224,7 +233,7 @@ def _index_folder(model: str) -> Path:
     """Locate ``model_index.json``, if there is one; of a hub id nothing else is downloaded."""
     if (path := expanded(model)).exists() or not is_hub_id(model):
         return path
-    return hub_folder(model, replace(_WANTED, what="model", flag="--model", files=(INDEX,), needed=()))
+    return hub_folder(model, replace(_WANTED, what="model", argument="model", files=(INDEX,), needed=()))
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
@@ -232,10 +241,12 @@ def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
     path, commit = find(model, _WANTED, revision=revision)
     if not (path / INDEX).is_file():
         raise UnsupportedModelError(
-            f"--text-encoder={model}: not a pipeline",
+            "not a pipeline",
+            argument="text_encoder",
+            value=model,
             where=str(path),
             why=f"it lacks {INDEX}, which names the text encoders and the class that uses them",
-            fix="give the folder that DiffusionPipeline.save_pretrained wrote, or --text-encoder=none",
+            fix="give the folder that DiffusionPipeline.save_pretrained wrote, or none",
         )
     return path, commit
 
@@ -245,7 +256,7 @@ def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
     folder, commit = pipeline_folder(model, revision=revision)
     index, outputs = read_json(folder / INDEX), _outputs(folder)
     if name not in outputs:
-        what, fix = f"{index['_class_name']} has no {name}", f"leave {name} out of --fields"
+        what, fix = f"{index['_class_name']} has no {name}", f"leave {name} out of the fields"
         raise UnsupportedModelError(what, where=str(folder), fix=fix)
     parts = tuple(_part(folder, index, part) for part in outputs[name].parts)
     return Pipeline(cls=index["_class_name"], folder=folder, output=outputs[name], parts=parts, revision=commit)
@@ -259,6 +270,7 @@ def _outputs(folder: Path) -> Mapping[str, Output]:
             where=str(folder / INDEX),
             why=f"known pipelines: {', '.join(sorted(PIPELINES))}",
             fix="build latents alone: --text-encoder=none",
+            fix_python="build latents alone: fields={'latents': ...}",
         )
     return PIPELINES[name]
 
@@ -273,6 +285,7 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
                 where=str(folder / INDEX),
                 why=f"{INDEX} says {library}.{cls}" if cls else f"{INDEX} names none",
                 fix=f"download {part}/ of this pipeline as well, or build latents alone: --text-encoder=none",
+                fix_python=f"download {part}/ of this pipeline as well, or build latents alone",
             )
     return Part(
         name=name,
@@ -287,7 +300,7 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
 
 _WANTED = Wanted(
     what="pipeline",
-    flag="--text-encoder",
+    argument="text_encoder",
     takes="a pipeline folder, a hub id, stub or none",
     files=(INDEX, *(f"{part}*/*.{end}" for part in ("text_encoder", "tokenizer")
                     for end in ("json", "txt", "model", "jinja", "safetensors"))),

@@ -229,6 +229,7 @@ class ChatRenderer:
                 where=f"line {error.lineno} of the template",
                 why=str(error.message),
                 fix="give another one with --chat-template=FILE",
+                fix_python="give another one with chat_template='FILE'",
             ) from error
         except _FAILURES as error:
             raise fault(

@@ -42,7 +42,7 @@ _DECODERS = ("tokenizers",)
 
 _WANTED = Wanted(
     what="tokenizer",
-    flag="--tokenizer",
+    argument="tokenizer",
     takes="a folder, a tokenizer.json, a hub id, or stub",
     files=("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
            "*.model", "config.json"),
@@ -95,7 +95,7 @@ def describe_tokenizer(settings: InputIdsSettings, *, chat: bool = False, revisi
     add_eos = settings.add_eos is not False
     if is_stub(word):
         _check_unused(settings, "the stub tokenizer has its own turns")
-        producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(word, "--tokenizer")}
+        producer: dict[str, Any] = {"tokenizer": "", "delay_ms": stub_delay(word, "tokenizer")}
         stub = stub_recipe(chat=chat, loss=loss, add_bos=bool(settings.add_bos), add_eos=add_eos)
         return Described(recipe=stub, label=word, producer=producer, provenance={"revision": "", "parts": {}})
     path, commit = find(word, _WANTED, revision=revision)
@@ -131,8 +131,10 @@ def _check_ends(recipe: InputIdsRecipe, word: str) -> None:
     ends = (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id))
     for name in (name for name, wanted, found in ends if wanted and found is None):
         what = f"the tokenizer {word} has no {name}_token, and texts need one"
-        fix = f"use --no-add-{name}, or name the token in its tokenizer_config.json"
-        raise UsageError(what, where=word, fix=fix)
+        other = "or name the token in its tokenizer_config.json"
+        raise UsageError(
+            what, where=word, fix=f"use --no-add-{name}, {other}", fix_python=f"use add_{name}=False, {other}"
+        )
 
 
 def _completed(
@@ -145,6 +147,7 @@ def _completed(
             "no tokenizer was given",
             why="token ids need one, and the cache names none",
             fix="--tokenizer=PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
+            fix_python="tokenizer='PATH': a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
         )
     same = settings.tokenizer in (None, recorded)
     template = Path(made["chat_template"]) if made.get("chat_template") and same else None
@@ -173,9 +176,9 @@ def _lost(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str
 
 def _check_unused(given: InputIdsSettings, what: str = "DATA has no conversations") -> None:
     """Reject settings of conversations that nothing would use."""
-    flag = "--chat-template" if given.chat_template else "--template-option" if given.template_options else ""
-    if flag:
-        raise UsageError(f"{flag}: {what}", why="no template writes its texts", fix=f"leave {flag} out")
+    for name in ("chat_template", "template_options"):
+        if getattr(given, name):
+            raise UsageError(what, argument=name, why="no template writes its texts", fix="leave it out")
 
 
 def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -186,6 +189,7 @@ def _pinned(loaded: LoadedTokenizer, settings: InputIdsSettings) -> tuple[str, t
             f"the tokenizer {settings.tokenizer} has no chat template, and the data has conversations",
             why="only a template defines how turns are written",
             fix="give one with --chat-template=FILE",
+            fix_python="give one with chat_template='FILE'",
         )
     options = dict(settings.template_options or ())
     if CLOCK in template:

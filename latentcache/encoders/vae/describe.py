@@ -130,7 +130,7 @@ def describe_model(
     if model == DEFAULT_MODEL or is_stub(model):
         if tiling:
             raise no_tiling(model)
-        delay = 0 if model == DEFAULT_MODEL else stub_delay(model, "--model")
+        delay = 0 if model == DEFAULT_MODEL else stub_delay(model, "model")
         spec = builtin.builtin_spec(model.partition(":")[0], storage, posterior)
         return ModelDescription(label=model, spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     revision = str(known.get("revision", "")) if known.get("model") == model else ""
@@ -181,17 +181,26 @@ def describe_model(
 
 def no_posterior(family: str, why: str) -> UnsupportedModelError:
     """The error for an encoder without a posterior."""
-    fix = "--latents=mode, or --model with an autoencoder that has one (AutoencoderKL and its like)"
+    other = "or an autoencoder that has one (AutoencoderKL and its like)"
     return UnsupportedModelError(
-        f"--latents=moments: {family} has no posterior", why=why, fix=fix, slug="no-posterior"
+        f"{family} has no posterior",
+        argument="latents",
+        value="moments",
+        why=why,
+        fix=f"--latents=mode, {other}",
+        fix_python=f"latents='mode', {other}",
+        slug="no-posterior",
     )
 
 
 def no_tiling(family: str) -> UnsupportedModelError:
     """The error for an encoder that cannot encode in tiles."""
-    fix = "leave --tiling out; a batch that does not fit is halved, down to one image"
     return UnsupportedModelError(
-        f"--tiling: {family} cannot encode in tiles", why="its class has no tiled encode", fix=fix, slug="no-tiling"
+        f"{family} cannot encode in tiles",
+        argument="tiling",
+        why="its class has no tiled encode",
+        fix="leave it out; a batch that does not fit is halved, down to one image",
+        slug="no-tiling",
     )
 
 
@@ -210,6 +219,7 @@ def _described(
     except ModelNotFoundError as error:
         if settings.model is None and context.check:
             error.fix = "give its present place with --model; without --reencode a check needs no model"
+            error.fix_python = ""
         raise
     if settings.compute_dtype not in (None, "auto"):
         return description
@@ -242,11 +252,11 @@ def _check_followed(settings: LatentsSettings, latents: Described) -> None:
     if is_same and _of_cache(replace(settings, compute_dtype=None), recipe) == recipe:
         return
     given = [one for one in fields(settings) if getattr(settings, one.name) is not None]
-    words = ", ".join(one.metadata.get("flag") or f"--{one.name.replace('_', '-')}" for one in given)
     raise UsageError(
-        f"{words}: the latents have other settings",
+        "the latents have other settings",
+        argument=given[0].name,
         why="masks and control images are as the latents that they belong to",
-        fix="add latents to --fields, or leave these settings out",
+        fix="add latents to the fields, or leave such settings out",
     )
 
 

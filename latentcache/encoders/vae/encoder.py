@@ -51,8 +51,15 @@ def choose_device(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        fix = "use --device=cpu, or install a torch build for this device"
-        raise DeviceError(f"--device={device}: torch cannot use it", why=first_line(error), fix=fix) from error
+        other = "or install a torch build for this device"
+        raise DeviceError(
+            "torch cannot use it",
+            argument="device",
+            value=device,
+            why=first_line(error),
+            fix=f"use --device=cpu, {other}",
+            fix_python=f"use device='cpu', {other}",
+        ) from error
     return chosen
 
 

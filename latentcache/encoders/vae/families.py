@@ -127,7 +127,7 @@ def family_of(class_name: str, where: str) -> Family:
             f"{class_name} is not an image encoder",
             where=where,
             why=why or _SOUND,
-            fix="give the VAE of the model you train: its folder (often called vae/), or --model=demo to try",
+            fix="give the VAE of the model you train: its folder (often called vae/), or demo to try",
         )
     return GENERIC
 

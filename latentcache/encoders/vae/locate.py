@@ -13,7 +13,7 @@ from typing import Any
 
 from latentcache.encoders.hub import Wanted, expanded, find
 from latentcache.encoders.weights import TensorInfo, Tensors, read_header, read_json, weights_in
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, option
 from latentcache.value import Value
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
@@ -83,12 +83,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _without_config(path: Path) -> UnsupportedModelError:
+    source = " (from the hub: `hf download ORG/NAME vae/config.json --local-dir FOLDER`)"
     return UnsupportedModelError(
         f"{path.name} alone does not identify a model",
         where=str(path),
         why="a lone file has neither its class nor its normalization; there is no config.json beside it",
-        fix=f"give the vae/config.json of its model: --model={path} --model-config=FOLDER"
-        " (from the hub: `hf download ORG/NAME vae/config.json --local-dir FOLDER`)",
+        fix=f"give the vae/config.json of its model: {option('model', path)} --model-config=FOLDER{source}",
+        fix_python=f"give the vae/config.json of its model: model_config='FOLDER'{source}",
     )
 
 
@@ -99,7 +100,7 @@ def _without_files(folder: Path) -> UnsupportedModelError:
         f"{folder} has no config.json",
         where=str(folder),
         why=f"the class and the settings of a model are read from it, never guessed; found {listed}",
-        fix="put the config.json of the VAE beside its weights, or name it with --model-config",
+        fix="put the config.json of the VAE beside its weights, or give it as the model configuration",
     )
 
 
@@ -121,9 +122,13 @@ def _given_config(config: str) -> Path:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        what = f"--model-config={config}: no such file"
-        fix = "--model-config takes a config.json, or a folder that has one"
-        raise ModelNotFoundError(what, where=str(path.absolute()), fix=fix)
+        raise ModelNotFoundError(
+            "no such file",
+            argument="model_config",
+            value=config,
+            where=str(path.absolute()),
+            fix="give a config.json, or a folder that has one",
+        )
     return path
 
 
@@ -153,7 +158,7 @@ def _modern(name: str) -> str:
 
 _WANTED = Wanted(
     what="model",
-    flag="--model",
+    argument="model",
     takes="a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
     files=(
         *("model_index.json", "config.json", "*.safetensors.index.json", "diffusion_pytorch_model*.safetensors"),

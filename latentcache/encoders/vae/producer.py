@@ -35,9 +35,12 @@ class VaeProducer(PixelProducer):
         self._description = ModelDescription(**producer, spec=recipe.encoder)
         if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
             raise UsageError(
-                "--resample=lanczos-u8: not possible on this machine",
+                "not possible on this machine",
+                argument="resample",
+                value="lanczos-u8",
                 why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
                 fix="install torch 2.13 or newer, or use --resample=lanczos-pil (encodes everything again)",
+                fix_python="install torch 2.13 or newer, or use resample='lanczos-pil' (encodes everything again)",
             )
         self._encoder: Encoder | None = None
 
@@ -101,16 +104,23 @@ def checked_noise(encoder: Encoder) -> dict[str, Any]:
     Other sizes run other kernels, so the noise (see ``fields.noise``) is a lower bound; empty without enough memory.
     """
     image = _sample_image(math.lcm(_SIDE, encoder.spec.multiple))
-    alone, compute, what, fix = encoder.encode(image), encoder.spec.compute_dtype, "", "download the weights again"
+    alone, compute, what = encoder.encode(image), encoder.spec.compute_dtype, ""
+    fix, fix_python = "download the weights again", ""
     if not is_finite(alone):
         what, why = f"values that are not finite in {compute}", "its weights are damaged, or its range is too wide"
         if compute != "float32" and is_finite(encoder.encode(image, precise=True)):
             why, fix = "it overflows in this precision", "add --compute-dtype=bfloat16 or --compute-dtype=float32"
+            fix_python = "add compute_dtype='bfloat16' or compute_dtype='float32'"
     elif (alone == alone[:, :, :1, :1]).all():
         what, why = "the same latent for every part of an image", "the weights are all zero, or of another class"
     if what:
-        where = "one test image, before the build"
-        raise EncoderError(f"{encoder.spec.family} gives {what}", where=where, why=why, fix=fix)
+        raise EncoderError(
+            f"{encoder.spec.family} gives {what}",
+            where="one test image, before the build",
+            why=why,
+            fix=fix,
+            fix_python=fix_python,
+        )
     try:
         beside = encoder.encode(np.concatenate([image, image[:, ::-1], image[:, :, ::-1]]))
     except DeviceMemoryError:

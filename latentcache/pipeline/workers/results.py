@@ -34,8 +34,9 @@ class EventLog(AbstractContextManager["EventLog"]):
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            words = f"--events={path}: cannot be written"
-            raise UsageError(words, where=str(path), why=str(error), fix="give another --events=FILE") from error
+            raise UsageError(
+                "cannot be written", argument="events", value=path, why=str(error), fix="give another file"
+            ) from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
         """Append one line for keys that are durable."""

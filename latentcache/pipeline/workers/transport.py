@@ -23,7 +23,7 @@ from latentcache.fields.protocol import Failure, Job, Output
 from latentcache.identity.key import KEY_BYTES
 
 _CHUNK_BYTES = 1 << 18
-_PARTS = ("what", "where", "why", "fix", "slug")
+_PARTS = ("what", "what_python", "where", "why", "fix", "fix_python", "slug")
 Form = dict[str, Any]
 
 
@@ -161,7 +161,7 @@ def error_form(error: BaseException) -> Form:
     form = {"class": type(error).__name__, "what": str(error)}
     match error:
         case LatentcacheError():
-            return form | {"exit_code": error.exit_code} | error.as_json()
+            return form | {"exit_code": error.exit_code} | {part: getattr(error, part) for part in _PARTS}
         case MemoryError():
             return form | {"class": "MemoryError"}
         case OSError():
@@ -173,8 +173,8 @@ def as_error(form: Form) -> BaseException:
     """Inverse of :func:`error_form`: class, words and exit status are kept; a bug is a RuntimeError with a trace."""
     if "exit_code" in form:
         known = getattr(errors, form["class"], LatentcacheError)
-        error: LatentcacheError = known(**{part: form[part] for part in _PARTS})
-        error.exit_code = form["exit_code"]
+        error: LatentcacheError = known(form["what"])
+        vars(error).update({part: form[part] for part in (*_PARTS, "exit_code")})
         return error
     if form["class"] == "MemoryError":
         return MemoryError(form["what"])

@@ -67,7 +67,7 @@ def find_records(data: Path, options: SourceOptions, inventory: Inventory | None
 
 def _alone(data: Path, options: SourceOptions) -> RecordFiles:
     if options.datasets:
-        fix = f"leave --dataset out, or put {INFO_NAME} there"
+        fix = f"name no data set, or put {INFO_NAME} there"
         raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
     which_split(data, [""], options.split)
     kind, packed = KINDS.get(extension_of(data.name)), extension_of(data.name) in PACKED_EXTENSIONS
@@ -83,7 +83,7 @@ def _alone(data: Path, options: SourceOptions) -> RecordFiles:
 def _in_folder(inventory: Inventory, options: SourceOptions) -> RecordFiles:
     root = inventory.root
     if options.datasets and not is_dataset_info(inventory):
-        fix = f"leave --dataset out, or put {INFO_NAME} there"
+        fix = f"name no data set, or put {INFO_NAME} there"
         raise UsageError(f"{root} has no {INFO_NAME}", where=str(root), fix=fix)
     records = RecordFiles(root)
     if splits := saved_splits(inventory):
@@ -268,7 +268,7 @@ def read_dataset_info(
     datasets, bad, notes = list[tuple[str, RecordFormat]](), list[Rejected](), list[Rejected]()
     for name in names or info:
         if name not in info:
-            why, fix = f"it has {listed(list(info)) or 'none'}", "give one of its names with --dataset"
+            why, fix = f"it has {listed(list(info)) or 'none'}", "give one of its names"
             raise UsageError(f"{INFO_NAME} has no data set called {name}", where=str(path), why=why, fix=fix)
         entry = info[name]
         cause, detail = _not_usable(entry, folder)

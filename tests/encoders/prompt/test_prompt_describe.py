@@ -150,7 +150,7 @@ def test_a_missing_folder_and_a_folder_without_a_pipeline(tmp_path):
 
 
 def test_a_length_that_is_a_property_of_the_model_is_rejected(pipelines):
-    with pytest.raises(UsageError, match="--text-length=64"):
+    with pytest.raises(UsageError, match="text_length=64"):
         recipe_of(pipelines("StableDiffusionPipeline")[1], text_length=64)
 
 

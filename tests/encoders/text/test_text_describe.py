@@ -101,9 +101,9 @@ def test_a_rejected_tokenizer_file_gives_the_reason(folder):
 
 def test_the_stub_rejects_settings_that_it_would_ignore(tmp_path):
     (tmp_path / "t").write_text("x")
-    with pytest.raises(UsageError, match="--chat-template"):
+    with pytest.raises(UsageError, match="chat_template"):
         described_tokenizer("stub", chat=True, chat_template=tmp_path / "t")
-    with pytest.raises(UsageError, match="--template-option"):
+    with pytest.raises(UsageError, match="template_options"):
         described_tokenizer("stub", chat=True, template_options=(("a", "1"),))
     with pytest.raises(UsageError, match="unknown option of the stub"):
         described_tokenizer("stub:delay_ms=x")

@@ -89,12 +89,12 @@ def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
 
 def test_frames_that_the_model_does_not_take(tiny):
     model = tiny("AutoencoderKLWan", **WAN)
-    with pytest.raises(RecipeError, match="--frames=80: this encoder takes 1 frame and a multiple of 4") as caught:
+    with pytest.raises(RecipeError, match="frames=80: this encoder takes 1 frame and a multiple of 4") as caught:
         described(model, frames=(9, 80))
     assert caught.value.fix == "--frames=77 or --frames=81"
-    with pytest.raises(RecipeError, match="--frames=9: the encoder takes images only"):
+    with pytest.raises(RecipeError, match="frames=9: the encoder takes images only"):
         described(tiny("AutoencoderKL"), frames=(9,))
-    with pytest.raises(UsageError, match="--fps=8: needs --frames"):
+    with pytest.raises(UsageError, match="fps=8: needs frames"):
         described(model, frames=None, fps=8)
     with pytest.raises(UnsupportedModelError):
         described("stub", tiling=True)

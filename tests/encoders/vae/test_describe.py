@@ -79,8 +79,8 @@ def test_demo_and_stub():
 def test_unknown_stub_options(option):
     with pytest.raises(UsageError) as caught:
         described_model(f"stub:{option}")
-    assert caught.value.what == f"--model=stub:{option}: unknown option of the stub"
-    assert caught.value.fix == "use --model=stub or --model=stub:delay_ms=20"
+    assert caught.value.what_python == f"model='stub:{option}': unknown option of the stub"
+    assert caught.value.fix == "use stub or stub:delay_ms=20"
 
 
 def test_means_of_another_length_are_rejected(copied):

@@ -93,7 +93,7 @@ def test_a_missing_path_is_not_a_hub_id(name, monkeypatch):
     monkeypatch.setattr(HUB, lambda *model, **words: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError) as caught:
         locate(name)
-    assert caught.value.what == f"--model={name}: no such file or folder"
+    assert caught.value.what_python == f"model={name!r}: no such file or folder"
     assert caught.value.fix.startswith("check the path; --model takes a VAE or pipeline folder")
 
 

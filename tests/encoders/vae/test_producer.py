@@ -234,7 +234,7 @@ def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
 
 def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(producer_module, "resample_self_test", lambda: False)
-    with pytest.raises(UsageError, match="--resample=lanczos-u8"):
+    with pytest.raises(UsageError, match="resample='lanczos-u8'"):
         opened(tmp_path, resample="lanczos-u8")
 
 
