@@ -127,8 +127,8 @@ def check_source(options: SourceOptions | None, listing: Listing, data: Path) ->
     """Reject settings that DATA would ignore."""
     kind, sets = listing.data_kind, listing.layout.sets if listing.layout is not None else ()
     unused = dict.fromkeys(_OF_RECORDS, "records") if kind == "images" else dict.fromkeys(_OF_IMAGES, "images")
-    if sets and not any(one.archives for one in sets):
-        unused |= dict.fromkeys(("image_column", "caption_column"), "archives")
+    if sets and not any(one.has_columns for one in sets):
+        unused |= dict.fromkeys(("image_column", "caption_column"), "tables and archives")
     if sets and not any(one.has_caption_files for one in sets):
         unused["caption_ext"] = "caption files beside images"
     for name, other in unused.items():

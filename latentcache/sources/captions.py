@@ -26,13 +26,12 @@ from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import as_rejected, fault, unused_lines
+from latentcache.sources.columns import CAPTION_COLUMNS
 from latentcache.sources.known import KnownFiles, hash_rows, take_rows
 from latentcache.sources.layout import CaptionRule
 from latentcache.sources.reading import UTF16_BOMS, parse_json, read_source, shown
 from latentcache.sources.units import Units
 
-#: Names of the caption in a JSON file beside an image, in order.
-JSON_NAMES = ("caption", "text", "prompt")
 #: Longest caption file, in bytes.
 MAX_CAPTION_BYTES = 1 << 20
 _BLOCK = 1 << 14
@@ -142,7 +141,7 @@ def read_caption(root: str, file: str) -> tuple[str, bytes, StatMemo | None]:
 def caption_of(data: bytes, path: str, key: str = "") -> str:
     """The caption in the bytes of a file; empty if it has none.
 
-    A ``.json`` file is an object that holds it under ``key``, or under the first name of ``JSON_NAMES`` in it.
+    A ``.json`` file is an object that holds it under ``key``, or under the first name of ``CAPTION_COLUMNS`` in it.
 
     Raises:
         UnusableSampleError: ``caption-encoding``, ``caption-unicode`` or ``caption-json``.
@@ -162,7 +161,7 @@ def caption_of(data: bytes, path: str, key: str = "") -> str:
         found = parse_json(text) if text else {}
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
-    names = [name for name in ((key,) if key else JSON_NAMES) if isinstance(found, dict) and name in found]
+    names = [name for name in ((key,) if key else CAPTION_COLUMNS) if isinstance(found, dict) and name in found]
     text, problem = captions_in(found[names[0]] if names else "")
     if problem:
         raise unusable_caption("caption-json", path, problem)

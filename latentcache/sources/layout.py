@@ -25,7 +25,8 @@ FOLDER = "folder"
 #: Folder of control images that ai-toolkit made of the images beside it (``ControlCachingMixin``).
 _MADE_CONTROLS = "_controls"
 #: Options of :meth:`CaptionRule.with_options`.
-CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines")
+CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines",
+                   "image_column", "caption_column")  # fmt: skip
 
 
 class CaptionRule(Value):
@@ -37,8 +38,10 @@ class CaptionRule(Value):
     """Metadata file, below the root: its rows are the samples."""
     tag_separator: str = ""
     """Separator of caption and tags in kohya's metadata files. Empty: the table is another one."""
-    table_columns: tuple[str, ...] = ()
-    """Columns of a table: first the file names, then the captions; all that have a text are captions."""
+    image_column: str = ""
+    """Column of images, or of their file names, that is asked for; see ``columns``."""
+    caption_columns: tuple[str, ...] = ()
+    """Columns of captions that are asked for; all that have a text are captions."""
     table_fallback: str = ""
     """Column of a table for rows without another caption."""
     table_stems: bool = False
@@ -67,7 +70,7 @@ class CaptionRule(Value):
     def with_options(self, options: Mapping[str, Any]) -> CaptionRule:
         """With what a user says of captions by ``CAPTION_OPTIONS``, whatever the layout is."""
         caption_ext, default_caption = options.get("caption_ext"), options.get("default_caption")
-        lines = options.get("caption_lines", "")
+        lines, caption_column = options.get("caption_lines", ""), options.get("caption_column")
         extensions, text, source = self.extensions, self.text, self.text_source
         if caption_ext and extensions:
             extensions = ("." + caption_ext.lower().removeprefix("."),)
@@ -76,6 +79,8 @@ class CaptionRule(Value):
         return replace(
             self,
             extensions=extensions,
+            image_column=options.get("image_column") or self.image_column,
+            caption_columns=(caption_column,) if caption_column else self.caption_columns,
             text=text,
             text_source=source,
             prefix=options.get("caption_prefix", "") + self.prefix,
@@ -147,6 +152,11 @@ class ImageSet(Value):
     def has_caption_files(self) -> bool:
         """True if captions are read from files beside the images."""
         return bool(self.captions.extensions) and not self.captions.table and not self.archives
+
+    @property
+    def has_columns(self) -> bool:
+        """True if images and captions are in columns of a table or an archive, or members of a tar."""
+        return bool(self.archives or (self.captions.table and not self.captions.tag_separator))
 
     @property
     def prefix(self) -> str:

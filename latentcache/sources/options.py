@@ -47,7 +47,7 @@ class SourceOptions(Value):
     repeats: bool | None = setting("Serve a sample as often per epoch as DATA says, or once. [default: repeats]")
     split: str = _text("Split to read, if DATA has several. [default: train]", metavar="NAME")
     image_column: str = _text(
-        "Column of images, or the end of their names in tars. [default: the only one]", metavar="NAME"
+        "Column of images or file names, or in tars the end of names. [default: the only one]", metavar="NAME"
     )
     caption_column: str = _text(
         "Column of captions, or their JSON key in tars. [default: the only one]", metavar="NAME"

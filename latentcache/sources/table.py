@@ -27,14 +27,10 @@ from latentcache.sources.archives.members import opened
 from latentcache.sources.archives.tars import PARQUET
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import counted, rejected, unused_lines
+from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS, FOCUS_COLUMNS, choose_column, named
 from latentcache.sources.layout import CaptionRule, Layout
 from latentcache.sources.reading import UTF16_BOMS, listed, parse_json, read_source, shown
 
-#: Names of the column of file names, and of the column of captions; in any case.
-FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
-CAPTION_COLUMNS = ("text", "caption", "prompt")
-#: Names of the columns of the point in the middle of a focus crop; see ``fields.clips``.
-FOCUS_COLUMNS = ("focus_x", "focus_y")
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")
 _LONGEST_NAME = 1000
@@ -44,11 +40,12 @@ _Records = Iterator[tuple[int, dict[str, Any]]]
 
 
 class Row(NamedTuple):
-    """One row: a file name below the root, and a caption or the reason why there is none."""
+    """One row: a file name below the root, and a caption or the reason why it cannot be used."""
 
     name: str
     line: int
-    caption: str = ""
+    caption: str | None = ""
+    """None: the table has no column of captions."""
     cause: str = ""
     detail: str = ""
     focus: tuple[float, float] = (-1, -1)
@@ -80,18 +77,23 @@ def listed_images(
     for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
         one, inside = layout.sets[number], images.get(number, {})
         table = one.captions.table
-        rows, content, memo = read_table(root, table, inside, one.prefix, one.captions)
+        rows, content, memo, unused = read_table(root, table, inside, one.prefix, one.captions)
         found.tables[table] = content, memo
+        if rows[0].caption is None:
+            words = "it has no column of captions"
+            more = f"; {listed(unused)} not used" if unused else ""
+            found.notes.append(rejected(table, "text-column", words + more))
         own = match_rows(found, table, rows, inside, {*named, *unlisted}, root)
-        other, unused = list[str](), list[tuple[str, int]]()
+        other, unread = list[str](), list[tuple[str, int]]()
         for name, row in own.items():
             if name in inside and not row.cause:
-                unused += [(table, row.line)] if one.captions.unused_line(row.caption) else []
-                row = row._replace(caption=one.captions.made(row.caption))
+                if row.caption is not None:
+                    unread += [(table, row.line)] if one.captions.unused_line(row.caption) else []
+                    row = row._replace(caption=one.captions.made(row.caption))
                 first, same, repeats = found.taken.get(name, (number, row, 0))
                 found.taken[name] = first, same, repeats + one.repeats
                 other += [name] if same.caption != row.caption else []
-        found.notes += unused_lines(unused)
+        found.notes += unused_lines(unread)
         if other:
             words = "images have another caption in a deeper table, which counts"
             found.notes.append(counted(table, "in-two-sets", len(other), words, first=other[0]))
@@ -134,8 +136,8 @@ def match_rows(
 
 def read_table(
     root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
-) -> tuple[list[Row], bytes, StatMemo]:
-    """Rows of the table ``name`` below ``root``, in their order; content hash and memo of the file.
+) -> tuple[list[Row], bytes, StatMemo, list[str]]:
+    """Rows of the table ``name`` below ``root``, content hash and memo of the file, and columns that are not used.
 
     ``images`` are those in its folder: a CSV without a header is recognized by its first cell. Names in it are
     relative to ``prefix``, that folder. ``rule`` says what is known of its columns.
@@ -156,13 +158,14 @@ def read_table(
             for at, (image, one) in each
         )
     elif path.suffix == ".csv":
-        records = _csv_records(path, data, images, prefix, rule.table_columns)
+        records = _csv_records(path, data, images, prefix, rule)
     elif path.suffix == ".parquet":
         records = _parquet_records(path)
     else:
         lines = enumerate(data.split(b"\n"), start=1)
         records = ((line, _json_object(path, raw, line)) for line, raw in lines if raw.strip())
-    rows, above = list(_rows(path, records, rule)), root.absolute().as_posix()
+    unused, above = list[str](), root.absolute().as_posix()
+    rows = list(_kohya_rows(path, records, rule) if rule.tag_separator else _rows(path, records, rule, unused))
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
@@ -174,30 +177,49 @@ def read_table(
         elif not leads_out(name):
             name = prefix + name
         rows[number] = row._replace(name=stems.get(name, name))
-    return rows, content, memo
+    return rows, content, memo, unused
 
 
-def _rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
-    names: tuple[str, ...] = ()
+def _rows(path: Path, records: _Records, rule: CaptionRule, unused: list[str]) -> list[Row]:
+    """The rows of a table; without a column of captions the others go to ``unused``."""
+    rows, file, captions = list[Row](), "", tuple[str, ...]()
     for line, record in records:
-        if rule.tag_separator:
-            yield make_row(path, line, str(record.get("image_path", "")), _with_tags(record, rule))
-            continue
-        if not names:
-            keys = list(record)
-            found = choose_columns(path, line, keys, rule.table_columns)
-            names = *(keys[at] for at in found), *(name for name in rule.table_columns[2:] if name in record)
-        name = record.get(names[0])
+        if not file or (not captions and named(record, CAPTION_COLUMNS)):
+            file, captions = _chosen(path, line, list(record), rule)
+        name = record.get(file)
         if not isinstance(name, str | int):
-            found_name = shown(name) if names[0] in record else f"columns: {listed(list(record))}"
-            why = f"expected a file name as {names[0]!r}, as in the first row; found {found_name}"
+            found = shown(name) if file in record else f"columns: {listed(list(record))}"
+            why = f"expected a file name as {file!r}, as in the first row; found {found}"
             raise _error(path, line, "a row without a file name", why, "correct or remove this line")
-        texts = [record[one] for one in names[1:] if record.get(one) not in (None, "")]
+        texts = [record[one] for one in captions if record.get(one) not in (None, "")]
         if not texts:
-            texts = [record[one] for one in (rule.table_fallback, names[1]) if record.get(one) is not None]
+            texts = [record[one] for one in (rule.table_fallback, *captions[:1]) if record.get(one) is not None]
         several = [one for text in texts for one in (text if isinstance(text, list) else [text])]
         point = [record[one] for one in FOCUS_COLUMNS if one in record]
-        yield make_row(path, line, str(name), several if len(several) > 1 else (*texts, None)[0], point)
+        caption = several if len(several) > 1 else (*texts, None)[0]
+        rows.append(make_row(path, line, str(name), caption, point, is_captioned=bool(captions)))
+        if not captions:
+            unused += [one for one in record if one not in (file, *FOCUS_COLUMNS, *unused)]
+    if captions:  # of later rows only
+        rows = [row if row.caption is not None else make_row(path, row.line, row.name, None) for row in rows]
+    return rows
+
+
+def _chosen(path: Path, line: int, columns: Sequence[str], rule: CaptionRule) -> tuple[str, tuple[str, ...]]:
+    """The column of file names, and those of captions."""
+    asked = rule.caption_columns[:1]
+    try:
+        file = choose_column(path, "image", columns, named(columns, FILE_COLUMNS), rule.image_column)
+        caption = choose_column(path, "caption", columns, named(columns, CAPTION_COLUMNS), "".join(asked))
+    except UnusableSampleError as error:
+        what, name = ("file names", FILE_COLUMNS[0]) if error.slug == "no-image-column" else ("captions", "text")
+        raise _error(path, line, f"no column of {what}", error.what, f"{error.fix}, or call it {name}") from error
+    return file, (*([caption] if caption else ()), *(one for one in rule.caption_columns[1:] if one in columns))
+
+
+def _kohya_rows(path: Path, records: _Records, rule: CaptionRule) -> Iterator[Row]:
+    for line, record in records:
+        yield make_row(path, line, str(record.get("image_path", "")), _with_tags(record, rule))
 
 
 def _with_tags(record: dict[str, Any], rule: CaptionRule) -> Any:
@@ -211,13 +233,15 @@ def _with_tags(record: dict[str, Any], rule: CaptionRule) -> Any:
     return "\n".join(one + tags for one in texts[0].split("\n") if one.strip())
 
 
-def make_row(path: Path, line: int, name: str, caption: Any, point: Sequence[Any] = ()) -> Row:
+def make_row(
+    path: Path, line: int, name: str, caption: Any, point: Sequence[Any] = (), *, is_captioned: bool = True
+) -> Row:
     """A row with its caption checked (text, without NUL and half surrogate pairs), and its point, if it has one."""
     place, several = f"{path.name}:{line}", caption if isinstance(caption, list) and caption else [caption]
-    if not all(isinstance(one, str) for one in several):
+    if is_captioned and not all(isinstance(one, str) for one in several):
         detail = f"{place} has {shown(caption)} as the caption, expected text"
         return Row(name, line, cause="table-row", detail=detail)
-    if problem := next(filter(None, map(caption_fault, several)), ""):
+    if problem := next(filter(None, map(caption_fault, several if is_captioned else ())), ""):
         return Row(name, line, cause="caption-unicode", detail=f"the caption in {place} has {problem}")
     focus = (-1.0, -1.0)
     if any(one not in (None, "") for one in point):
@@ -228,7 +252,7 @@ def make_row(path: Path, line: int, name: str, caption: Any, point: Sequence[Any
         except (ValueError, TypeError):
             detail = f"{place} has the point {shown(list(point))}, expected two numbers from 0: focus_x and focus_y"
             return Row(name, line, cause="table-row", detail=detail)
-    return Row(name, line, BETWEEN.join(several), focus=focus)
+    return Row(name, line, BETWEEN.join(several) if is_captioned else None, focus=focus)
 
 
 def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
@@ -252,7 +276,7 @@ def _decode(path: Path, data: bytes, first_line: int = 1) -> str:
         raise _error(path, line, "the table is not UTF-8", why, fix) from error
 
 
-def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, named: Sequence[str]) -> _Records:
+def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, rule: CaptionRule) -> _Records:
     import csv
 
     text, header = _decode(path, data), list[str]()
@@ -270,7 +294,7 @@ def _csv_records(path: Path, data: bytes, images: Collection[str], prefix: str, 
         if not header and cells:
             if len(cells) != 2 or not image_named(prefix + cells[0], images):
                 header = [cell.strip() for cell in cells]
-                choose_columns(path, line, header, named)
+                _chosen(path, line, header, rule)
                 continue
             header = [FILE_COLUMNS[0], CAPTION_COLUMNS[0]]
         if cells and len(cells) != len(header):
@@ -303,26 +327,7 @@ def _parquet_records(path: Path) -> _Records:
         raise _error(path, 0, "it is no parquet file", error.what, "save it again, or as metadata.jsonl") from error
 
 
-# columns and names
-
-
-def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[str] = ()) -> list[int]:
-    """Positions of the file column and the caption column; ``named`` are their names if they are known."""
-    chosen = []
-    files, captions = (named[:1], named[1:2]) if named else (FILE_COLUMNS, CAPTION_COLUMNS)
-    for names, holds in ((files, "file names"), (captions, "captions")):
-        wanted = [name.lower() for name in names]
-        positions = [position for position, column in enumerate(found) if column.strip().lower() in wanted]
-        if len(positions) != 1:
-            expected = "one" if positions else "a"
-            why = f"expected {expected} column named {' or '.join(wanted)}; found columns: {listed(found)}"
-            fix = f"name the columns in the first line of {path.name}, e.g. `file_name,text`"
-            if path.suffix != ".csv":
-                fix = f'give every line of {path.name} the form {{"file_name": "a.jpg", "text": "a caption"}}'
-            many = f"{len(positions)} columns" if positions else "no column"
-            raise _error(path, line, f"{many} of {holds}", why, "keep one of them" if positions else fix)
-        chosen += positions
-    return chosen
+# names
 
 
 def image_named(raw: str, images: Collection[str]) -> str:

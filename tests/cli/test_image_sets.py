@@ -114,8 +114,6 @@ def test_captions_that_are_not_stored_are_counted(run, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "of"),
     [
-        (("--caption-column", "description"), "archives"),
-        (("--image-column", "file_name"), "archives"),
         (("--caption-ext", ".cap"), "caption files beside images"),
         (("--text-lines",), "records"),
     ],
@@ -125,3 +123,10 @@ def test_an_option_that_the_data_would_ignore_is_an_error(run, data, tmp_path, w
     found = run("build", data, *SMALL, *words, "--json").error
     assert (found["what"], found["fix"]) == (f"{words[0]}: for {of} only, and DATA has none", f"leave {words[0]} out")
     assert not (tmp_path / "data.latentcache").exists()
+
+
+@pytest.mark.parametrize(("column", "caption"), [("text", "a"), ("description", "b")])
+def test_the_column_of_captions_of_a_table(run, data, tmp_path, column, caption):
+    (data / "metadata.csv").write_text("file_name,text,description\np0.png,a,b\n")
+    run("build", data, *SMALL, "--out", tmp_path / "c", "--text-encoder", "stub", "--caption-column", column)
+    assert list(open_snapshot(tmp_path / "c").samples.inputs["caption"].text) == [caption]

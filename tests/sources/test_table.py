@@ -7,10 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from latentcache.errors import TableError
+from latentcache.errors import SourceAmbiguousError, TableError
+from latentcache.sources.columns import CAPTION_COLUMNS, FILE_COLUMNS
 from latentcache.sources.table import (
-    CAPTION_COLUMNS,
-    FILE_COLUMNS,
     Row,
     TableImages,
     image_named,
@@ -69,8 +68,7 @@ def test_empty_lines_and_every_line_end(tmp_path):
     assert rows_of(tmp_path, data, JSONL) == [("a.jpg", "x\u2028\x0b")]
 
 
-COLUMNS = "expected a column named file_name or image or file or filename or path; found columns: "
-CAPTIONS = "expected a column named text or caption or prompt; found columns: "
+COLUMNS = "expected a column of images; found columns: "
 HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row that is no CSV"
 
 
@@ -84,7 +82,6 @@ HEAD, LENGTH, NO_CSV = "file_name,text\n", "a row of another length", "a row tha
         (HEAD + 'a.jpg,"x" y\n', NO_CSV, 2, "',' expected after '\"'; the row begins on line 2, this is line 2"),
         ("name,text\na.jpg,x\n", "no column of file names", 1, COLUMNS + "name, text"),
         ("gone.jpg,a cat\n", "no column of file names", 1, COLUMNS + "gone.jpg, a cat"),
-        ("file_name,size\na.jpg,5\n", "no column of captions", 1, CAPTIONS + "file_name, size"),
         (HEAD, "the table has no rows", 1, "expected one row per image, found none"),
         ("\n\n", "the table has no rows", 1, "expected one row per image, found none"),
         ("", "the table cannot be read", 0, "it has 0 bytes"),
@@ -122,8 +119,7 @@ def test_a_jsonl_line_that_cannot_be_read(tmp_path, line, what, why):
 def test_a_jsonl_without_the_columns_or_rows(tmp_path):
     found = error_of(tmp_path, '{"name": "a.jpg", "text": "x"}\n', JSONL)
     assert found[:3] == ("no column of file names", 1, COLUMNS + "name, text")
-    assert found[3] == 'give every line of metadata.jsonl the form {"file_name": "a.jpg", "text": "a caption"}'
-    assert error_of(tmp_path, '{"file_name": "a.jpg"}\n', JSONL)[:2] == ("no column of captions", 1)
+    assert found[3] == "name the column of images: --image-column NAME, or call it file_name"
     assert error_of(tmp_path, "\n", JSONL)[:2] == ("the table has no rows", 1)
     assert error_of(tmp_path, GOOD.encode("utf-16"), JSONL)[:2] == ("the table is not UTF-8", 1)
 
@@ -167,12 +163,22 @@ def test_captions_round_trip(tmp_path_factory, captions, quoting, ascii_only):
 
 
 @pytest.mark.parametrize(
-    ("columns", "what"),
-    [("file,text,caption,prompt", "3 columns of captions"), ("file,file,text", "2 columns of file names")],
+    ("columns", "what", "fix"),
+    [
+        ("file,text,caption,prompt", "3 columns of metadata.csv may hold the captions", "--caption-column=text"),
+        ("file,path,text,id", "2 columns of metadata.csv may hold the images", "--image-column=file"),
+        ("file,file,text,id", "2 columns of metadata.csv may hold the images", "rename one"),
+    ],
 )
-def test_ambiguous_columns_are_an_error(tmp_path, columns, what):
-    found, line, _, fix = error_of(tmp_path, f"{columns}\na.jpg,x,y,z\n")
-    assert (found, line, fix) == (what, 1, "keep one of them")
+def test_several_columns_that_may_be_meant_are_an_error(tmp_path, columns, what, fix):
+    with pytest.raises(SourceAmbiguousError, match=what) as caught:
+        rows_of(tmp_path, f"{columns}\na.jpg,x,y,z\n")
+    assert fix in caught.value.fix
+
+
+def test_captions_of_later_rows_alone_reject_the_others(tmp_path):
+    rows = rows_of(tmp_path, '{"file_name": "a.jpg", "id": 1}\n{"file_name": "b.jpg", "text": "x"}\n', JSONL)
+    assert rows == [("a.jpg", "table-row"), ("b.jpg", "x")]
 
 
 # rows against images

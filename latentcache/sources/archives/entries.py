@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import SourceAmbiguousError, UnusableSampleError
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.members import SPAN, Rows, opened
+from latentcache.sources.archives.members import SPAN, opened
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import Notes, as_rejected, counted, fault, rejected, unused_lines
+from latentcache.sources.columns import CAPTION_COLUMNS, choose_column, named
 from latentcache.sources.inventory import IMAGE_EXTENSIONS
 from latentcache.sources.known import KnownFiles, above, hash_rows
 from latentcache.sources.layout import Layout
 from latentcache.sources.reading import MAX_SOURCE_BYTES, check_not_packed, listed, open_source, stat_source
 from latentcache.sources.splits import missing_shards
-from latentcache.sources.table import CAPTION_COLUMNS
 from latentcache.sources.units import Scan, Units
 
 _RULE = 2
@@ -106,8 +106,14 @@ class Archives:
     def _read(self, file: int) -> Units:
         number, part, bad = file - self.first, self._options.part, len(self._bad)
         name, one = self.names[number], self._sets[self._owner[number]]
-        found = list(self._of_tar(name) if one.archives == TAR else self._of_rows(name, one.archives))
-        rule = one.captions
+        found, rule = list[ArchiveSample](), one.captions
+        try:
+            found += self._of_tar(name) if one.archives == TAR else self._of_rows(name, one.archives)
+        except UnusableSampleError as error:
+            if not found:
+                raise
+            error.what = f"rest unread: {error.what}"
+            self._bad.append(as_rejected(name, error, line=found[-1].line + 1))
         if not found and len(self._bad) == bad:
             self._notes.add(rejected(name, "unused", "it holds no images"))
         lines = [(name, entry.line) for entry in found if entry.text and rule.unused_line(entry.text)]
@@ -197,10 +203,14 @@ class Archives:
         with opened(path, kind) as table:
             if table.is_empty:  # what it would hold need not be known
                 return
-            named = list(filter(_is_called, table.texts))
-            image = _column(path, table, "image", given.image_column, table.binary, table.images())
-            caption = _column(path, table, "caption", given.caption_column, table.texts, named)
-            odd = [f"{one.name} of {name} holds {one.type}" for one in table.schema if _is_called(one.name)]
+            image = choose_column(path, "image", table.binary, table.images(), given.image_column)
+            texts = table.texts
+            caption = choose_column(path, "caption", texts, named(texts, CAPTION_COLUMNS), given.caption_column)
+            odd = [
+                f"{field.name} of {name} holds {field.type}"
+                for field in table.schema
+                if named([field.name], CAPTION_COLUMNS)
+            ]
             if not caption and (odd or table.texts):
                 called = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}"
                 detail = f"{(*odd, called)[0]}; texts are in {listed(table.texts) or 'no column'}"
@@ -218,10 +228,6 @@ class Archives:
                     yield ArchiveSample(f":{row}", row, tuple(span), text or None)
                     continue
                 self._bad.append(as_rejected(name, error, line=row))
-
-
-def _is_called(column: str) -> bool:
-    return column.strip().lower() in CAPTION_COLUMNS
 
 
 class ArchiveSample(NamedTuple):
@@ -255,20 +261,3 @@ def _check(path: str, key: str, images: Sequence[Member]) -> None:
         raise fault("empty", "it has 0 bytes", path)
     if images[0].size > MAX_SOURCE_BYTES:
         raise fault("too-large", f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read", path)
-
-
-def _column(path: Path, table: Rows, what: str, given: str, of_type: Sequence[str], meant: Sequence[str]) -> str:
-    """The column of images or captions: the one that is asked for, else the only one that is meant; empty: none."""
-    there, wanted = listed(table.schema.names), "binary column {}" if what == "image" else "column {} of texts"
-    if given and given not in of_type:
-        raise fault(f"no-{what}-column", f"it has no {wanted.format(given)}; it has {there}", path)
-    if not given and not meant and what == "image":
-        raise fault("no-image-column", f"no column holds images; it has {there}", path)
-    if not given and len(meant) > 1:
-        raise SourceAmbiguousError(
-            f"{len(meant)} columns of {path.name} may hold the {what}s: {listed(meant)}",
-            where=str(path),
-            why="expected one",
-            fix=f"name it: --{what}-column {meant[0]}",
-        )
-    return given or next(iter(meant), "")

@@ -482,14 +482,15 @@ def _with_rows(files: _Files, sets: Sequence[ImageSet], folders: Units, listed: 
     if again:
         words = "images of a folder have the captions of a table, and the repeats of both"
         files.notes.add(counted(files.names[min(again)], "in-two-sets", len(again), words))
+    captions = [-1 if row.caption is None else tables[sets[one].captions.table] for _, one, row, _ in taken]
     rows = Units(
         image=np.array([image for image, *_ in taken], dtype=np.int32),
-        caption=np.array([tables[sets[one].captions.table] for _, one, *_ in taken], dtype=np.int32),
+        caption=np.array(captions, dtype=np.int32),
         owner=np.array([one for _, one, *_ in taken], dtype=np.int32),
         repeats=np.array([times + again.get(image, 0) for image, _, _, times in taken], dtype=np.int64),
-        line=np.array([row.line for _, _, row, _ in taken], dtype=np.uint32),
+        line=np.array([0 if row.caption is None else row.line for _, _, row, _ in taken], dtype=np.uint32),
         focus=np.array([row.focus for _, _, row, _ in taken], dtype=np.float32).reshape(-1, 2),
-        text=np.array([row.caption for _, _, row, _ in taken], dtype=object),
+        text=np.array([row.caption or "" for _, _, row, _ in taken], dtype=object),
     )
     units = Units.joined([folders.take(~both), rows])
     return units.take(np.argsort(units["image"]))

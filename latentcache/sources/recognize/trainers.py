@@ -147,9 +147,9 @@ def _simple_rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
         raise config.error(what, "give textfile, filename, instanceprompt or parquet")
     table = one.get("parquet", {})
     captions = table.get("caption_column")
-    columns = table.get("filename_column"), *(captions if isinstance(captions, list) else [captions])
     return CaptionRule(
-        table_columns=tuple(str(name) for name in columns if name),
+        image_column=str(table.get("filename_column") or ""),
+        caption_columns=tuple(str(name) for name in (captions if isinstance(captions, list) else [captions]) if name),
         table_fallback=str(table.get("fallback_caption_column") or ""),
         table_stems=not table.get("identifier_includes_extension"),
         prefix=prefix,
