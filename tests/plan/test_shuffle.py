@@ -17,8 +17,8 @@ def test_a_shuffle_is_a_permutation(count, seed, epoch, stream):
     assert order.dtype == np.int32
 
 
-@pytest.mark.parametrize("count", [65_537, 131_072, 131_073])
-def test_many_numbers_are_shuffled_without_a_sort(count):
+@pytest.mark.parametrize("count", [65_537, 131_072])
+def test_many_numbers_are_shuffled_evenly(count):
     """A permutation with uniform pairs of sixteenths: 255 degrees of freedom."""
     orders = [shuffled(count, seed, 0, stream=0) for seed in (1, 2)]
     for order in orders:
